@@ -1,0 +1,32 @@
+"""Byte limits of what a store accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["MAX_DEPTH", "MAX_INT_DIGITS", "Limits"]
+
+MAX_DEPTH = 200
+"""Deepest nesting of a payload. Python 3.11's parser gives up from about 1,000."""
+
+MAX_INT_DIGITS = 1_000
+"""Longest integer in decimal digits. Python refuses to read more than 4,300."""
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds in bytes of UTF-8 JSON text, each counted on what would be stored."""
+
+    max_state_bytes: int = 8 * _MIB
+    max_message_bytes: int = 1 * _MIB
+    max_staged_bytes: int = 1 * _MIB
+    max_chunk_bytes: int = 256 * _KIB
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{field.name} must be a whole number of bytes, at least 1; got {value!r}")

@@ -1,0 +1,354 @@
+"""The vocabulary: enumerations and value objects that cross the store's API.
+
+Results are frozen; ``SessionState`` is mutable (load, change, save). Every object has ``to_dict()`` with
+plain JSON values under snake_case keys, and ``from_dict()`` that reads it back. Times named ``…_at`` are
+aware datetimes, except ``expires_at``: epoch milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from helix_store.core.serialization import Serializable
+
+__all__ = [
+    "NON_TERMINAL_STATUSES",
+    "TERMINAL_STATUSES",
+    "UNSET",
+    "Checkpoint",
+    "CheckpointHead",
+    "CheckpointPage",
+    "CheckpointSource",
+    "InterruptRequest",
+    "MessagePage",
+    "Run",
+    "RunStatus",
+    "SessionHead",
+    "SessionMode",
+    "SessionPage",
+    "SessionState",
+    "SessionStatus",
+    "StagedChanges",
+    "StatusChange",
+    "StatusConflict",
+    "StepCommit",
+    "StepInfo",
+    "StreamStatus",
+    "SubSessionRef",
+    "Unset",
+    "UsageKind",
+]
+
+JSON: TypeAlias = Any
+"""A value the payload gate accepts: dict with str keys, list, str, int, float, bool or None."""
+
+Message: TypeAlias = dict[str, Any]
+"""A JSON object with at least ``role``."""
+
+T = TypeVar("T", bound=Serializable)
+
+
+class Unset:
+    """The type of `UNSET`: an argument that was not given, where ``None`` is a value."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+# --- Enumerations ----------------------------------------------------------------------------------
+
+
+class SessionStatus(StrEnum):
+    ACTIVE = "active"
+    RUNNING = "running"
+    PAUSED = "paused"
+    INTERRUPTED = "interrupted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL_STATUSES
+
+
+TERMINAL_STATUSES: Final = (SessionStatus.COMPLETED, SessionStatus.FAILED)
+NON_TERMINAL_STATUSES: Final = (
+    SessionStatus.ACTIVE,
+    SessionStatus.RUNNING,
+    SessionStatus.PAUSED,
+    SessionStatus.INTERRUPTED,
+)
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    SUSPENDED_CLIENT_TOOL = "suspended_client_tool"
+    SUSPENDED_AWAITING_CHILDREN = "suspended_awaiting_children"
+    SUSPENDED_STEP_PARTIAL = "suspended_step_partial"
+
+
+class SessionMode(StrEnum):
+    STANDARD = "standard"
+    PERSISTENT = "persistent"
+
+
+class UsageKind(StrEnum):
+    TOKENS = "tokens"
+    TOOL = "tool"
+    SUBAGENT = "subagent"
+    CUSTOM = "custom"
+
+
+class StreamStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class CheckpointSource(StrEnum):
+    INPUT = "input"
+    LOOP = "loop"
+    INTERRUPT = "interrupt"
+    FORK = "fork"
+    STEP = "step"
+
+
+class InterruptKind(StrEnum):
+    INTERRUPT = "interrupt"
+    ABORT = "abort"
+
+
+# --- Sessions --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionState(Serializable):
+    """The whole state of one session, without its messages.
+
+    The store owns ``version``, ``message_count``, ``created_at`` and ``updated_at``: what a state to be
+    saved holds there is ignored. ``expires_at`` is epoch milliseconds.
+    """
+
+    session_id: str
+    agent_type: str
+    status: SessionStatus = SessionStatus.ACTIVE
+    version: int = 0
+    step_count: int = 0
+    resume_count: int = 0
+    mode: SessionMode | None = None
+    custom_state: dict[str, Any] = field(default_factory=dict)
+    output: JSON = None
+    error: JSON = None
+    failure_reason: str | None = None
+    user_id: str | None = None
+    tags: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    title: str | None = None
+    workspace_id: str | None = None
+    directory: str = ""
+    parent_session_id: str | None = None
+    root_session_id: str | None = None
+    stream_id: str | None = None
+    message_count: int = 0
+    pending_client_tool_calls: dict[str, Any] = field(default_factory=dict)
+    completed_client_tool_calls: dict[str, Any] = field(default_factory=dict)
+    client_tool_call_ownership: dict[str, Any] = field(default_factory=dict)
+    suspension_context: dict[str, Any] | None = None
+    suspended_awaiting_children: list[Any] | None = None
+    suspended_step_id: str | None = None
+    tracing_context: dict[str, Any] | None = None
+    expires_at: int | None = None
+    workspace_refs: dict[str, Any] = field(default_factory=dict)
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHead(Serializable):
+    """A listed session: what `SessionState` has, less the payloads."""
+
+    session_id: str
+    agent_type: str
+    status: SessionStatus
+    version: int
+    step_count: int
+    resume_count: int
+    mode: SessionMode | None
+    failure_reason: str | None
+    user_id: str | None
+    tags: list[str]
+    metadata: dict[str, str]
+    title: str | None
+    workspace_id: str | None
+    directory: str
+    parent_session_id: str | None
+    root_session_id: str | None
+    stream_id: str | None
+    message_count: int
+    suspended_step_id: str | None
+    expires_at: int | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange(Serializable):
+    """A compare-and-set that won."""
+
+    new_version: int
+    ok: Literal[True] = True
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusConflict(Serializable):
+    """A compare-and-set that lost, with the status and version that refused it."""
+
+    current_status: SessionStatus
+    current_version: int
+    ok: Literal[False] = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+# --- Steps and checkpoints -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo(Serializable):
+    step_id: str
+    step_count: int
+    stream_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommit(Serializable):
+    checkpoint_id: str
+    new_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChanges(Serializable):
+    """What one tool call wants changed in ``custom_state``; where both forms are given, patches win.
+
+    ``timestamp`` is epoch milliseconds and plays no part in the order: staging order does.
+    """
+
+    tool_call_id: str
+    patches: list[Any] = field(default_factory=list)
+    merge_changes: dict[str, Any] | None = None
+    timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHead(Serializable):
+    """A listed checkpoint: everything but the state."""
+
+    checkpoint_id: str
+    session_id: str
+    run_id: str | None
+    step_id: str
+    step_count: int
+    status: SessionStatus
+    message_count: int
+    stream_sequence: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(CheckpointHead):
+    """A step's result: the state, and the message history by its boundary ``message_count``."""
+
+    state: SessionState
+
+
+# --- Runs, sub-sessions, interrupts ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Serializable):
+    """One turn of a session."""
+
+    run_id: str
+    session_id: str
+    turn: int
+    status: RunStatus
+    step_count: int
+    start_sequence: int
+    started_at: datetime
+    ended_at: datetime | None = None
+    completion_reason: str | None = None
+    error: JSON = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubSessionRef(Serializable):
+    """A sub-agent that a session started; ``location`` never changes."""
+
+    sub_session_id: str
+    agent_type: str
+    parent_tool_call_id: str | None = None
+    status: str = "running"
+    location: Literal["local", "remote"] = "local"
+    remote: dict[str, Any] | None = None
+    output: JSON = None
+    error: JSON = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptRequest(Serializable):
+    """A durable wish that a session stop: softly (``interrupt``) or for good (``abort``)."""
+
+    session_id: str
+    kind: InterruptKind
+    reason: str | None
+    run_id: str | None
+    requested_at: datetime
+
+
+# --- Pages -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPage(Serializable):
+    """``total`` is ``None`` when it was not asked for."""
+
+    sessions: list[SessionHead]
+    total: int | None
+    offset: int
+    limit: int
+    has_more: bool
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePage(Serializable):
+    messages: list[Message]
+    total: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPage(Serializable):
+    items: list[CheckpointHead]
+    next_cursor: str | None
+    total: int
+
+
+def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:
+    """Accept a value object or a dict of it."""
+    return value if isinstance(value, cls) else cls.from_dict(value)  # type: ignore[arg-type]

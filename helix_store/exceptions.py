@@ -1,0 +1,324 @@
+"""Every error the package raises, under one root.
+
+The class docstring is the default message. Errors carry attributes, survive pickling, and never hold
+payload text, connection strings or the database's DETAIL.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+__all__ = [
+    "CheckpointNotFound",
+    "ConflictError",
+    "FencedOutError",
+    "HelixStoreError",
+    "IdempotencyConflict",
+    "IntegrityFault",
+    "InvalidCursor",
+    "InvalidPayload",
+    "InvalidQuery",
+    "LimitExceeded",
+    "LockLostError",
+    "NotFoundError",
+    "NotSupportedOnBackend",
+    "OutcomeUnknown",
+    "PatchError",
+    "RunNotFound",
+    "SessionExists",
+    "SessionNotFound",
+    "StaleStateError",
+    "StoreBusy",
+    "StoreFull",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "StreamClosed",
+    "StreamNotFound",
+    "StreamTruncated",
+]
+
+Applied = Literal["no", "yes", "unknown"]
+
+
+class HelixStoreError(Exception):
+    """The store could not do what was asked."""
+
+    code: ClassVar[str] = "store_error"
+    retryable: bool = False
+    applied: Applied = "no"
+
+    def __init__(self, message: str | None = None, **attributes: Any) -> None:
+        self.attributes = attributes
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        super().__init__(message or self.default_message())
+
+    @classmethod
+    def default_message(cls) -> str:
+        return (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), str(self), self.attributes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Code, message, flags and attributes as plain values, for logs and HTTP answers."""
+        return {
+            "code": self.code,
+            "message": str(self),
+            "retryable": self.retryable,
+            "applied": self.applied,
+            **self.attributes,
+        }
+
+
+def _rebuild(cls: type[HelixStoreError], message: str, attributes: dict[str, Any]) -> HelixStoreError:
+    error = cls.__new__(cls)
+    HelixStoreError.__init__(error, message, **attributes)
+    return error
+
+
+# --- Unknown ids -----------------------------------------------------------------------------------
+
+
+class NotFoundError(HelixStoreError):
+    """Nothing with this id is known here."""
+
+    code = "not_found"
+
+
+class SessionNotFound(NotFoundError):
+    """No session with this id is known here."""
+
+    code = "session_not_found"
+    session_id: str
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id=session_id)
+
+
+class CheckpointNotFound(NotFoundError):
+    """The session has no checkpoint with this id."""
+
+    code = "checkpoint_not_found"
+    checkpoint_id: str | None
+
+    def __init__(self, checkpoint_id: str | None = None) -> None:
+        super().__init__(checkpoint_id=checkpoint_id)
+
+
+class RunNotFound(NotFoundError):
+    """The session has no run with this id."""
+
+    code = "run_not_found"
+    run_id: str
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id=run_id)
+
+
+class StreamNotFound(NotFoundError):
+    """No stream with this id is known here."""
+
+    code = "stream_not_found"
+    stream_id: str
+
+    def __init__(self, stream_id: str) -> None:
+        super().__init__(stream_id=stream_id)
+
+
+# --- Conflicts -------------------------------------------------------------------------------------
+
+
+class ConflictError(HelixStoreError):
+    """The write conflicts with what is stored; load the current state and decide again."""
+
+    code = "conflict"
+
+
+class SessionExists(ConflictError):
+    """A session with this id exists already; choose another id or load that session."""
+
+    code = "session_exists"
+    session_id: str
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id=session_id)
+
+
+class IdempotencyConflict(ConflictError):
+    """This operation id was used before with another payload; use a new id for a new operation."""
+
+    code = "idempotency_conflict"
+    operation_id: str
+
+    def __init__(self, operation_id: str) -> None:
+        super().__init__(operation_id=operation_id)
+
+
+class StaleStateError(HelixStoreError):
+    """The session has moved on since it was read; load it again and redo the change."""
+
+    code = "stale_state"
+    expected_version: int
+    current_version: int
+
+    def __init__(self, expected_version: int, current_version: int) -> None:
+        super().__init__(
+            f"Expected version {expected_version}, but the session is at version {current_version}; "
+            "load it again and redo the change.",
+            expected_version=expected_version,
+            current_version=current_version,
+        )
+
+
+class FencedOutError(HelixStoreError):
+    """A newer holder has taken this lock; this worker must stop."""
+
+    code = "fenced_out"
+    token: int
+    current_token: int
+
+    def __init__(self, token: int, current_token: int) -> None:
+        super().__init__(
+            f"Fencing token {token} is older than {current_token}: a newer holder has taken the lock; "
+            "this worker must stop.",
+            token=token,
+            current_token=current_token,
+        )
+
+
+class LockLostError(HelixStoreError):
+    """This term of the lock is over; acquire it again before going on."""
+
+    code = "lock_lost"
+
+
+# --- Refused input ---------------------------------------------------------------------------------
+
+
+class InvalidPayload(HelixStoreError):
+    """The value cannot be stored exactly; nothing was written."""
+
+    code = "invalid_payload"
+    path: str
+    reason: str
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(f"Invalid value at {path or 'the top level'}: {reason}.", path=path, reason=reason)
+
+
+class LimitExceeded(HelixStoreError):
+    """A limit was exceeded; nothing was written."""
+
+    code = "limit_exceeded"
+    name: str
+    limit: int
+    actual: int
+
+    def __init__(self, *, limit: int, actual: int, name: str = "limit") -> None:
+        super().__init__(
+            f"{name} is {limit}, but the value has at least {actual}; nothing was written.",
+            name=name,
+            limit=limit,
+            actual=actual,
+        )
+
+
+class PatchError(HelixStoreError):
+    """A patch operation cannot be applied; nothing was changed."""
+
+    code = "patch_error"
+    index: int
+    op: str
+    reason: str
+
+    def __init__(self, *, index: int, op: str, reason: str) -> None:
+        super().__init__(
+            f"Patch operation {index} ({op}) cannot be applied: {reason}; nothing was changed.",
+            index=index,
+            op=op,
+            reason=reason,
+        )
+
+
+class InvalidCursor(HelixStoreError):
+    """The cursor is not one that this query handed out; start from the first page."""
+
+    code = "invalid_cursor"
+
+
+class InvalidQuery(HelixStoreError):
+    """The query is not one the store understands."""
+
+    code = "invalid_query"
+
+
+# --- Streams ---------------------------------------------------------------------------------------
+
+
+class StreamClosed(HelixStoreError):
+    """The stream takes no more chunks; reactivate it or write to another one."""
+
+    code = "stream_closed"
+
+
+class StreamTruncated(HelixStoreError):
+    """Chunks before this position have been removed; load the session and read on from the oldest."""
+
+    code = "stream_truncated"
+    oldest: int
+
+    def __init__(self, oldest: int) -> None:
+        super().__init__(oldest=oldest)
+
+
+# --- The database ----------------------------------------------------------------------------------
+
+
+class StoreBusy(HelixStoreError):
+    """The database is busy with a conflicting transaction; try again shortly."""
+
+    code = "store_busy"
+    retryable = True
+
+
+class StoreTimeout(HelixStoreError):
+    """The database cancelled the statement because it took too long."""
+
+    code = "store_timeout"
+
+
+class StoreUnavailable(HelixStoreError):
+    """The database cannot be reached or does not accept writes now; try again later."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class StoreFull(HelixStoreError):
+    """The database has no space left; reads still work, free space before writing."""
+
+    code = "store_full"
+
+
+class OutcomeUnknown(HelixStoreError):
+    """The connection broke during COMMIT; repeat the call with the same operation id to learn the outcome."""
+
+    code = "outcome_unknown"
+    applied: Applied = "unknown"
+    operation_id: str | None
+
+    def __init__(self, operation_id: str | None = None) -> None:
+        super().__init__(operation_id=operation_id)
+
+
+class IntegrityFault(HelixStoreError):
+    """A stored row cannot be read; other rows are not affected."""
+
+    code = "integrity_fault"
+
+
+class NotSupportedOnBackend(HelixStoreError):
+    """This database cannot do what was asked."""
+
+    code = "not_supported_on_backend"
