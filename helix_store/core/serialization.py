@@ -28,7 +28,9 @@ class Serializable:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote. Unknown and missing keys raise `InvalidPayload`."""
         if not isinstance(data, Mapping):
-            raise InvalidPayload(path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}")
+            raise InvalidPayload(
+                path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"
+            )
         readers = _readers(cls)
         for name in data:
             if name not in readers:

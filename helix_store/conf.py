@@ -1,0 +1,96 @@
+"""The one settings dict, ``HELIX_STORE``: typed accessors that read it live.
+
+Only ``TABLE_PREFIX`` is fixed at start, because Django fixes table names when models are loaded.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from helix_store.core.limits import Limits
+
+__all__ = [
+    "DEFAULTS",
+    "constraint_name",
+    "get",
+    "limits",
+    "table_name",
+    "table_prefix_problem",
+]
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "TABLE_PREFIX": "helix_store_",
+    "LIMITS": {},
+    "DEFAULT_LOCK_TTL_MS": 30_000,
+    "STREAMS": {},
+    "WORKSPACE_PROVIDERS": {},
+    "CHECKPOINTS_KEEP": None,
+    "STREAM_PERMISSION": None,
+    "ASYNC_THREADS": 0,
+    "PAGE_SIZE": 200,
+}
+
+_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_POSTGRES_NAME_LENGTH = 63
+_LONGEST_SUFFIX = len("interrupt_request_id_seq")
+
+
+def configured() -> dict[str, Any]:
+    """The dict as the project wrote it; an empty one when there is none."""
+    value = getattr(settings, "HELIX_STORE", {})
+    if not isinstance(value, dict):
+        raise ImproperlyConfigured("HELIX_STORE must be a dict.")
+    return value
+
+
+def get(name: str) -> Any:
+    """The value of one key, or its default."""
+    return configured().get(name, DEFAULTS[name])
+
+
+def limits() -> Limits:
+    """The byte limits of ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    try:
+        return Limits(**get("LIMITS"))
+    except (TypeError, ValueError) as exc:
+        raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
+
+
+def table_prefix_problem(prefix: object) -> str | None:
+    """Why a table prefix cannot be used, or ``None``."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        return "it must match [a-zA-Z_][a-zA-Z0-9_]* as a whole"
+    if len(prefix) + _LONGEST_SUFFIX > _POSTGRES_NAME_LENGTH:
+        return (
+            f"it may have at most {_POSTGRES_NAME_LENGTH - _LONGEST_SUFFIX} characters, because PostgreSQL "
+            f"cuts names at {_POSTGRES_NAME_LENGTH} and two prefixes could then share a table"
+        )
+    return None
+
+
+def require_usable_prefix() -> None:
+    """Refuse to work under a bad prefix: models fall back to the default one so that checks can report it."""
+    if problem := table_prefix_problem(get("TABLE_PREFIX")):
+        raise ImproperlyConfigured(f'HELIX_STORE["TABLE_PREFIX"] cannot be used: {problem}.')
+
+
+def _prefix() -> str:
+    prefix = get("TABLE_PREFIX")
+    return DEFAULTS["TABLE_PREFIX"] if table_prefix_problem(prefix) else prefix  # type: ignore[no-any-return]
+
+
+def table_name(suffix: str) -> str:
+    return _prefix() + suffix
+
+
+def constraint_name(suffix: str) -> str:
+    """The name of an index or constraint: unique per prefix and within Django's 30 characters."""
+    prefix = _prefix()
+    if prefix == DEFAULTS["TABLE_PREFIX"]:
+        return f"helix_{suffix}"
+    return f"h{zlib.crc32(prefix.encode()):08x}_{suffix}"

@@ -1,0 +1,32 @@
+"""Schema version 2: where a sub-session runs, and the data of one that runs elsewhere."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import PayloadField
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0001_sessions")]
+
+    operations = [
+        migrations.AddField(
+            model_name="subsessionref", name="remote", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="subsessionref",
+            name="location",
+            field=models.CharField(
+                choices=[("local", "local"), ("remote", "remote")], default="local", max_length=8
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="subsessionref",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("location__in", ["local", "remote"])),
+                name=constraint_name("sub_ref_location_ck"),
+            ),
+        ),
+        refuse_to_lose("subsessionref", "remote"),
+    ]

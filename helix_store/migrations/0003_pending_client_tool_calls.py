@@ -1,0 +1,29 @@
+"""Schema version 3: tool calls that wait for a client, found by deadline."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import PayloadField
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0002_remote_sub_sessions")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session", name="pending_client_tool_calls", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="session", name="pending_deadline", field=models.DateTimeField(blank=True, null=True)
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                condition=models.Q(("pending_deadline__isnull", False)),
+                fields=["pending_deadline", "id"],
+                name=constraint_name("session_pending_idx"),
+            ),
+        ),
+        refuse_to_lose("session", "pending_client_tool_calls"),
+    ]

@@ -1,0 +1,47 @@
+"""Schema version 4: the top of each session tree, and which session of it owns which client tool call."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import IdentifierField, PayloadField
+
+
+def fill_in_roots(apps, schema_editor):
+    """Give sessions from before this version their root: their own id at the top, the parent's root below."""
+    sessions = apps.get_model("helix_store", "Session")._base_manager.using(schema_editor.connection.alias)
+    rootless = sessions.filter(root_session_id__isnull=True)
+    rootless.filter(parent_session_id__isnull=True).update(root_session_id=models.F("session_id"))
+    parents = sessions.filter(
+        tenant=models.OuterRef("tenant"),
+        session_id=models.OuterRef("parent_session_id"),
+        root_session_id__isnull=False,
+    )
+    while rootless.filter(models.Exists(parents)).update(
+        root_session_id=models.Subquery(parents.values("root_session_id")[:1])
+    ):
+        continue
+    rootless.update(root_session_id=models.F("session_id"))
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0003_pending_client_tool_calls")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session",
+            name="root_session_id",
+            field=IdentifierField(blank=True, max_length=255, null=True),
+        ),
+        migrations.AddField(
+            model_name="session", name="client_tool_call_ownership", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                fields=["tenant", "root_session_id"], name=constraint_name("session_root_idx")
+            ),
+        ),
+        migrations.RunPython(fill_in_roots, migrations.RunPython.noop),
+        refuse_to_lose("session", "client_tool_call_ownership"),
+    ]

@@ -1,0 +1,19 @@
+"""Schema version 5: the durable mark of a client tool call that was answered."""
+
+from django.db import migrations, models
+
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import PayloadField
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0004_root_session_and_call_ownership")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session",
+            name="completed_client_tool_calls",
+            field=PayloadField(blank=True, null=True),
+        ),
+        refuse_to_lose("session", "completed_client_tool_calls"),
+    ]

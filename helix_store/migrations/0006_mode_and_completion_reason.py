@@ -1,0 +1,37 @@
+"""Schema version 6: the write-once mode of a session, and why a run ended."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0005_completed_client_tool_calls")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session",
+            name="mode",
+            field=models.CharField(
+                blank=True,
+                choices=[("standard", "standard"), ("persistent", "persistent")],
+                max_length=16,
+                null=True,
+            ),
+        ),
+        migrations.AddField(
+            model_name="run", name="completion_reason", field=models.TextField(blank=True, null=True)
+        ),
+        migrations.AddConstraint(
+            model_name="session",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("mode__isnull", True), ("mode__in", ["standard", "persistent"]), _connector="OR"
+                ),
+                name=constraint_name("session_mode_ck"),
+            ),
+        ),
+        refuse_to_lose("session", "mode"),
+        refuse_to_lose("run", "completion_reason"),
+    ]

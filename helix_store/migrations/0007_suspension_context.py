@@ -1,0 +1,52 @@
+"""Schema version 7: everything a suspended session needs to be resumed anywhere, and its expiry."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import IdentifierField, PayloadField
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0006_mode_and_completion_reason")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session", name="suspension_context", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="session",
+            name="suspended_awaiting_children",
+            field=PayloadField(blank=True, null=True),
+        ),
+        migrations.AddField(
+            model_name="session",
+            name="suspended_step_id",
+            field=IdentifierField(blank=True, max_length=255, null=True),
+        ),
+        migrations.AddField(
+            model_name="session", name="tracing_context", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="session", name="expires_at", field=models.DateTimeField(blank=True, null=True)
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                condition=models.Q(
+                    ("expires_at__isnull", False),
+                    ("status__in", ["active", "running", "paused", "interrupted"]),
+                ),
+                fields=["expires_at", "id"],
+                name=constraint_name("session_expiry_idx"),
+            ),
+        ),
+        refuse_to_lose(
+            "session",
+            "suspension_context",
+            "suspended_awaiting_children",
+            "suspended_step_id",
+            "tracing_context",
+            "expires_at",
+        ),
+    ]

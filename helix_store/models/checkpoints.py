@@ -1,0 +1,78 @@
+"""States at rest: checkpoints of steps, graphs and snapshots, and the state written between checkpoints."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.types import CheckpointSource
+from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.sessions import Session
+
+__all__ = ["Checkpoint", "CheckpointKind"]
+
+
+class CheckpointKind(models.TextChoices):
+    STATE = "state", "state between checkpoints"
+    STEP = "step", "step"
+    GRAPH = "graph", "graph"
+    SNAPSHOT = "snapshot", "snapshot"
+
+
+class Checkpoint(models.Model):
+    """A stored state. A state is written once: the session's head points at the row that holds it.
+
+    Kind ``state`` is the current state of a session whose last write was not a step; it is in no list, there
+    is at most one per session, and the next step turns it into that step's checkpoint. ``payload`` is the
+    custom state, ``envelope`` the rest of the session state.
+    """
+
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="checkpoints", db_constraint=False, db_index=False
+    )
+    kind = models.CharField(max_length=16, choices=CheckpointKind.choices)
+    namespace = IdentifierField(default="", blank=True)
+    version = models.BigIntegerField()
+    checkpoint_id = models.CharField(max_length=320, null=True, blank=True)  # noqa: DJ001  None: not a checkpoint
+    parent_checkpoint_id = models.CharField(max_length=320, null=True, blank=True)  # noqa: DJ001  None: a root
+    source = models.CharField(max_length=16, choices=[(s.value, s.value) for s in CheckpointSource])
+    run_id = IdentifierField(null=True, blank=True)
+    step_id = IdentifierField(null=True, blank=True)
+    step_count = models.BigIntegerField(default=0)
+    status = models.CharField(max_length=16, default="", blank=True)
+    message_count = models.BigIntegerField(default=0)
+    stream_sequence = models.BigIntegerField(default=0)
+    payload = PayloadField()
+    envelope = PayloadField(default="{}")
+    size_bytes = models.BigIntegerField(default=0)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        db_table = table_name("checkpoint")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "kind", "namespace", "version"],
+                name=constraint_name("checkpoint_ver_uniq"),
+            ),
+            models.UniqueConstraint(
+                fields=["session", "checkpoint_id"],
+                condition=Q(checkpoint_id__isnull=False),
+                name=constraint_name("checkpoint_id_uniq"),
+            ),
+            models.UniqueConstraint(
+                fields=["session"],
+                condition=Q(kind=CheckpointKind.STATE),
+                name=constraint_name("checkpoint_state_uniq"),
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=CheckpointKind.values), name=constraint_name("checkpoint_kind_ck")
+            ),
+            models.CheckConstraint(
+                condition=Q(source__in=[source.value for source in CheckpointSource]),
+                name=constraint_name("checkpoint_source_ck"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.checkpoint_id or f"state at version {self.version}"

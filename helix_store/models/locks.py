@@ -1,0 +1,30 @@
+"""Leases with fencing tokens."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.models.fields import IdentifierField
+
+__all__ = ["Lock"]
+
+
+class Lock(models.Model):
+    """One row per lock name for ever: deleting it would let its token start again. Free when expiry is null."""
+
+    tenant = IdentifierField(default="", blank=True)
+    name = IdentifierField()
+    owner = IdentifierField(null=True, blank=True)
+    token = models.BigIntegerField(default=0)
+    acquired_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        db_table = table_name("lock")
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name=constraint_name("lock_name_uniq")),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

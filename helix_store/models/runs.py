@@ -1,0 +1,68 @@
+"""Turns of a session, and the wish that one stop."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.types import InterruptKind, RunStatus
+from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.sessions import Session
+
+__all__ = ["InterruptRequest", "Run"]
+
+
+class Run(models.Model):
+    session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="runs", db_index=False)
+    run_id = IdentifierField()
+    turn = models.BigIntegerField()
+    status = models.CharField(max_length=32, choices=[(s.value, s.value) for s in RunStatus])
+    step_count = models.BigIntegerField(default=0)
+    start_sequence = models.BigIntegerField(default=0)
+    fencing_token = models.BigIntegerField(null=True, blank=True)
+    completion_reason = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different
+    error = PayloadField(null=True, blank=True)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        db_table = table_name("run")
+        constraints = [
+            models.UniqueConstraint(fields=["session", "run_id"], name=constraint_name("run_id_uniq")),
+            models.UniqueConstraint(fields=["session", "turn"], name=constraint_name("run_turn_uniq")),
+            models.UniqueConstraint(
+                fields=["session"],
+                condition=Q(status=RunStatus.RUNNING.value),
+                name=constraint_name("run_running_uniq"),
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=[status.value for status in RunStatus]),
+                name=constraint_name("run_status_ck"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.run_id
+
+
+class InterruptRequest(models.Model):
+    """At most one per session: an abort replaces an interrupt, never the other way round."""
+
+    session = models.OneToOneField(Session, on_delete=models.CASCADE, related_name="interrupt_request")
+    kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in InterruptKind])
+    reason = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different
+    run_id = IdentifierField(null=True, blank=True)
+    requested_at = models.DateTimeField()
+
+    class Meta:
+        db_table = table_name("interrupt_request")
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(kind__in=[kind.value for kind in InterruptKind]),
+                name=constraint_name("interrupt_kind_ck"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.kind

@@ -1,0 +1,141 @@
+"""A session's head: narrow, and the row every guarded write locks."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from django.db import models
+from django.db.models import Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.types import NON_TERMINAL_STATUSES, SessionMode, SessionStatus
+from helix_store.models.fields import IdentifierField, PayloadField
+
+__all__ = ["Session"]
+
+NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
+
+
+class SessionQuerySet(models.QuerySet["Session"]):
+    def of_tenant(self, tenant: str) -> Self:
+        return self.filter(tenant=tenant)
+
+    def non_terminal(self) -> Self:
+        # Spelled as the partial index spells it: PostgreSQL does not see that NOT IN (terminal) is the same.
+        return self.filter(status__in=NON_TERMINAL)
+
+    def expired(self, at: Any) -> Self:
+        return self.filter(expires_at__lte=at)
+
+    def suspended(self) -> Self:
+        return self.filter(
+            Q(suspension_context__isnull=False)
+            | Q(suspended_awaiting_children__isnull=False)
+            | Q(suspended_step_id__isnull=False)
+        )
+
+
+class Session(models.Model):
+    tenant = IdentifierField(default="", blank=True)
+    session_id = IdentifierField()
+    agent_type = IdentifierField()
+    status = models.CharField(max_length=16, choices=[(s.value, s.value) for s in SessionStatus])
+    version = models.BigIntegerField(default=1)
+    step_count = models.BigIntegerField(default=0)
+    resume_count = models.BigIntegerField(default=0)
+    message_count = models.BigIntegerField(default=0)
+    failure_reason = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different states
+    user_id = IdentifierField(null=True, blank=True)
+    tags = models.JSONField(default=list, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    title = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different states
+    workspace_id = IdentifierField(null=True, blank=True)
+    directory = models.TextField(default="", blank=True)
+    parent_session_id = IdentifierField(null=True, blank=True)
+    root_session_id = IdentifierField(null=True, blank=True)
+    stream_id = IdentifierField(null=True, blank=True)
+    mode = models.CharField(  # noqa: DJ001  written once, None until then
+        max_length=16, null=True, blank=True, choices=[(m.value, m.value) for m in SessionMode]
+    )
+    pending_client_tool_calls = PayloadField(null=True, blank=True)
+    pending_deadline = models.DateTimeField(null=True, blank=True)
+    completed_client_tool_calls = PayloadField(null=True, blank=True)
+    client_tool_call_ownership = PayloadField(null=True, blank=True)
+    suspension_context = PayloadField(null=True, blank=True)
+    suspended_awaiting_children = PayloadField(null=True, blank=True)
+    suspended_step_id = IdentifierField(null=True, blank=True)
+    tracing_context = PayloadField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    # The row that holds the current state: the newest checkpoint, or a row of its own after other writes.
+    # No constraint, no index: the head is only followed forwards, under its own lock.
+    current = models.ForeignKey(
+        "helix_store.Checkpoint",
+        null=True,
+        editable=False,
+        on_delete=models.DO_NOTHING,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+    )
+
+    objects = SessionQuerySet.as_manager()
+
+    class Meta:
+        db_table = table_name("session")
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "session_id"], name=constraint_name("session_id_uniq")),
+            models.CheckConstraint(
+                condition=Q(status__in=[status.value for status in SessionStatus]),
+                name=constraint_name("session_status_ck"),
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__isnull=True) | Q(mode__in=[mode.value for mode in SessionMode]),
+                name=constraint_name("session_mode_ck"),
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["tenant", "updated_at", "session_id"], name=constraint_name("session_updated_idx")
+            ),
+            models.Index(
+                fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")
+            ),
+            models.Index(
+                fields=["tenant", "agent_type", "status", "updated_at", "session_id"],
+                name=constraint_name("session_type_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "status", "updated_at", "session_id"],
+                name=constraint_name("session_status_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "user_id", "updated_at", "session_id"],
+                condition=Q(user_id__isnull=False),
+                name=constraint_name("session_user_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "workspace_id", "updated_at", "session_id"],
+                condition=Q(workspace_id__isnull=False),
+                name=constraint_name("session_work_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "parent_session_id", "updated_at", "session_id"],
+                name=constraint_name("session_parent_idx"),
+            ),
+            models.Index(fields=["tenant", "root_session_id"], name=constraint_name("session_root_idx")),
+            models.Index(
+                fields=["pending_deadline", "id"],
+                condition=Q(pending_deadline__isnull=False),
+                name=constraint_name("session_pending_idx"),
+            ),
+            models.Index(
+                fields=["expires_at", "id"],
+                condition=Q(status__in=NON_TERMINAL, expires_at__isnull=False),
+                name=constraint_name("session_expiry_idx"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.session_id

@@ -1,0 +1,71 @@
+"""The usage ledger: what sessions spent, one row per event."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.types import UsageKind
+from helix_store.models.fields import IdentifierField
+from helix_store.models.sessions import Session
+
+__all__ = ["UsageEntry"]
+
+
+class UsageEntry(models.Model):
+    """``session`` is null once its session was deleted with ``keep_usage``; ``recorded_for`` still names it."""
+
+    tenant = IdentifierField(default="", blank=True)
+    entry_id = IdentifierField()
+    session = models.ForeignKey(
+        Session,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="usage_entries",
+        db_index=False,
+    )
+    recorded_for = IdentifierField()
+    session_agent_type = IdentifierField()
+    user_id = IdentifierField(null=True, blank=True)
+    run_id = IdentifierField(null=True, blank=True)
+    kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in UsageKind])
+    step_count = models.BigIntegerField(default=0)
+    timestamp = models.DateTimeField()
+    source_type = IdentifierField()
+    source_name = IdentifierField()
+    model = IdentifierField(null=True, blank=True)
+    prompt_tokens = models.BigIntegerField(null=True, blank=True)
+    completion_tokens = models.BigIntegerField(null=True, blank=True)
+    reasoning_tokens = models.BigIntegerField(null=True, blank=True)
+    cached_tokens = models.BigIntegerField(null=True, blank=True)
+    total_tokens = models.BigIntegerField(null=True, blank=True)
+    tool_name = IdentifierField(null=True, blank=True)
+    agent_type = IdentifierField(null=True, blank=True)
+    sub_session_id = IdentifierField(null=True, blank=True)
+    success = models.BooleanField(null=True, blank=True)
+    duration_ms = models.BigIntegerField(null=True, blank=True)
+    custom_type = IdentifierField(null=True, blank=True)
+    custom_name = IdentifierField(null=True, blank=True)
+    custom_unit = IdentifierField(null=True, blank=True)
+    amount = models.FloatField(null=True, blank=True)
+    cost_usd = models.DecimalField(max_digits=20, decimal_places=10, null=True, blank=True)
+
+    class Meta:
+        db_table = table_name("usage_entry")
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "entry_id"], name=constraint_name("usage_entry_uniq")),
+            models.CheckConstraint(
+                condition=Q(kind__in=[kind.value for kind in UsageKind]),
+                name=constraint_name("usage_kind_ck"),
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")),
+            models.Index(fields=["tenant", "recorded_for"], name=constraint_name("usage_recorded_idx")),
+            models.Index(fields=["tenant", "timestamp", "id"], name=constraint_name("usage_time_idx")),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.entry_id}"
