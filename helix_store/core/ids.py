@@ -1,0 +1,83 @@
+"""New ids: UUIDv7 (RFC 9562) and step checkpoint ids."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from helix_store.core.validation import identifier, whole_number
+from helix_store.exceptions import InvalidPayload
+
+__all__ = ["IdGenerator", "ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id"]
+
+_RANDOM_BITS: Final = 74
+_CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
+
+
+class IdGenerator:
+    """Strictly increasing UUIDv7 texts, whatever the clock does.
+
+    Time and randomness are one number of 48 + 74 bits. While the clock has not moved past the last id, the
+    next one is a random step above it, which carries into the time when the random bits are used up.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock_ns = clock_ns
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last id and the lock, as a forked child must: both belong to its parent."""
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def __call__(self) -> str:
+        random = int.from_bytes(os.urandom(10), "big")
+        with self._lock:
+            now = self._clock_ns() // 1_000_000
+            if now > self._last >> _RANDOM_BITS:
+                number = now << _RANDOM_BITS | random >> 7
+            else:
+                number = self._last + 1 + (random & 0xFFFF_FFFF)
+            self._last = number
+        high, low = number >> 62, number & 0x3FFF_FFFF_FFFF_FFFF
+        digits = f"{high >> 12:012x}7{high & 0xFFF:03x}{low | 1 << 63:016x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+new_id: Final = IdGenerator()
+os.register_at_fork(after_in_child=new_id.reset)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCheckpointId:
+    """The parts of a step checkpoint id."""
+
+    session_id: str
+    step_count: int
+    epoch_ms: int
+    random: str
+
+
+def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None) -> str:
+    """A new step checkpoint id, at `epoch_ms` or now."""
+    identifier(session_id, "session_id")
+    whole_number(step_count, "step_count")
+    if epoch_ms is None:
+        epoch_ms = time.time_ns() // 1_000_000
+    else:
+        whole_number(epoch_ms, "epoch_ms")
+    return f"cpv1-{session_id}-s{step_count}-t{epoch_ms}-{os.urandom(3).hex()}"
+
+
+def parse_checkpoint_id(text: str) -> ParsedCheckpointId:
+    """The parts of a step checkpoint id, read from the right since session ids hold ``-`` themselves."""
+    match = _CHECKPOINT_ID.fullmatch(text) if type(text) is str else None
+    if match is None:
+        raise InvalidPayload(path="checkpoint_id", reason="not a step checkpoint id")
+    session_id, step_count, epoch_ms, random = match.groups()
+    return ParsedCheckpointId(identifier(session_id, "checkpoint_id"), int(step_count), int(epoch_ms), random)

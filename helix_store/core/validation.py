@@ -1,0 +1,180 @@
+"""What an argument must look like, decided before any SQL.
+
+Every function returns the value it accepted and refuses with `InvalidPayload`, or with `InvalidQuery` where
+the argument only selects rows; ``path`` of either is the argument's name. Values are never shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from helix_store.core.payloads import check_text
+from helix_store.core.types import SessionStatus
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+
+__all__ = [
+    "aware_datetime",
+    "datetime_to_milliseconds",
+    "enum",
+    "epoch_milliseconds",
+    "identifier",
+    "message",
+    "milliseconds_to_datetime",
+    "optional_identifier",
+    "optional_text",
+    "page_limit",
+    "page_offset",
+    "statuses",
+    "tenant",
+    "text",
+    "whole_number",
+]
+
+E = TypeVar("E", bound=Enum)
+
+_LONGEST_IDENTIFIER: Final = 255
+_LARGEST_BIGINT: Final = 2**63 - 1
+_LAST_MILLISECOND: Final = 253_402_300_799_999
+"""The end of the year 9999, the last that Python and PostgreSQL's text form share."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def identifier(value: Any, name: str) -> str:
+    """1–255 code points without control characters and lone surrogates; otherwise opaque."""
+    # `isprintable` is stricter than the rule and ten times faster than the expression.
+    if type(value) is str and 0 < len(value) <= _LONGEST_IDENTIFIER and value.isprintable():
+        return value
+    if type(value) is not str:
+        raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
+    if not 0 < len(value) <= _LONGEST_IDENTIFIER:
+        raise InvalidPayload(path=name, reason=f"expected 1 to {_LONGEST_IDENTIFIER} characters, got {len(value)}")
+    if _NOT_IDENTIFIER.search(value):
+        raise InvalidPayload(path=name, reason="control characters and lone surrogates are not allowed")
+    return value
+
+
+def optional_identifier(value: Any, name: str) -> str | None:
+    """An identifier or ``None``."""
+    return None if value is None else identifier(value, name)
+
+
+def tenant(value: Any, name: str = "tenant") -> str:
+    """An identifier, or the empty tenant."""
+    return value if type(value) is str and not value else identifier(value, name)
+
+
+def text(value: Any, name: str) -> str:
+    """Text of any length, also empty, without NUL and lone surrogates."""
+    return check_text(value, name)
+
+
+def optional_text(value: Any, name: str) -> str | None:
+    """Text or ``None``."""
+    return None if value is None else check_text(value, name)
+
+
+# --- Numbers and times ----------------------------------------------------------------------------
+
+
+def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LARGEST_BIGINT) -> int:
+    """An ``int`` within bounds; ``bool`` and ``float`` are none."""
+    if type(value) is not int:
+        raise InvalidPayload(path=name, reason=f"expected a whole number, got {type(value).__name__}")
+    if not minimum <= value <= maximum:
+        raise InvalidPayload(path=name, reason=f"expected a whole number from {minimum} to {maximum}")
+    return value
+
+
+def epoch_milliseconds(value: Any, name: str) -> int:
+    """Epoch milliseconds up to the year 9999; what looks like seconds is refused."""
+    whole_number(value, name, maximum=_LAST_MILLISECOND)
+    if 10**8 <= value < 10**11:
+        raise InvalidPayload(path=name, reason="it looks like epoch seconds; expected milliseconds")
+    return int(value)
+
+
+def milliseconds_to_datetime(milliseconds: int) -> datetime:
+    """The aware UTC datetime of epoch milliseconds, exactly."""
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def datetime_to_milliseconds(moment: datetime) -> int:
+    """Epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def aware_datetime(value: Any, name: str) -> datetime:
+    """A filter's point in time: an aware datetime or epoch milliseconds."""
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise InvalidQuery(f"{name} needs a time zone.", path=name)
+        return value
+    try:
+        return milliseconds_to_datetime(epoch_milliseconds(value, name))
+    except InvalidPayload as exc:
+        raise InvalidQuery(
+            f"{name} is neither an aware datetime nor epoch milliseconds: {exc.reason}.", path=name
+        ) from exc
+
+
+# --- Enumerations ---------------------------------------------------------------------------------
+
+
+def enum(cls: type[E], value: Any, name: str) -> E:
+    """A member of `cls`, from itself or its text."""
+    if type(value) is cls:
+        return value
+    if type(value) is str:
+        for member in cls:
+            if member.value == value:
+                return member
+    allowed = ", ".join(str(member.value) for member in cls)
+    raise InvalidPayload(path=name, reason=f"expected one of {allowed}")
+
+
+def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
+    """A collection of session statuses; a single one outside of a collection is refused."""
+    if not isinstance(expected, Collection) or isinstance(expected, str | bytes | Mapping):
+        raise InvalidPayload(path=name, reason=f"expected a collection of statuses, got {type(expected).__name__}")
+    return frozenset(enum(SessionStatus, status, name) for status in expected)
+
+
+# --- Pages ----------------------------------------------------------------------------------------
+
+
+def page_limit(limit: Any, *, maximum: int = 200) -> int:
+    """How many rows a page may hold; more than `maximum` is `maximum`."""
+    if type(limit) is not int or limit < 1:
+        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
+    return min(limit, maximum)
+
+
+def page_offset(offset: Any) -> int:
+    """How many rows to pass over."""
+    if type(offset) is not int or not 0 <= offset <= _LARGEST_BIGINT:
+        raise InvalidQuery("offset must be a whole number from 0.", path="offset")
+    return offset
+
+
+# --- Messages -------------------------------------------------------------------------------------
+
+
+def message(value: Any, index: int) -> dict[str, Any]:
+    """A message: a dict with a ``role``. The rest of it is the payload gate's business."""
+    path = f"messages/{index}"
+    if type(value) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(value).__name__}")
+    if "role" not in value:
+        raise InvalidPayload(path=path, reason="a message needs a role")
+    identifier(value["role"], f"{path}/role")
+    return value
