@@ -1,0 +1,246 @@
+"""How a session's state is laid out at rest, and read back.
+
+``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
+that holds a state. Fields that lists, filters and single writes need are columns of the session's head too:
+for the *current* state the columns decide, for a checkpoint the envelope does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import check_metadata, check_tags, decode, encode, size_of
+from helix_store.core.types import SessionMode, SessionState, SessionStatus
+from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
+
+__all__ = [
+    "HEAD_FIELDS",
+    "JSON_COLUMNS",
+    "STATE_COLUMNS",
+    "EncodedState",
+    "checkpoint_state",
+    "current_state",
+    "encode_custom_state",
+    "encode_state",
+    "settled_mode",
+]
+
+STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
+
+HEAD_FIELDS: Final = (
+    "session_id",
+    "agent_type",
+    "status",
+    "version",
+    "step_count",
+    "resume_count",
+    "mode",
+    "failure_reason",
+    "user_id",
+    "tags",
+    "metadata",
+    "title",
+    "workspace_id",
+    "directory",
+    "parent_session_id",
+    "root_session_id",
+    "stream_id",
+    "message_count",
+    "suspended_step_id",
+    "expires_at",
+    "created_at",
+    "updated_at",
+)
+"""What a listed session has; each is a column of the head."""
+
+JSON_COLUMNS: Final = (
+    "pending_client_tool_calls",
+    "completed_client_tool_calls",
+    "client_tool_call_ownership",
+    "suspension_context",
+    "suspended_awaiting_children",
+    "tracing_context",
+)
+"""Payload text in columns of the head, because single writes of the human loop change them."""
+
+STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
+
+_NEVER_NONE: Final = frozenset(
+    {"pending_client_tool_calls", "completed_client_tool_calls", "client_tool_call_ownership"}
+)
+_KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
+_ENVELOPE: Final = tuple(
+    name for name in (*HEAD_FIELDS, *JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY) if name not in STORE_OWNED
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedState:
+    """A state that has passed the gate, ready to be written: texts, and values by head column."""
+
+    payload: str
+    envelope: str
+    columns: dict[str, Any]
+
+    @property
+    def size_bytes(self) -> int:
+        return size_of(self.payload) + size_of(self.envelope)
+
+
+def encode_custom_state(custom_state: dict[str, Any], limits: Limits) -> str:
+    if type(custom_state) is not dict:
+        raise InvalidPayload(path="/custom_state", reason="expected a dict")
+    return encode(custom_state, limit=limits.max_state_bytes, path="/custom_state")
+
+
+def encode_state(state: SessionState, limits: Limits) -> EncodedState:
+    """Check every field of a state and lay it out.
+
+    Raises `InvalidPayload` and `LimitExceeded`; ``max_state_bytes`` counts payload and envelope together.
+    """
+    if not isinstance(state, SessionState):
+        raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
+    head = _checked_head(state)
+    payload = encode_custom_state(state.custom_state, limits)
+    columns = dict(head)
+    columns["expires_at"] = (
+        None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
+    )
+    for name in JSON_COLUMNS:
+        value = getattr(state, name)
+        _check_shape(name, value)
+        is_empty = not value if name in _NEVER_NONE else value is None
+        columns[name] = None if is_empty else encode(value, limit=limits.max_state_bytes, path=f"/{name}")
+    columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
+    if type(state.workspace_refs) is not dict:
+        raise InvalidPayload(path="/workspace_refs", reason="expected a dict")
+    envelope = encode(
+        {name: head[name] if name in head else getattr(state, name) for name in _ENVELOPE},
+        limit=limits.max_state_bytes,
+    )
+    encoded = EncodedState(payload, envelope, columns)
+    if encoded.size_bytes > limits.max_state_bytes:
+        raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=encoded.size_bytes)
+    return encoded
+
+
+def _checked_head(state: SessionState) -> dict[str, Any]:
+    """The head fields a caller may write, as plain values; ``expires_at`` still in milliseconds."""
+    return {
+        "agent_type": validation.identifier(state.agent_type, "agent_type"),
+        "status": validation.enum(SessionStatus, state.status, "status").value,
+        "step_count": validation.whole_number(state.step_count, "step_count"),
+        "resume_count": validation.whole_number(state.resume_count, "resume_count"),
+        "mode": None if state.mode is None else validation.enum(SessionMode, state.mode, "mode").value,
+        "failure_reason": validation.optional_text(state.failure_reason, "failure_reason"),
+        "user_id": validation.optional_identifier(state.user_id, "user_id"),
+        "tags": check_tags(state.tags),
+        "metadata": check_metadata(state.metadata),
+        "title": validation.optional_text(state.title, "title"),
+        "workspace_id": validation.optional_identifier(state.workspace_id, "workspace_id", empty=True),
+        "directory": validation.text(state.directory, "directory"),
+        "parent_session_id": validation.optional_identifier(state.parent_session_id, "parent_session_id"),
+        "root_session_id": validation.optional_identifier(state.root_session_id, "root_session_id"),
+        "stream_id": validation.optional_identifier(state.stream_id, "stream_id"),
+        "suspended_step_id": validation.optional_identifier(state.suspended_step_id, "suspended_step_id"),
+        "expires_at": (
+            None if state.expires_at is None else validation.epoch_milliseconds(state.expires_at, "expires_at")
+        ),
+    }
+
+
+def _check_shape(name: str, value: Any) -> None:
+    if value is None and name not in _NEVER_NONE:
+        return
+    expected = list if name == "suspended_awaiting_children" else dict
+    if type(value) is not expected:
+        raise InvalidPayload(path=f"/{name}", reason=f"expected a {expected.__name__}")
+
+
+def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
+    """When the first unanswered call is due; entries without a usable deadline wait for ever."""
+    deadlines = [
+        entry["deadline"]
+        for entry in pending.values()
+        if type(entry) is dict and "submitted_at" not in entry and type(entry.get("deadline")) is int
+    ]
+    usable = [deadline for deadline in deadlines if 0 <= deadline <= validation.MAX_EPOCH_MILLISECONDS]
+    return validation.milliseconds_to_datetime(min(usable)) if usable else None
+
+
+def settled_mode(stored: str | None, given: str | None) -> str | None:
+    """The mode a write leaves behind: it is written once, and not giving one keeps what is there."""
+    if stored is not None and given is not None and stored != given:
+        raise ConflictError("The mode of a session is written once and cannot change.")
+    return given if stored is None else stored
+
+
+def current_state(columns: Mapping[str, Any], payload: str, envelope: str) -> SessionState:
+    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored."""
+    kept = _decode_object(envelope, "envelope")
+    return SessionState(
+        custom_state=_decode_object(payload, "state"),
+        **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
+        **{name: _decode_column(name, columns[name]) for name in JSON_COLUMNS},
+        **head_values(columns),
+    )
+
+
+def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Head columns as the values of `SessionHead` and `SessionState`."""
+    values = {name: columns[name] for name in HEAD_FIELDS}
+    values["status"] = SessionStatus(values["status"])
+    values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
+    if values["expires_at"] is not None:
+        values["expires_at"] = validation.datetime_to_milliseconds(values["expires_at"])
+    return values
+
+
+def checkpoint_state(
+    payload: str,
+    envelope: str,
+    *,
+    session_id: str,
+    version: int,
+    message_count: int,
+    created_at: datetime,
+    updated_at: datetime,
+) -> SessionState:
+    """The state as a checkpoint recorded it."""
+    fields = _decode_object(envelope, "envelope")
+    try:
+        return SessionState(
+            session_id=session_id,
+            version=version,
+            message_count=message_count,
+            created_at=created_at,
+            updated_at=updated_at,
+            custom_state=_decode_object(payload, "state"),
+            **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
+        )
+    except (TypeError, ValueError) as exc:
+        raise IntegrityFault("A stored checkpoint does not hold a session state.") from exc
+
+
+def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
+    fields["status"] = SessionStatus(fields["status"])
+    fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
+    return fields
+
+
+def _decode_column(name: str, text: str | None) -> Any:
+    if text is None:
+        return {} if name in _NEVER_NONE else None
+    return decode(text)
+
+
+def _decode_object(text: str, what: str) -> dict[str, Any]:
+    value = decode(text)
+    if type(value) is not dict:
+        raise IntegrityFault(f"A stored {what} is not a JSON object.")
+    return value

@@ -1,0 +1,24 @@
+"""Which version of the schema a database has."""
+
+from __future__ import annotations
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.migrations.recorder import MigrationRecorder
+
+__all__ = ["LATEST_VERSION", "current_version"]
+
+LATEST_VERSION = 7
+"""The newest schema version of the source documents; the package's own additions follow as migrations 0008 on."""
+
+
+def current_version(using: str | None = None) -> int:
+    """The schema version (0 to 7) that ``migrate`` has brought this database to; 0 before the first migration.
+
+    Reads the migration record in one query. Source: the migrations table of the PostgreSQL store document.
+    """
+    recorder = MigrationRecorder(connections[using or DEFAULT_DB_ALIAS])
+    applied = {int(name[:4]) for app, name in recorder.applied_migrations() if app == "helix_store"}
+    version = 0
+    while version < LATEST_VERSION and version + 1 in applied:
+        version += 1
+    return version

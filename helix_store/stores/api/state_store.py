@@ -1,0 +1,15 @@
+"""All calls of a state store in one class, whatever remembers underneath."""
+
+from __future__ import annotations
+
+from helix_store.stores.api.checkpoints import CheckpointCalls
+from helix_store.stores.api.messages import MessageCalls
+from helix_store.stores.api.runs import RunCalls
+from helix_store.stores.api.sessions import SessionCalls
+from helix_store.stores.api.steps import StepCalls
+
+__all__ = ["StateStoreBase"]
+
+
+class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls):
+    """The state store of the contract; a subclass brings the back end."""
