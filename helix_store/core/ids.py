@@ -40,6 +40,7 @@ class IdGenerator:
         with self._lock:
             now = self._clock_ns() // 1_000_000
             if now > self._last >> _RANDOM_BITS:
+                # One bit stays free, so that a burst has room above its first id.
                 number = now << _RANDOM_BITS | random >> 7
             else:
                 number = self._last + 1 + (random & 0xFFFF_FFFF)

@@ -17,6 +17,7 @@ from helix_store.core.types import SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
 __all__ = [
+    "MAX_EPOCH_MILLISECONDS",
     "aware_datetime",
     "datetime_to_milliseconds",
     "enum",
@@ -38,8 +39,8 @@ E = TypeVar("E", bound=Enum)
 
 _LONGEST_IDENTIFIER: Final = 255
 _LARGEST_BIGINT: Final = 2**63 - 1
-_LAST_MILLISECOND: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that Python and PostgreSQL's text form share."""
+MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
+"""The end of the year 9999, the last that a Python datetime can hold."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -50,22 +51,25 @@ _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def identifier(value: Any, name: str) -> str:
-    """1–255 code points without control characters and lone surrogates; otherwise opaque."""
+    """1 to 255 code points without control characters and lone surrogates; otherwise opaque."""
     # `isprintable` is stricter than the rule and ten times faster than the expression.
     if type(value) is str and 0 < len(value) <= _LONGEST_IDENTIFIER and value.isprintable():
         return value
     if type(value) is not str:
         raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
     if not 0 < len(value) <= _LONGEST_IDENTIFIER:
-        raise InvalidPayload(path=name, reason=f"expected 1 to {_LONGEST_IDENTIFIER} characters, got {len(value)}")
+        reason = f"expected 1 to {_LONGEST_IDENTIFIER} characters, got {len(value)}"
+        raise InvalidPayload(path=name, reason=reason)
     if _NOT_IDENTIFIER.search(value):
         raise InvalidPayload(path=name, reason="control characters and lone surrogates are not allowed")
     return value
 
 
-def optional_identifier(value: Any, name: str) -> str | None:
-    """An identifier or ``None``."""
-    return None if value is None else identifier(value, name)
+def optional_identifier(value: Any, name: str, *, empty: bool = False) -> str | None:
+    """An identifier or ``None``; with `empty` also the empty text."""
+    if value is None or (empty and type(value) is str and not value):
+        return value
+    return identifier(value, name)
 
 
 def tenant(value: Any, name: str = "tenant") -> str:
@@ -97,7 +101,7 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LAR
 
 def epoch_milliseconds(value: Any, name: str) -> int:
     """Epoch milliseconds up to the year 9999; what looks like seconds is refused."""
-    whole_number(value, name, maximum=_LAST_MILLISECOND)
+    whole_number(value, name, maximum=MAX_EPOCH_MILLISECONDS)
     if 10**8 <= value < 10**11:
         raise InvalidPayload(path=name, reason="it looks like epoch seconds; expected milliseconds")
     return int(value)
@@ -145,7 +149,8 @@ def enum(cls: type[E], value: Any, name: str) -> E:
 def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
     """A collection of session statuses; a single one outside of a collection is refused."""
     if not isinstance(expected, Collection) or isinstance(expected, str | bytes | Mapping):
-        raise InvalidPayload(path=name, reason=f"expected a collection of statuses, got {type(expected).__name__}")
+        reason = f"expected a collection of statuses, got {type(expected).__name__}"
+        raise InvalidPayload(path=name, reason=reason)
     return frozenset(enum(SessionStatus, status, name) for status in expected)
 
 
