@@ -1,0 +1,87 @@
+"""Settings of the example project: ``DATABASE_URL``, ``SECRET_KEY``, ``DEBUG`` and ``ALLOWED_HOSTS`` come from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import environ
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+env = environ.Env()
+
+DEBUG: bool = env.bool("DEBUG", default=True)
+# Without DEBUG there is no default: a known key would let anyone sign a session cookie.
+SECRET_KEY: str = env.str("SECRET_KEY", default="for-development-only" if DEBUG else environ.Env.NOTSET)
+ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1"])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "helix_store",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+ROOT_URLCONF = "example_project.urls"
+ASGI_APPLICATION = "example_project.asgi.application"
+WSGI_APPLICATION = "example_project.wsgi.application"
+
+# IMMEDIATE takes the write lock when a transaction starts: a transaction that reads first and asks for the lock later
+# is refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
+SQLITE_OPTIONS: dict[str, Any] = {
+    "timeout": 20,
+    "transaction_mode": "IMMEDIATE",
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
+}
+
+# Written here and not in the URL, where django-environ would read "?pool=true" as the text "true".
+# A pool instead of CONN_MAX_AGE: under ASGI a persistent connection belongs to a thread that ends with its request.
+POSTGRES_OPTIONS: dict[str, Any] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 10}}
+
+
+def database(url: str) -> dict[str, Any]:
+    """The settings of one database with the options of its vendor."""
+    config: dict[str, Any] = environ.Env.db_url_config(url)
+    options = SQLITE_OPTIONS if config["ENGINE"].endswith("sqlite3") else POSTGRES_OPTIONS
+    return {
+        **config,
+        "CONN_MAX_AGE": 0,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {**options, **config.get("OPTIONS", {})},
+    }
+
+
+DATABASES = {"default": database(env.str("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))}
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+STATIC_URL = "static/"

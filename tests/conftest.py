@@ -1,0 +1,160 @@
+"""Databases for the tests: the server, the migrated test databases, and committed access without a flush.
+
+Most tests take ``committed_db``, which runs them once on SQLite and once on PostgreSQL. ``sqlite_db`` and ``postgres_db`` are for
+what only one of them can show, ``empty_db`` for code that looks at every tenant. ``django_db`` of pytest-django works too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.test.utils import setup_databases, teardown_databases
+from pytest_django import DjangoDbBlocker
+
+from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
+from tests.postgres import PostgresCluster
+from tests.settings import postgres_database
+
+_CLUSTER = pytest.StashKey[PostgresCluster]()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    server = "server of DATABASE_URL" if settings.POSTGRES_URL else f"own server {PostgresCluster().major}"
+    described = {"sqlite": "SQLite", "postgres": f"PostgreSQL ({server})"}
+    return "databases: " + ", ".join(described[name] for name in ALIASES)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Start one server for all workers of pytest-xdist: they inherit its address from the environment."""
+    _start_server(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    cluster = config.stash.get(_CLUSTER, None)
+    if cluster is not None:
+        cluster.stop()
+
+
+def _start_server(config: pytest.Config) -> str | None:
+    """The URL of the PostgreSQL server, or ``None`` when no test runs on PostgreSQL."""
+    if "postgres" not in ALIASES:
+        return None
+    if settings.POSTGRES_URL:
+        return str(settings.POSTGRES_URL)
+    if _CLUSTER not in config.stash:
+        config.stash[_CLUSTER] = PostgresCluster().start()
+        os.environ["HELIX_TEST_POSTGRES_URL"] = config.stash[_CLUSTER].url
+    return config.stash[_CLUSTER].url
+
+
+@pytest.fixture(scope="session")
+def server_address(request: pytest.FixtureRequest) -> None:
+    """The address of the PostgreSQL server is in the settings."""
+    url = _start_server(request.config)
+    for database in settings.DATABASES.values():
+        if database["ENGINE"] == "django.db.backends.postgresql":
+            database.update(postgres_database(url))
+
+
+@pytest.fixture(scope="session")
+def sqlite_file(django_db_keepdb: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every run and every worker has an SQLite file of its own, unless ``--reuse-db`` asks to find it again."""
+    database = settings.DATABASES["default"]
+    if database["ENGINE"] == "django.db.backends.sqlite3" and not django_db_keepdb:
+        database["TEST"]["NAME"] = tmp_path_factory.mktemp("databases") / "helix.sqlite3"
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    server_address: None, sqlite_file: None, django_db_modify_db_settings_parallel_suffix: None
+) -> None:
+    """Before the databases are created: where they are, and another name for each worker."""
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    request: pytest.FixtureRequest,
+    django_test_environment: None,
+    django_db_blocker: DjangoDbBlocker,
+    django_db_keepdb: bool,
+    django_db_createdb: bool,
+    django_db_modify_db_settings: None,
+) -> Iterator[None]:
+    """All chosen databases, migrated once.
+
+    The fixture of pytest-django creates those that its marker names, and ``committed_db`` works without the marker.
+    """
+    verbosity = request.config.get_verbosity()
+    with django_db_blocker.unblock():
+        created = setup_databases(
+            verbosity=verbosity,
+            interactive=False,
+            keepdb=django_db_keepdb and not django_db_createdb,
+            aliases=list(settings.DATABASES),
+            serialized_aliases=[],
+        )
+    yield
+    with django_db_blocker.unblock():
+        close_connections()
+        if not django_db_keepdb:
+            teardown_databases(created, verbosity=verbosity)
+
+
+@pytest.fixture(params=list(ALIASES))
+def alias(request: pytest.FixtureRequest) -> str:
+    """The alias of each chosen database in turn."""
+    return ALIASES[request.param]
+
+
+@contextmanager
+def _committed(alias: str, blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+    with blocker.unblock():
+        try:
+            yield CommittedDatabase(alias=alias, tenant=fresh_tenant())
+        finally:
+            close_connections()
+
+
+@pytest.fixture
+def committed_db(
+    alias: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[CommittedDatabase]:
+    """Committed access to each chosen database in turn, with a tenant that no other test has.
+
+    Nothing is rolled back or flushed at the end: flushing costs more than most tests.
+    """
+    with _committed(alias, django_db_blocker) as database:
+        yield database
+
+
+@pytest.fixture
+def sqlite_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+    """``committed_db`` on SQLite alone."""
+    with _committed(_alias_of("sqlite"), django_db_blocker) as database:
+        yield database
+
+
+@pytest.fixture
+def postgres_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+    """``committed_db`` on PostgreSQL alone."""
+    with _committed(_alias_of("postgres"), django_db_blocker) as database:
+        yield database
+
+
+@pytest.fixture
+def empty_db(committed_db: CommittedDatabase) -> CommittedDatabase:
+    """``committed_db`` with empty tables, for code that works across tenants or counts everything."""
+    delete_all_rows(committed_db.alias)
+    return committed_db
+
+
+def _alias_of(vendor: str) -> str:
+    if vendor not in ALIASES:
+        pytest.skip(f"HELIX_TEST_DATABASES leaves {vendor} out of this run")
+    return ALIASES[vendor]

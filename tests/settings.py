@@ -1,0 +1,87 @@
+"""Django settings of the test suite.
+
+``HELIX_TEST_DATABASES`` chooses what the suite runs on: ``both`` (the default), ``sqlite`` or ``postgres``.
+With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one of them ``default`` is that one.
+The PostgreSQL server is the one of ``DATABASE_URL`` when that names one, else the suite starts its own (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+from example_project.settings import (
+    BASE_DIR,
+    INSTALLED_APPS,
+    MIDDLEWARE,
+    ROOT_URLCONF,
+    SQLITE_OPTIONS,
+    STATIC_URL,
+    TEMPLATES,
+    TIME_ZONE,
+    USE_TZ,
+)
+
+__all__ = [
+    "DATABASES",
+    "INSTALLED_APPS",
+    "MIDDLEWARE",
+    "PASSWORD_HASHERS",
+    "POSTGRES_URL",
+    "ROOT_URLCONF",
+    "SECRET_KEY",
+    "STATIC_URL",
+    "TEMPLATES",
+    "TEST_DATABASES",
+    "TIME_ZONE",
+    "USE_TZ",
+    "postgres_database",
+]
+
+_CHOICES = {"both": ("sqlite", "postgres"), "sqlite": ("sqlite",), "postgres": ("postgres",)}
+
+
+def _chosen_databases() -> tuple[str, ...]:
+    choice = os.environ.get("HELIX_TEST_DATABASES", "both")
+    if choice not in _CHOICES:
+        raise ImproperlyConfigured(f"HELIX_TEST_DATABASES must be one of {', '.join(_CHOICES)}, not {choice!r}.")
+    return _CHOICES[choice]
+
+
+def _postgres_url() -> str | None:
+    for variable in ("HELIX_TEST_POSTGRES_URL", "DATABASE_URL"):
+        url = os.environ.get(variable, "")
+        if url.startswith(("postgres://", "postgresql://")):
+            return url
+    return None
+
+
+def postgres_database(url: str | None) -> dict[str, Any]:
+    """The settings of a database on a server; without a URL its address is filled in when the server runs."""
+    address = environ.Env.db_url_config(url) if url else {"NAME": "postgres"}
+    return {"ENGINE": "django.db.backends.postgresql", "CONN_HEALTH_CHECKS": True, **address}
+
+
+TEST_DATABASES: tuple[str, ...] = _chosen_databases()
+POSTGRES_URL: str | None = _postgres_url()
+
+_SQLITE = {
+    "ENGINE": "django.db.backends.sqlite3",
+    "NAME": BASE_DIR / "db.sqlite3",
+    "OPTIONS": SQLITE_OPTIONS,
+    # A file: threads and processes cannot share a database in memory.
+    "TEST": {"NAME": BASE_DIR / "test.sqlite3"},
+}
+DATABASES: dict[str, dict[str, Any]] = {
+    "default": _SQLITE
+    if "sqlite" in TEST_DATABASES
+    else {**postgres_database(POSTGRES_URL), "TEST": {"NAME": "test_helix_default"}}
+}
+if "postgres" in TEST_DATABASES:
+    DATABASES["postgres"] = {**postgres_database(POSTGRES_URL), "TEST": {"NAME": "test_helix"}}
+
+SECRET_KEY = "for-tests-only"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
