@@ -5,7 +5,7 @@ Only a refused value comes here, so this is written to be exact and bounded, not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ __all__ = ["TOO_LONG_INTEGER", "join_path", "least_digits", "refuse_faults"]
 TOO_LONG_INTEGER: Final = 10**MAX_INT_DIGITS
 
 _CONTAINERS: Final = frozenset({dict, list})
-_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_ACCEPTED: Final = _CONTAINERS | {str, int, float, bool, type(None)}
 _LONGEST_SHOWN_KEY: Final = 80
 _LONGEST_SHOWN_PATH: Final = 1_000
 
@@ -33,17 +33,13 @@ def refuse_faults(value: Any, path: str) -> None:
     seen: set[int] = set()
     while pending:
         for key, item in pending[-1]:
-            # The first key belongs to the list that was put around the value.
-            where = [*keys, key][1:]
-            if type(item) not in _CONTAINERS:
-                _refuse_scalar(item, path, where)
-                continue
+            reason = _reason_against(item)
             if id(item) in around:
-                raise InvalidPayload(path=_pointer(path, where), reason="it contains itself")
-            if id(item) in seen:
+                reason = "it contains itself"
+            if reason is not None:
+                raise InvalidPayload(path=_pointer(path, [*keys, key]), reason=reason)
+            if type(item) not in _CONTAINERS or id(item) in seen:
                 continue
-            if type(item) is dict:
-                _refuse_keys(item, path, where)
             seen.add(id(item))
             around[id(item)] = None
             keys.append(key)
@@ -71,26 +67,23 @@ def least_digits(integer: int) -> int:
     return integer.bit_length() * 30102 // 100_000
 
 
-def _refuse_keys(keys: Iterable[Any], path: str, where: Sequence[str | int]) -> None:
-    for key in keys:
-        if type(key) is not str:
-            reason = f"keys must be str, not {type(key).__name__}"
-            raise InvalidPayload(path=_pointer(path, where), reason=reason)
-
-
-def _refuse_scalar(item: Any, path: str, where: Sequence[str | int]) -> None:
+def _reason_against(item: Any) -> str | None:
+    """Why a value cannot be stored, looking at the keys of a container and not at what it holds."""
     kind = type(item)
-    if kind not in _SCALARS:
-        raise InvalidPayload(path=_pointer(path, where), reason=f"{kind.__name__} is not a plain JSON type")
+    if kind is dict:
+        odd = next((type(key).__name__ for key in item if type(key) is not str), None)
+        return odd and f"keys must be str, not {odd}"
     if kind is float and not isfinite(item):
-        raise InvalidPayload(path=_pointer(path, where), reason="NaN and infinity are not JSON")
+        return "NaN and infinity are not JSON"
     if kind is int and abs(item) >= TOO_LONG_INTEGER:
         actual = max(MAX_INT_DIGITS + 1, least_digits(item))
         raise LimitExceeded(name="integer digits", limit=MAX_INT_DIGITS, actual=actual)
+    return None if kind in _ACCEPTED else f"{kind.__name__} is not a plain JSON type"
 
 
-def _pointer(path: str, where: Sequence[str | int]) -> str:
-    for key in where:
+def _pointer(path: str, keys: Sequence[str | int]) -> str:
+    # The first key belongs to the list that was put around the value.
+    for key in keys[1:]:
         if len(path) > _LONGEST_SHOWN_PATH:
             return path + "/…"
         path = join_path(path, key)
