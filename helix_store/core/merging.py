@@ -1,0 +1,85 @@
+"""The merge form of a change, and the promotion of staged changes in either form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from helix_store.core.limits import Limits
+from helix_store.core.patches import PatchedCopy
+from helix_store.core.payloads import copy_json
+from helix_store.core.types import StagedChanges
+from helix_store.exceptions import InvalidPayload, PatchError
+
+__all__ = ["merge_changes", "promote_staged"]
+
+
+def merge_changes(
+    document: dict[str, Any],
+    changes: dict[str, Any],
+    array_replacements: Iterable[str] = (),
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a copy of the document with the changes merged in, and warnings.
+
+    Per top-level key the new value replaces the old one, but an array is appended to the stored array,
+    unless its key is in ``array_replacements``. Where an array meets a stored value that is no array, it
+    replaces that value and a warning says so. The result shares nothing with the input.
+    """
+    merged: dict[str, Any] = copy_json(_object(document, "the document"))
+    incoming: dict[str, Any] = copy_json(_object(changes, "the changes"))
+    return merged, _merge_in_place(merged, incoming, array_replacements)
+
+
+def promote_staged(
+    document: dict[str, Any],
+    staged: Iterable[StagedChanges],
+    *,
+    limits: Limits | None = None,
+) -> dict[str, Any]:
+    """Return a copy of ``custom_state`` with all staged changes applied, in the order given.
+
+    Of a change that holds both forms the patches are applied. The input is never changed and the result
+    shares nothing with it. Raises `PatchError` for the first operation that cannot be applied or that leaves
+    no object, and `LimitExceeded` as `apply_patches` does, with the copies of all changes added up.
+    """
+    promoted = PatchedCopy(_object(document, "the document"), limits=limits or Limits())
+    for change in staged:
+        if change.patches:
+            promoted.apply(change.patches)
+            if not isinstance(promoted.document, dict):
+                raise _not_an_object(change.patches)
+        elif change.merge_changes is not None:
+            changes = copy_json(_object(change.merge_changes, "the changes"))
+            _merge_in_place(promoted.document, changes, ())
+    promoted.check_limits()
+    return _object(promoted.document, "the document")
+
+
+def _merge_in_place(
+    document: dict[str, Any], incoming: dict[str, Any], array_replacements: Iterable[str]
+) -> list[str]:
+    if isinstance(array_replacements, str):
+        raise InvalidPayload(path="", reason="array_replacements is a collection of keys, not one text")
+    replacements = frozenset(array_replacements)
+    warnings = []
+    for key, value in incoming.items():
+        if key in document and isinstance(value, list) and key not in replacements:
+            stored = document[key]
+            if isinstance(stored, list):
+                stored.extend(value)
+                continue
+            warnings.append(f"{key!r} held no array to append to; its value was replaced")
+        document[key] = value
+    return warnings
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise InvalidPayload(path="", reason=f"{name} must be a dict, not {type(value).__name__}")
+    return value
+
+
+def _not_an_object(patches: list[Any]) -> PatchError:
+    """Blame the last operation on the whole document: no other can have left something else there."""
+    index = max(index for index, operation in enumerate(patches) if not operation["path"])
+    return PatchError(index=index, op=patches[index]["op"], reason="custom_state must stay an object")
