@@ -1,4 +1,7 @@
-"""Settings of the example project: ``DATABASE_URL``, ``SECRET_KEY``, ``DEBUG`` and ``ALLOWED_HOSTS`` come from the environment."""
+"""Settings of the example project.
+
+``DATABASE_URL``, ``SECRET_KEY``, ``DEBUG`` and ``ALLOWED_HOSTS`` come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +57,8 @@ ROOT_URLCONF = "example_project.urls"
 ASGI_APPLICATION = "example_project.asgi.application"
 WSGI_APPLICATION = "example_project.wsgi.application"
 
-# IMMEDIATE takes the write lock when a transaction starts: a transaction that reads first and asks for the lock later
-# is refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
+# IMMEDIATE takes the write lock when a transaction starts: one that reads first and asks for the lock later is
+# refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
 SQLITE_OPTIONS: dict[str, Any] = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -63,7 +66,7 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 
 # Written here and not in the URL, where django-environ would read "?pool=true" as the text "true".
-# A pool instead of CONN_MAX_AGE: under ASGI a persistent connection belongs to a thread that ends with its request.
+# A pool and not CONN_MAX_AGE: under ASGI a persistent connection belongs to a thread that ends with its request.
 POSTGRES_OPTIONS: dict[str, Any] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 10}}
 
 

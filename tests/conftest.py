@@ -1,7 +1,8 @@
 """Databases for the tests: the server, the migrated test databases, and committed access without a flush.
 
-Most tests take ``committed_db``, which runs them once on SQLite and once on PostgreSQL. ``sqlite_db`` and ``postgres_db`` are for
-what only one of them can show, ``empty_db`` for code that looks at every tenant. ``django_db`` of pytest-django works too.
+Most tests take ``committed_db``, which runs them once on SQLite and once on PostgreSQL. ``sqlite_db`` and
+``postgres_db`` are for what only one of them can show, ``empty_db`` for code that looks at every tenant.
+The marker ``django_db`` of pytest-django works too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -64,9 +64,9 @@ def server_address(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def sqlite_file(django_db_keepdb: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every run and every worker has an SQLite file of its own, unless ``--reuse-db`` asks to find it again."""
+    """Each run and each worker has an SQLite file of its own, unless ``--reuse-db`` wants to find it again."""
     database = settings.DATABASES["default"]
-    if database["ENGINE"] == "django.db.backends.sqlite3" and not django_db_keepdb:
+    if "sqlite" in ALIASES and not django_db_keepdb:
         database["TEST"]["NAME"] = tmp_path_factory.mktemp("databases") / "helix.sqlite3"
 
 
@@ -96,7 +96,7 @@ def django_db_setup(
             verbosity=verbosity,
             interactive=False,
             keepdb=django_db_keepdb and not django_db_createdb,
-            aliases=list(settings.DATABASES),
+            aliases=settings.DATABASES,
             serialized_aliases=[],
         )
     yield

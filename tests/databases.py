@@ -24,7 +24,7 @@ ALIASES: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CommittedDatabase:
-    """A test's access to one database: what it writes is committed, seen by other connections, and never flushed.
+    """A test's access to one database: what it writes is committed, seen by others, and never flushed.
 
     ``tenant`` belongs to this test alone; a test that keeps to it meets no rows of another one.
     """
@@ -64,7 +64,7 @@ def delete_all_rows(alias: str) -> None:
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         for model in apps.get_app_config("helix_store").get_models(include_auto_created=True):
             if model._meta.managed:
-                cursor.execute(f"DELETE FROM {connections[alias].ops.quote_name(model._meta.db_table)}")  # noqa: S608
+                cursor.execute(f"DELETE FROM {connections[alias].ops.quote_name(model._meta.db_table)}")
 
 
 def close_connections() -> None:

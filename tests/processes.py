@@ -1,4 +1,4 @@
-"""Run the same thing at the same moment in several processes or threads, each with its own database connections.
+"""Run a function at one moment in several processes or threads, each with its own database connections.
 
     outcomes = run_in_processes(claim, [(tenant, "a"), (tenant, "b")])
     assert [outcome.value for outcome in outcomes].count(True) == 1
@@ -25,7 +25,8 @@ from django.db import connections
 
 __all__ = ["PROCESSES", "Outcome", "WorkerDied", "WorkerProcess", "run_in_processes", "run_in_threads"]
 
-# This module is preloaded by the fork server: a worker is then ready in milliseconds. A test process has Django set up already.
+# The fork server preloads this module, so that a worker is ready in milliseconds.
+# In a test process Django is set up already.
 if not apps.ready:
     django.setup()
 
@@ -62,7 +63,9 @@ class WorkerProcess:
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, start: Barrier | None = None) -> None:
         self._answers, answer = PROCESSES.Pipe(duplex=False)
-        # The database settings of this process name the test databases; a fresh process would read the real names.
+        # A semaphore goes with its last reference here, and a child that has not opened it yet would fail.
+        self._kept = (start, arguments)
+        # The settings of this process name the test databases; a fresh process would read the real names.
         databases = {alias: dict(connections[alias].settings_dict) for alias in connections}
         self._process = PROCESSES.Process(
             target=_work, args=(databases, answer, start, function, arguments), daemon=True
@@ -102,7 +105,7 @@ class WorkerProcess:
 def run_in_processes(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, timeout: float = _DEFAULT_TIMEOUT
 ) -> list[Outcome]:
-    """Call ``function`` once per tuple of arguments, each call in its own process, all released at one moment."""
+    """Call ``function`` once per tuple of arguments, each in its own process, all released at one moment."""
     start = PROCESSES.Barrier(len(arguments))
     workers = [WorkerProcess(function, *each, start=start) for each in arguments]
     deadline = time.monotonic() + timeout

@@ -1,8 +1,8 @@
 """Django settings of the test suite.
 
 ``HELIX_TEST_DATABASES`` chooses what the suite runs on: ``both`` (the default), ``sqlite`` or ``postgres``.
-With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one of them ``default`` is that one.
-The PostgreSQL server is the one of ``DATABASE_URL`` when that names one, else the suite starts its own (tests/conftest.py).
+With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one alone ``default`` is that one.
+The server is that of ``DATABASE_URL`` when it names a PostgreSQL, else the suite starts its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _CHOICES = {"both": ("sqlite", "postgres"), "sqlite": ("sqlite",), "postgres": (
 def _chosen_databases() -> tuple[str, ...]:
     choice = os.environ.get("HELIX_TEST_DATABASES", "both")
     if choice not in _CHOICES:
-        raise ImproperlyConfigured(f"HELIX_TEST_DATABASES must be one of {', '.join(_CHOICES)}, not {choice!r}.")
+        raise ImproperlyConfigured(
+            f"HELIX_TEST_DATABASES must be one of {', '.join(_CHOICES)}, not {choice!r}."
+        )
     return _CHOICES[choice]
 
 
