@@ -1,0 +1,287 @@
+"""What a state store must offer, and the check that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from helix_store.core.types import (
+    UNSET,
+    Checkpoint,
+    CheckpointPage,
+    InterruptKind,
+    InterruptRequest,
+    Message,
+    MessagePage,
+    Run,
+    RunStatus,
+    SessionMode,
+    SessionPage,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StatusChange,
+    StatusConflict,
+    StepCommit,
+    StepInfo,
+    SubSessionRef,
+    Unset,
+)
+
+__all__ = ["REQUIRED_METHODS", "StateStore", "require_state_store"]
+
+
+class StateStore(Protocol):
+    """Durable agent sessions. `helix_store.testing.StateStoreContract` says what each method must do.
+
+    Every method has an async twin of the same signature under the prefix ``a``: ``aload_state``. The twin of
+    ``iter_messages`` is an async iterator.
+    """
+
+    # Sessions
+
+    def create_session(
+        self,
+        session_id: str | None = None,
+        *,
+        agent_type: str,
+        user_id: str | None = None,
+        parent_session_id: str | None = None,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        custom_state: dict[str, Any] | None = None,
+        title: str | None = None,
+        workspace_id: str | None = None,
+        directory: str = "",
+        stream_id: str | None = None,
+        mode: SessionMode | str | None = None,
+        expires_at: int | None = None,
+    ) -> SessionState: ...
+
+    def session_exists(self, session_id: str) -> bool: ...
+
+    def load_state(self, session_id: str) -> SessionState | None: ...
+
+    def save_state(
+        self,
+        session_id: str,
+        state: SessionState,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int: ...
+
+    def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int: ...
+
+    def update_status(
+        self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
+    ) -> int: ...
+
+    def compare_and_set_status(
+        self,
+        session_id: str,
+        expected: Collection[SessionStatus | str],
+        status: SessionStatus | str,
+        *,
+        failure_reason: str | None = None,
+        fencing_token: int | None = None,
+    ) -> StatusChange | StatusConflict: ...
+
+    def increment_step_count(self, session_id: str) -> int: ...
+
+    def increment_resume_count(self, session_id: str) -> int: ...
+
+    def merge_custom_state(
+        self,
+        session_id: str,
+        changes: Mapping[str, Any],
+        *,
+        array_replacements: Iterable[str] = (),
+        expected_version: int | None = None,
+    ) -> list[str]: ...
+
+    def list_sessions(
+        self,
+        *,
+        agent_type: str | None = None,
+        status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
+        user_id: str | None = None,
+        parent_session_id: str | Unset | None = UNSET,
+        root_session_id: str | None = None,
+        workspace_id: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        created_from: datetime | int | None = None,
+        created_to: datetime | int | None = None,
+        order_by: str = "updated_at",
+        direction: str = "desc",
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        count: bool = True,
+    ) -> SessionPage: ...
+
+    # Messages
+
+    def append_messages(
+        self,
+        session_id: str,
+        messages: Sequence[Message],
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int: ...
+
+    def get_messages(
+        self,
+        session_id: str,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        include_thinking: bool = True,
+        order: str = "asc",
+    ) -> MessagePage: ...
+
+    def iter_messages(self, session_id: str, *, chunk_size: int = 500) -> Iterator[Message]: ...
+
+    def get_message_count(self, session_id: str) -> int: ...
+
+    def truncate_messages(
+        self, session_id: str, keep: int, *, expected_version: int | None = None
+    ) -> int: ...
+
+    # Staging and the atomic step
+
+    def stage_changes(
+        self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]
+    ) -> None: ...
+
+    def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
+
+    def promote_staging(
+        self,
+        session_id: str,
+        step_id: str,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int: ...
+
+    def discard_staging(self, session_id: str, step_id: str) -> int: ...
+
+    def save_state_and_promote_staging(
+        self,
+        session_id: str,
+        state: SessionState,
+        append_messages: Sequence[Message],
+        step: StepInfo | Mapping[str, Any],
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+        operation_id: str | None = None,
+        run_id: str | None = None,
+    ) -> StepCommit: ...
+
+    # Checkpoints
+
+    def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None: ...
+
+    def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None: ...
+
+    def list_checkpoints(
+        self, session_id: str, *, limit: int = 20, cursor: str | None = None
+    ) -> CheckpointPage: ...
+
+    def restore_checkpoint(
+        self,
+        session_id: str,
+        checkpoint_id: str,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int: ...
+
+    def branch_session(
+        self,
+        session_id: str,
+        checkpoint_id: str | None = None,
+        *,
+        new_session_id: str | None = None,
+        message_index: int | None = None,
+        title: str | None = None,
+    ) -> SessionState: ...
+
+    def delete_checkpoint(self, session_id: str, checkpoint_id: str) -> bool: ...
+
+    def prune_checkpoints(self, session_id: str, *, keep: int) -> int: ...
+
+    # Runs, sub-sessions, interrupts
+
+    def start_run(
+        self,
+        session_id: str,
+        run_id: str | None = None,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+        start_sequence: int = 0,
+        supersede: bool = False,
+    ) -> Run: ...
+
+    def update_run(
+        self,
+        session_id: str,
+        run_id: str,
+        *,
+        status: RunStatus | str,
+        step_count: int | None = None,
+        completion_reason: str | None = None,
+        error: Any = None,
+    ) -> Run: ...
+
+    def get_current_run(self, session_id: str) -> Run | None: ...
+
+    def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]: ...
+
+    def add_sub_session_refs(
+        self, session_id: str, refs: Iterable[SubSessionRef | Mapping[str, Any]]
+    ) -> None: ...
+
+    def update_sub_session_ref(
+        self,
+        session_id: str,
+        sub_session_id: str,
+        *,
+        status: str | None = None,
+        output: Any = None,
+        error: Any = None,
+    ) -> SubSessionRef: ...
+
+    def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]: ...
+
+    def request_interrupt(
+        self,
+        session_id: str,
+        *,
+        kind: InterruptKind | str = "interrupt",
+        reason: str | None = None,
+        run_id: str | None = None,
+    ) -> InterruptRequest: ...
+
+    def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None: ...
+
+    def clear_interrupt(self, session_id: str) -> bool: ...
+
+
+_SYNCHRONOUS: Final = tuple(name for name in vars(StateStore) if not name.startswith("_"))
+
+REQUIRED_METHODS: Final = (*_SYNCHRONOUS, *(f"a{name}" for name in _SYNCHRONOUS))
+"""Names of every method a state store must have, the async twins included."""
+
+
+def require_state_store(store: object) -> None:
+    """Raise `TypeError`, naming every missing method, for an object that is no complete state store."""
+    missing = [name for name in REQUIRED_METHODS if not callable(getattr(store, name, None))]
+    if missing:
+        raise TypeError(f"{type(store).__name__} is no state store; it lacks {', '.join(missing)}.")
