@@ -57,8 +57,8 @@ ROOT_URLCONF = "example_project.urls"
 ASGI_APPLICATION = "example_project.asgi.application"
 WSGI_APPLICATION = "example_project.wsgi.application"
 
-# IMMEDIATE takes the write lock when a transaction starts: one that reads first and asks for the lock later is
-# refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
+# IMMEDIATE takes the write lock when a transaction starts: one that reads first and asks for the lock later
+# is refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
 SQLITE_OPTIONS: dict[str, Any] = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -66,7 +66,7 @@ SQLITE_OPTIONS: dict[str, Any] = {
 }
 
 # Written here and not in the URL, where django-environ would read "?pool=true" as the text "true".
-# A pool and not CONN_MAX_AGE: under ASGI a persistent connection belongs to a thread that ends with its request.
+# A pool and not CONN_MAX_AGE: under ASGI a persistent connection would outlive its request.
 POSTGRES_OPTIONS: dict[str, Any] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 10}}
 
 

@@ -64,7 +64,7 @@ def server_address(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def sqlite_file(django_db_keepdb: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Each run and each worker has an SQLite file of its own, unless ``--reuse-db`` wants to find it again."""
+    """Each run and worker has an SQLite file of its own, unless ``--reuse-db`` wants to find it again."""
     database = settings.DATABASES["default"]
     if "sqlite" in ALIASES and not django_db_keepdb:
         database["TEST"]["NAME"] = tmp_path_factory.mktemp("databases") / "helix.sqlite3"
@@ -88,7 +88,7 @@ def django_db_setup(
 ) -> Iterator[None]:
     """All chosen databases, migrated once.
 
-    The fixture of pytest-django creates those that its marker names, and ``committed_db`` works without the marker.
+    The fixture of pytest-django creates those that its marker names; ``committed_db`` works without it.
     """
     verbosity = request.config.get_verbosity()
     with django_db_blocker.unblock():

@@ -41,8 +41,8 @@ class PostgresFailed(RuntimeError):
 class PostgresCluster:
     """One PostgreSQL server with durable defaults in a temporary directory.
 
-    It listens on a Unix socket in a directory that only its user can enter (no password) and on a free loopback
-    port (password). ``stop()`` or the end of this process, killed or not, stops and deletes it.
+    It listens on a Unix socket in a directory that only its user can enter (no password) and on a free
+    loopback port (password). ``stop()`` or the end of this process, killed or not, stops and deletes it.
     Usable as a context manager.
     Run by root, the server belongs to the user ``nobody``, because PostgreSQL refuses to run as root.
     """
@@ -119,7 +119,7 @@ class PostgresCluster:
         return self
 
     def restart(self, *, immediate: bool = False) -> None:
-        """Stop and start on the same port; ``immediate`` drops the sessions and leaves recovery to the start."""
+        """Stop and start on the same port; ``immediate`` cuts it off and leaves recovery to the start."""
         self._run("pg_ctl", "stop", "--wait", "--silent", "--mode", "immediate" if immediate else "fast")
         self.start()
 

@@ -1,7 +1,7 @@
 """Django settings of the test suite.
 
 ``HELIX_TEST_DATABASES`` chooses what the suite runs on: ``both`` (the default), ``sqlite`` or ``postgres``.
-With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one alone ``default`` is that one.
+With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one, it is that one.
 The server is that of ``DATABASE_URL`` when it names a PostgreSQL, else the suite starts its own.
 """
 
