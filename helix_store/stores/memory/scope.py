@@ -1,0 +1,59 @@
+"""The sessions of one tenant, and the only way to change one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from helix_store import conf
+from helix_store.core.limits import Limits
+from helix_store.core.requests import Guard
+from helix_store.exceptions import SessionNotFound
+from helix_store.stores.memory.records import SessionRecord
+from helix_store.stores.memory.world import MemoryWorld
+
+__all__ = ["TenantScope"]
+
+_UNGUARDED = Guard()
+
+
+class TenantScope:
+    """What the verbs of one store share: its world, its tenant's data and its limits."""
+
+    def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
+        self.lock = world.lock
+        self.data = world.tenant(tenant)
+        self._given_limits = limits
+
+    @property
+    def limits(self) -> Limits:
+        return self._given_limits or conf.limits()
+
+    def find(self, session_id: str) -> SessionRecord | None:
+        """The published record, which is safe to read without the lock: it never changes."""
+        return self.data.sessions.get(session_id)
+
+    def require(self, session_id: str) -> SessionRecord:
+        record = self.find(session_id)
+        if record is None:
+            raise SessionNotFound(session_id)
+        return record
+
+    @contextmanager
+    def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
+        """A draft of the session to change at will: published at the end, dropped if anything fails."""
+        with self.lock:
+            draft = self.require(session_id).draft()
+            self.admit(draft, guard)
+            yield draft
+            self.data.sessions[session_id] = draft
+
+    def admit(self, record: SessionRecord, guard: Guard) -> None:
+        """Check what the caller requires of the write. Raises `StaleStateError`."""
+        guard.check_version(record.version)
+
+    def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
+        """Drop a session with everything recorded for it. The lock is held."""
+        del self.data.sessions[session_id]
+        if not keep_usage:
+            self.data.usage.pop(session_id, None)

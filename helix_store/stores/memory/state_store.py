@@ -1,0 +1,42 @@
+"""The state store of one process, without a database."""
+
+from __future__ import annotations
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.types import SessionState
+from helix_store.stores.api import StateStoreBase
+from helix_store.stores.memory.backend import MemoryBackend
+from helix_store.stores.memory.scope import TenantScope
+from helix_store.stores.memory.world import MemoryWorld
+
+__all__ = ["InMemoryStateStore"]
+
+
+class InMemoryStateStore(StateStoreBase):
+    """Sessions in this process alone, under the contract of the database store; for tests and trials.
+
+    Stores that are given the same ``world`` see each other; without one a store has a world of its own.
+    """
+
+    def __init__(
+        self, *, tenant: str = "", limits: Limits | None = None, world: MemoryWorld | None = None
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=limits)
+        super().__init__(MemoryBackend(self._scope), tenant=tenant, limits=limits)
+
+    def clear(self) -> None:
+        """Delete every session of the tenant, with its usage. Safe to repeat."""
+        with self._scope.lock:
+            for session_id in self.get_all_session_ids():
+                self._scope.forget(session_id)
+
+    def get_all_session_ids(self) -> list[str]:
+        """The ids of the tenant's sessions, in the order they were created."""
+        with self._scope.lock:
+            return list(self._scope.data.sessions)
+
+    def get_sync(self, session_id: str) -> SessionState | None:
+        """The current state, as `load_state` gives it; the name that ports of the source's tests call."""
+        return self.load_state(session_id)

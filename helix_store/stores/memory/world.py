@@ -1,0 +1,35 @@
+"""Everything one process remembers, shared by the stores that are given the same world."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from helix_store.stores.memory.records import SessionRecord
+
+__all__ = ["MemoryWorld", "TenantData"]
+
+
+@dataclass(slots=True)
+class TenantData:
+    """What one tenant owns; change it with the world's lock held."""
+
+    sessions: dict[str, SessionRecord] = field(default_factory=dict)
+    usage: dict[str, list[Any]] = field(default_factory=dict)
+    """Usage entries in order of recording, by the session they were recorded for."""
+
+
+class MemoryWorld:
+    """A stand-in for the database: in-memory classes that share one see each other's data.
+
+    ``lock`` is held for the whole of every write, as one transaction at a time would be.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._tenants: dict[str, TenantData] = {}
+
+    def tenant(self, name: str) -> TenantData:
+        with self.lock:
+            return self._tenants.setdefault(name, TenantData())
