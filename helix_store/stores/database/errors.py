@@ -1,0 +1,237 @@
+"""What the errors of PostgreSQL and SQLite mean for a caller of the store.
+
+Decided by SQLSTATE or ``sqlite_errorname``, never by message text, and without importing a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.db import DataError, Error, InterfaceError, OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+
+from helix_store.exceptions import (
+    HelixStoreError,
+    IntegrityFault,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+)
+
+__all__ = [
+    "is_retryable_transaction",
+    "is_unique_violation",
+    "mapped_errors",
+    "translate",
+    "violated_constraint",
+]
+
+# A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
+_MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
+    "08": StoreUnavailable,  # connection exception
+    "22": IntegrityFault,  # data exception
+    "25006": StoreUnavailable,  # read-only transaction: the server is a standby, or was demoted to one
+    "25P03": StoreUnavailable,  # idle-in-transaction timeout
+    "25P04": StoreTimeout,  # transaction timeout
+    "40001": StoreBusy,  # serialization failure
+    "40P01": StoreBusy,  # deadlock
+    "53100": StoreFull,  # disk full
+    "53200": StoreFull,  # out of memory, or of room for locks
+    "53300": StoreUnavailable,  # too many connections
+    "54": IntegrityFault,  # program limit exceeded
+    "55P03": StoreBusy,  # lock not available
+    "57014": StoreTimeout,  # statement timeout, or cancelled by somebody
+    "57P01": StoreUnavailable,  # administrator's shutdown
+    "57P02": StoreUnavailable,  # crash shutdown
+    "57P03": StoreUnavailable,  # starting up or shutting down
+    "57P04": StoreUnavailable,  # database dropped
+    "57P05": StoreUnavailable,  # idle session timeout
+    "58030": StoreUnavailable,  # input or output error
+    "XX001": IntegrityFault,  # corrupt data
+    "XX002": IntegrityFault,  # corrupt index
+    "SQLITE_BUSY": StoreBusy,
+    "SQLITE_CANTOPEN": StoreUnavailable,
+    "SQLITE_CORRUPT": IntegrityFault,
+    "SQLITE_FULL": StoreFull,
+    "SQLITE_INTERRUPT": StoreTimeout,
+    "SQLITE_IOERR": StoreUnavailable,
+    "SQLITE_LOCKED": StoreBusy,
+    "SQLITE_NOTADB": IntegrityFault,
+    "SQLITE_READONLY": StoreUnavailable,
+    "SQLITE_TOOBIG": IntegrityFault,
+}
+
+_RETRYABLE: Final = frozenset({"40001", "40P01", "55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"})
+_UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
+
+# The server ends a session with these only while it waits for the next statement, so it never saw the COMMIT.
+_ENDED_WHILE_IDLE: Final = frozenset({"25P03", "57P05"})
+
+_REFUSED_VALUE: Final = (
+    "The database refused a value that the store should have refused before; nothing was written. "
+    "Please report the database_code of this error."
+)
+_CORRUPT: Final = "The database found its own files corrupt; restore them from a backup."
+_ABORTED: Final = (
+    "An earlier error has aborted the caller's transaction; nothing more can be done in it. "
+    "Leave its outermost atomic() block, or catch errors outside of an atomic() block of their own."
+)
+
+
+def translate(
+    error: Error, *, vendor: str, committing: bool = False, operation_id: str | None = None
+) -> HelixStoreError | TransactionManagementError | None:
+    """What the store raises in place of ``error``; ``None`` when the error is not the store's to explain.
+
+    An integrity error is ``None``: only the verb that wrote the row knows what a broken constraint means.
+    A transaction that was aborted earlier (25P02) becomes Django's own `TransactionManagementError`, as it is
+    for a block that Django knows to be broken: a fault of the calling code, never to be retried.
+
+    ``committing`` says that COMMIT may have been sent. Then an error that leaves its outcome open is
+    `OutcomeUnknown`; one that is the server's answer to the COMMIT means what it always means.
+    """
+    code = _code(error)
+    if code == "25P02":
+        return TransactionManagementError(_ABORTED)
+    if committing and _leaves_outcome_open(error, code, vendor):
+        return OutcomeUnknown(operation_id)
+    meaning = _meaning(error, code, vendor)
+    if meaning is None:
+        return None
+    return meaning(_message(meaning, code), database_code=code)
+
+
+@contextmanager
+def mapped_errors(
+    connection: BaseDatabaseWrapper,
+    *,
+    committing: bool | Callable[[], bool] = False,
+    operation_id: str | None = None,
+) -> Iterator[None]:
+    """Raise what `translate` makes of a database error; let every other error through.
+
+    A function given as ``committing`` is asked when there is an error. Around the outermost transaction it tells
+    a connection that broke in the body from one that broke at COMMIT::
+
+        committing = False
+        with mapped_errors(connection, committing=lambda: committing):
+            with transaction.atomic(using=alias):
+                ...
+                committing = True
+
+    A connection that is lost or read-only is dropped, unless it is inside an atomic block: the next call gets
+    another one.
+    """
+    try:
+        yield
+    except Error as exc:
+        is_committing = committing if isinstance(committing, bool) else committing()
+        translated = translate(
+            exc, vendor=connection.vendor, committing=is_committing, operation_id=operation_id
+        )
+        if translated is None:
+            raise
+        if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(exc):
+            _drop(connection)
+        if isinstance(translated, IntegrityFault):
+            # psycopg's message includes DETAIL and CONTEXT, in which PostgreSQL quotes the refused value.
+            raise translated from None
+        raise translated from exc
+    except (StoreUnavailable, OutcomeUnknown):
+        # Translated inside of the atomic block that has ended by now.
+        _drop(connection)
+        raise
+    except (UnicodeEncodeError, OverflowError):
+        # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees them.
+        raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
+
+
+def is_retryable_transaction(error: BaseException) -> bool:
+    """Whether the same transaction, run again from its start, can succeed at once.
+
+    For the owner of the outermost transaction alone, and a bounded number of times: before 55P03 each try has
+    waited for the whole ``lock_timeout``. Takes the error of Django or what `mapped_errors` made of it.
+    """
+    return _code(error) in _RETRYABLE
+
+
+def is_unique_violation(error: BaseException) -> bool:
+    """Whether a unique constraint or a primary key refused the row."""
+    return _code(error) in _UNIQUE
+
+
+def violated_constraint(error: BaseException) -> str | None:
+    """The name of the constraint that refused the row; ``None`` on SQLite, which has it in message text only."""
+    name = getattr(_diagnosis(error), "constraint_name", None)
+    return None if name is None else str(name)
+
+
+def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreError] | None:
+    if code is not None:
+        return _MEANINGS.get(code) or _MEANINGS.get(_family(code)) or _meaning_of_severity(error)
+    if vendor == "postgresql" and isinstance(error, OperationalError | InterfaceError):
+        # psycopg has no SQLSTATE for a connection that broke, could not be made or was not free in the pool.
+        return StoreUnavailable
+    if vendor == "postgresql" and isinstance(error, DataError):
+        # psycopg refuses NUL in text by itself.
+        return IntegrityFault
+    return None
+
+
+def _meaning_of_severity(error: Error) -> type[HelixStoreError] | None:
+    return StoreUnavailable if _has_ended_session(error) else None
+
+
+def _leaves_outcome_open(error: Error, code: str | None, vendor: str) -> bool:
+    if code is None:
+        return _meaning(error, code, vendor) is StoreUnavailable
+    if code in _ENDED_WHILE_IDLE:
+        return False
+    return _has_ended_session(error) or code == "57014" or _family(code) in {"08", "SQLITE_IOERR"}
+
+
+def _has_ended_session(error: Error) -> bool:
+    return getattr(_diagnosis(error), "severity_nonlocalized", None) in {"FATAL", "PANIC"}
+
+
+def _message(meaning: type[HelixStoreError], code: str | None) -> str | None:
+    if meaning is not IntegrityFault:
+        return None
+    corrupt = code is not None and _family(code) in {"XX", "SQLITE_CORRUPT", "SQLITE_NOTADB"}
+    return _CORRUPT if corrupt else _REFUSED_VALUE
+
+
+def _family(code: str) -> str:
+    return "_".join(code.split("_")[:2]) if code.startswith("SQLITE_") else code[:2]
+
+
+def _code(error: BaseException) -> str | None:
+    driver_error = _driver_error(error)
+    code = getattr(driver_error, "sqlstate", None) or getattr(driver_error, "sqlite_errorname", None)
+    return None if code is None else str(code)
+
+
+def _diagnosis(error: BaseException) -> Any:
+    return getattr(_driver_error(error), "diag", None)
+
+
+def _driver_error(error: BaseException) -> BaseException | None:
+    django_error = error.__cause__ if isinstance(error, HelixStoreError) else error
+    # The cause of Django's refusal to go on in a broken block is the earlier error that broke it.
+    if django_error is None or isinstance(django_error, TransactionManagementError):
+        return None
+    return django_error.__cause__
+
+
+def _drop(connection: BaseDatabaseWrapper) -> None:
+    if connection.in_atomic_block:
+        return
+    if connection.vendor == "postgresql" and connection.connection is not None:
+        # A pool takes an open connection back and hands it out again, to a demoted server as well.
+        connection.connection.close()
+    connection.close()
