@@ -51,7 +51,8 @@ class IdGenerator:
 
 
 new_id: Final = IdGenerator()
-os.register_at_fork(after_in_child=new_id.reset)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=new_id.reset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ def _reason_against(item: Any) -> str | None:
     """Why a value cannot be stored, looking at the keys of a container and not at what it holds."""
     kind = type(item)
     if kind is dict:
-        odd = next((type(key).__name__ for key in item if type(key) is not str), None)
-        return odd and f"keys must be str, not {odd}"
+        odd_kinds = (type(key) for key in item if type(key) is not str)
+        return next((f"keys must be str, not {odd.__name__}" for odd in odd_kinds), None)
     if kind is float and not isfinite(item):
         return "NaN and infinity are not JSON"
     if kind is int and abs(item) >= TOO_LONG_INTEGER:

@@ -1,0 +1,123 @@
+"""Errors: one root, typed, picklable, and silent about payloads."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from helix_store import exceptions
+from helix_store.exceptions import HelixStoreError
+
+CLASSES: list[type[HelixStoreError]] = [
+    value
+    for value in vars(exceptions).values()
+    if inspect.isclass(value) and issubclass(value, HelixStoreError)
+]
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "SessionNotFound": {"session_id": "s-1"},
+    "CheckpointNotFound": {"checkpoint_id": "c-1"},
+    "RunNotFound": {"run_id": "r-1"},
+    "StreamNotFound": {"stream_id": "st-1"},
+    "SessionExists": {"session_id": "s-1"},
+    "IdempotencyConflict": {"operation_id": "o-1"},
+    "StaleStateError": {"expected_version": 3, "current_version": 5},
+    "FencedOutError": {"token": 3, "current_token": 5},
+    "InvalidPayload": {"path": "/a/0", "reason": "NaN and infinity are not JSON"},
+    "LimitExceeded": {"limit": 10, "actual": 11, "name": "max_chunk_bytes"},
+    "PatchError": {"index": 2, "op": "add", "reason": "no such path"},
+    "StreamTruncated": {"oldest": 17},
+    "OutcomeUnknown": {"operation_id": "o-1"},
+}
+"""What the classes with attributes of their own are made from; the others take a message or nothing."""
+
+OWN_MESSAGE = {"StaleStateError", "FencedOutError", "InvalidPayload", "LimitExceeded", "PatchError"}
+
+
+def _example(cls: type[HelixStoreError]) -> HelixStoreError:
+    return cls(**ARGUMENTS.get(cls.__name__, {}))
+
+
+every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+
+
+def test_every_class_is_exported_and_under_the_root() -> None:
+    assert sorted(exceptions.__all__) == sorted(cls.__name__ for cls in CLASSES)
+    assert all(issubclass(cls, HelixStoreError) for cls in CLASSES)
+
+
+def test_codes_are_distinct() -> None:
+    codes = [cls.code for cls in CLASSES]
+    assert len(set(codes)) == len(codes)
+
+
+@every_class
+def test_the_docstring_is_the_message_unless_the_class_has_figures_to_tell(
+    cls: type[HelixStoreError],
+) -> None:
+    docstring = inspect.getdoc(cls)
+    assert docstring
+    if cls.__name__ in OWN_MESSAGE:
+        assert all(str(value) in str(_example(cls)) for value in ARGUMENTS[cls.__name__].values())
+    else:
+        assert str(_example(cls)) == docstring.splitlines()[0]
+
+
+@every_class
+def test_an_error_survives_pickling_and_copying(cls: type[HelixStoreError]) -> None:
+    error = _example(cls)
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):  # noqa: S301 - our own bytes
+        assert type(twin) is cls
+        assert str(twin) == str(error)
+        assert twin.to_dict() == error.to_dict()
+        assert {name: getattr(twin, name) for name in error.attributes} == error.attributes
+
+
+@every_class
+def test_the_arguments_are_attributes_and_part_of_the_dict(cls: type[HelixStoreError]) -> None:
+    error = _example(cls)
+    arguments = ARGUMENTS.get(cls.__name__, {})
+    assert {name: getattr(error, name) for name in arguments} == arguments
+    assert error.to_dict() == {
+        "code": cls.code,
+        "message": str(error),
+        "retryable": error.retryable,
+        "applied": error.applied,
+        **arguments,
+    }
+
+
+def test_a_message_of_ones_own_replaces_the_docstring_and_is_pickled() -> None:
+    error = exceptions.InvalidQuery("limit must be a whole number.", path="limit")
+    twin = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (str(twin), twin.path) == ("limit must be a whole number.", "limit")
+
+
+def test_only_what_may_pass_by_itself_is_retryable() -> None:
+    retryable = {cls.__name__ for cls in CLASSES if cls.retryable}
+    assert retryable == {"StoreBusy", "StoreUnavailable"}
+
+
+def test_only_a_lost_commit_leaves_the_outcome_open() -> None:
+    assert {cls.__name__ for cls in CLASSES if cls.applied != "no"} == {"OutcomeUnknown"}
+    assert exceptions.OutcomeUnknown.applied == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("cls", "parent"),
+    [
+        (exceptions.SessionNotFound, exceptions.NotFoundError),
+        (exceptions.CheckpointNotFound, exceptions.NotFoundError),
+        (exceptions.RunNotFound, exceptions.NotFoundError),
+        (exceptions.StreamNotFound, exceptions.NotFoundError),
+        (exceptions.SessionExists, exceptions.ConflictError),
+        (exceptions.IdempotencyConflict, exceptions.ConflictError),
+    ],
+)
+def test_families_can_be_caught_together(cls: type[HelixStoreError], parent: type[HelixStoreError]) -> None:
+    with pytest.raises(parent):
+        raise _example(cls)
