@@ -12,7 +12,7 @@ __all__ = ["refuse_to_lose"]
 
 
 def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
-    """An operation that does nothing forwards and, backwards, refuses while any of the columns holds a value."""
+    """An operation that does nothing forwards, and backwards refuses while a column holds a value."""
 
     def check(apps: Any, schema_editor: Any) -> None:
         model = apps.get_model("helix_store", model_name)
@@ -22,7 +22,7 @@ def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
         kept = model._base_manager.using(schema_editor.connection.alias).filter(holds_a_value).count()
         if kept:
             raise IrreversibleError(
-                f"{kept} rows of {model_name} hold values in {', '.join(columns)}, which going back would lose. "
+                f"{kept} rows of {model_name} hold {', '.join(columns)}, which going back would lose. "
                 "Resume, finish or delete them first."
             )
 

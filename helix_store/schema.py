@@ -8,11 +8,11 @@ from django.db.migrations.recorder import MigrationRecorder
 __all__ = ["LATEST_VERSION", "current_version"]
 
 LATEST_VERSION = 7
-"""The newest schema version of the source documents; the package's own additions follow as migrations 0008 on."""
+"""The newest schema version of the source documents; the package's own additions are migrations 0008 on."""
 
 
 def current_version(using: str | None = None) -> int:
-    """The schema version (0 to 7) that ``migrate`` has brought this database to; 0 before the first migration.
+    """The schema version (1 to 7) that ``migrate`` has brought this database to; 0 before the first one.
 
     Reads the migration record in one query. Source: the migrations table of the PostgreSQL store document.
     """

@@ -146,7 +146,8 @@ class PatchedCopy:
 
     def _pop(self, path: list[Segment]) -> Any:
         container, segment = self._locate(path)
-        return container.pop(_existing(container, segment))
+        key = _existing(container, segment)
+        return container.pop(key)
 
     def _put(self, path: list[Segment], value: Any) -> None:
         container, segment = self._locate(path)

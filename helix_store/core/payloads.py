@@ -36,7 +36,6 @@ __all__ = [
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _CONTAINERS: Final = frozenset({dict, list})
-_UNSIZED: Final = frozenset({float, bool, type(None)})
 _SMALLEST_BIGINT: Final = -(2**63)
 _LARGEST_BIGINT: Final = 2**63 - 1
 
@@ -165,7 +164,7 @@ def _check(value: Any, limit: int, name: str, path: str) -> None:
                         if abs(item) >= TOO_LONG_INTEGER:
                             _refuse(value, path)
                         least += least_digits(item)
-                elif kind not in _UNSIZED:
+                elif kind is not float and kind is not bool and item is not None:
                     _refuse(value, path)
             least += 2 * len(container)
             if least > limit:

@@ -93,7 +93,7 @@ class SessionQuery:
     agent_type: str | None = None
     statuses: frozenset[SessionStatus] | None = None
     user_id: str | None = None
-    parent_session_id: str | None | Unset = UNSET
+    parent_session_id: str | Unset | None = UNSET
     root_session_id: str | None = None
     workspace_id: str | None = None
     tags: list[str] = field(default_factory=list)

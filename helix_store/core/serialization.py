@@ -42,7 +42,8 @@ class Serializable:
         ]
         if missing:
             raise InvalidPayload(path=f"/{missing[0]}", reason=f"{cls.__name__} needs this field")
-        return cls(**{name: _read(readers[name], name, value) for name, value in data.items()})
+        values: dict[str, Any] = {name: _read(readers[name], name, value) for name, value in data.items()}
+        return cls(**values)
 
 
 @cache

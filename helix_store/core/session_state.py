@@ -149,7 +149,9 @@ def _checked_head(state: SessionState) -> dict[str, Any]:
         "stream_id": validation.optional_identifier(state.stream_id, "stream_id"),
         "suspended_step_id": validation.optional_identifier(state.suspended_step_id, "suspended_step_id"),
         "expires_at": (
-            None if state.expires_at is None else validation.epoch_milliseconds(state.expires_at, "expires_at")
+            None
+            if state.expires_at is None
+            else validation.epoch_milliseconds(state.expires_at, "expires_at")
         ),
     }
 

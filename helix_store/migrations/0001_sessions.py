@@ -141,6 +141,7 @@ class Migration(migrations.Migration):
                         to="helix_store.checkpoint",
                     ),
                 ),
+                ("current_is_checkpoint", models.BooleanField(default=False, editable=False)),
             ],
             options={
                 "db_table": table_name("session"),

@@ -1,5 +1,7 @@
 """Schema version 4: the top of each session tree, and which session of it owns which client tool call."""
 
+from typing import Any
+
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
@@ -7,7 +9,7 @@ from helix_store.migration_operations import refuse_to_lose
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
-def fill_in_roots(apps, schema_editor):
+def fill_in_roots(apps: Any, schema_editor: Any) -> None:
     """Give sessions from before this version their root: their own id at the top, the parent's root below."""
     sessions = apps.get_model("helix_store", "Session")._base_manager.using(schema_editor.connection.alias)
     rootless = sessions.filter(root_session_id__isnull=True)

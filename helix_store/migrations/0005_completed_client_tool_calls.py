@@ -1,6 +1,6 @@
 """Schema version 5: the durable mark of a client tool call that was answered."""
 
-from django.db import migrations, models
+from django.db import migrations
 
 from helix_store.migration_operations import refuse_to_lose
 from helix_store.models.fields import PayloadField

@@ -11,7 +11,7 @@ __all__ = ["Lock"]
 
 
 class Lock(models.Model):
-    """One row per lock name for ever: deleting it would let its token start again. Free when expiry is null."""
+    """One row per lock name for ever: deleting it would let its token start again. Free without an expiry."""
 
     tenant = IdentifierField(default="", blank=True)
     name = IdentifierField()
@@ -27,4 +27,4 @@ class Lock(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)

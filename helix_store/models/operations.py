@@ -32,4 +32,4 @@ class Operation(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.operation_id
+        return str(self.operation_id)

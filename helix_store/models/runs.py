@@ -43,7 +43,7 @@ class Run(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.run_id
+        return str(self.run_id)
 
 
 class InterruptRequest(models.Model):

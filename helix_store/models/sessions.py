@@ -79,6 +79,8 @@ class Session(models.Model):
         db_constraint=False,
         db_index=False,
     )
+    # Here, not in a join: a row joined to one that had to be waited for may be older than the lock.
+    current_is_checkpoint = models.BooleanField(default=False, editable=False)
 
     objects = SessionQuerySet.as_manager()
 
@@ -138,4 +140,4 @@ class Session(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.session_id
+        return str(self.session_id)

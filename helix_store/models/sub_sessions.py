@@ -41,4 +41,4 @@ class SubSessionRef(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.sub_session_id
+        return str(self.sub_session_id)

@@ -14,7 +14,7 @@ __all__ = ["UsageEntry"]
 
 
 class UsageEntry(models.Model):
-    """``session`` is null once its session was deleted with ``keep_usage``; ``recorded_for`` still names it."""
+    """``session`` is null once that was deleted with ``keep_usage``; ``recorded_for`` still names it."""
 
     tenant = IdentifierField(default="", blank=True)
     entry_id = IdentifierField()

@@ -180,9 +180,7 @@ class EncodedRef:
 class SubSessionVerbs(Protocol):
     def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None: ...
 
-    def update(
-        self, session_id: str, sub_session_id: str, changes: Mapping[str, str]
-    ) -> SubSessionRef: ...
+    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef: ...
 
     def select(self, session_id: str) -> list[SubSessionRef]: ...
 
@@ -200,11 +198,26 @@ class InterruptVerbs(Protocol):
 class Backend(Protocol):
     """Everything a state store needs from below."""
 
-    sessions: SessionVerbs
-    messages: MessageVerbs
-    staging: StagingVerbs
-    steps: StepVerbs
-    checkpoints: CheckpointVerbs
-    runs: RunVerbs
-    sub_sessions: SubSessionVerbs
-    interrupts: InterruptVerbs
+    @property
+    def sessions(self) -> SessionVerbs: ...
+
+    @property
+    def messages(self) -> MessageVerbs: ...
+
+    @property
+    def staging(self) -> StagingVerbs: ...
+
+    @property
+    def steps(self) -> StepVerbs: ...
+
+    @property
+    def checkpoints(self) -> CheckpointVerbs: ...
+
+    @property
+    def runs(self) -> RunVerbs: ...
+
+    @property
+    def sub_sessions(self) -> SubSessionVerbs: ...
+
+    @property
+    def interrupts(self) -> InterruptVerbs: ...

@@ -36,4 +36,4 @@ def read_cursor(cursor: str, *, query: object) -> list[Any]:
         raise InvalidCursor from exc
     if fingerprint != _fingerprint(query):
         raise InvalidCursor("The cursor belongs to another query; start from the first page.")
-    return position
+    return list(position)

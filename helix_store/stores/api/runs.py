@@ -59,7 +59,10 @@ class RunCalls(StoreCalls):
         completion_reason: str | None = None,
         error: Any = None,
     ) -> Run:
-        """Set a run's status; any status but ``running`` ends it. What is not given stays. Raises `RunNotFound`."""
+        """Set a run's status; any status but ``running`` ends it. What is not given stays.
+
+        Raises `RunNotFound`, and `ConflictError` for setting it running beside another run.
+        """
         update = RunUpdate(
             status=validation.enum(RunStatus, status, "status"),
             step_count=None if step_count is None else validation.whole_number(step_count, "step_count"),
@@ -166,7 +169,9 @@ class RunCalls(StoreCalls):
         return EncodedRef(
             sub_session_id=validation.identifier(ref.sub_session_id, "sub_session_id"),
             agent_type=validation.identifier(ref.agent_type, "agent_type"),
-            parent_tool_call_id=validation.optional_identifier(ref.parent_tool_call_id, "parent_tool_call_id"),
+            parent_tool_call_id=validation.optional_identifier(
+                ref.parent_tool_call_id, "parent_tool_call_id"
+            ),
             status=validation.identifier(ref.status, "status"),
             location=ref.location,
             remote=None if ref.remote is None else self._encoded("remote", ref.remote),

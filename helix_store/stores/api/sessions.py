@@ -70,7 +70,7 @@ class SessionCalls(StoreCalls):
             workspace_id=workspace_id,
             directory=directory,
             stream_id=chosen_id if stream_id is None else stream_id,
-            mode=mode,  # type: ignore[arg-type]  checked and settled by encode_state
+            mode=None if mode is None else validation.enum(SessionMode, mode, "mode"),
             expires_at=expires_at,
         )
         return self._backend.sessions.create(NewSession(chosen_id, encode_state(state, self.limits)))
@@ -148,7 +148,9 @@ class SessionCalls(StoreCalls):
 
     def increment_resume_count(self, session_id: str) -> int:
         """Add one to the resume count and return it. Atomic."""
-        return self._backend.sessions.increment(validation.identifier(session_id, "session_id"), "resume_count")
+        return self._backend.sessions.increment(
+            validation.identifier(session_id, "session_id"), "resume_count"
+        )
 
     def merge_custom_state(
         self,
@@ -179,7 +181,7 @@ class SessionCalls(StoreCalls):
         agent_type: str | None = None,
         status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
         user_id: str | None = None,
-        parent_session_id: str | None | Unset = UNSET,
+        parent_session_id: str | Unset | None = UNSET,
         root_session_id: str | None = None,
         workspace_id: str | None = None,
         tags: Iterable[str] | None = None,
@@ -234,7 +236,9 @@ class SessionCalls(StoreCalls):
         next_cursor = None
         if has_more:
             last = heads[-1]
-            next_cursor = write_cursor([getattr(last, query.order_by).isoformat(), last.session_id], query=binding)
+            next_cursor = write_cursor(
+                [getattr(last, query.order_by).isoformat(), last.session_id], query=binding
+            )
         return SessionPage(
             sessions=heads,
             total=total,

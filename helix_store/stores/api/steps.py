@@ -21,9 +21,7 @@ __all__ = ["StepCalls"]
 
 
 class StepCalls(StoreCalls):
-    def stage_changes(
-        self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]
-    ) -> None:
+    def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]) -> None:
         """Keep one tool call's changes for a step, invisible to `load_state` until promoted.
 
         One transaction that shares the session's lock with steps: a change staged while the step commits is

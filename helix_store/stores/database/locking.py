@@ -1,0 +1,86 @@
+"""The lock order, written once: session row, then lock row, then stream row, then children.
+
+Whatever guards a write is read after the session's row is locked, in a statement of its own: a row joined
+into the locking statement is as old as that statement's start, also when the lock had to be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.core.requests import Guard
+from helix_store.exceptions import SessionNotFound
+from helix_store.models import Session
+from helix_store.stores.database.records import first_row
+from helix_store.stores.database.scope import Scope
+
+__all__ = ["bump", "lock_session", "lock_sessions", "session_key"]
+
+_LOCKED_COLUMNS = (
+    "id",
+    "session_id",
+    "status",
+    "version",
+    "step_count",
+    "resume_count",
+    "message_count",
+    "mode",
+    "root_session_id",
+    "created_at",
+    "current_id",
+    "current_is_checkpoint",
+)
+
+
+def lock_session(scope: Scope, session_id: str, guard: Guard | None = None) -> Session:
+    """The session's narrow head, locked until the transaction ends, and fit for a guarded write.
+
+    SQLite has no row locks: there the immediate write transaction is the lock.
+    """
+    head = first_row(
+        Session.objects.using(scope.alias)
+        .select_for_update(no_key=True)
+        .only(*_LOCKED_COLUMNS)
+        .filter(tenant=scope.tenant, session_id=session_id)
+    )
+    if head is None:
+        raise SessionNotFound(session_id)
+    if guard is not None:
+        guard.check_version(head.version)
+    return head
+
+
+def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:
+    """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock."""
+    return list(
+        Session.objects.using(scope.alias)
+        .select_for_update()
+        .only("id", "session_id")
+        .filter(pk__in=list(keys))
+        .order_by("pk")
+    )
+
+
+def session_key(scope: Scope, session_id: str) -> int:
+    """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
+    key = first_row(
+        Session.objects.using(scope.alias)
+        .filter(tenant=scope.tenant, session_id=session_id)
+        .values_list("pk", flat=True)
+    )
+    if key is None:
+        raise SessionNotFound(session_id)
+    return key
+
+
+def bump(scope: Scope, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
+    """Write columns of a locked head together with its next version, and return that version."""
+    version = head.version + 1
+    Session.objects.using(scope.alias).filter(pk=head.pk).update(
+        version=version, updated_at=at or timezone.now(), **columns
+    )
+    return version

@@ -1,0 +1,67 @@
+"""Listing sessions: filters, keyset pages, heads only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from helix_store.core.requests import SessionQuery
+from helix_store.core.session_state import HEAD_FIELDS, head_values
+from helix_store.core.types import SessionHead, Unset
+from helix_store.models import Session
+from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.vendors import has_metadata, has_tag
+
+__all__ = ["select_sessions"]
+
+
+def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
+    """The page, the total when asked for, and whether more follows."""
+    matching = _filtered(Session.objects.using(scope.alias).filter(tenant=scope.tenant), query)
+    total = matching.count() if query.count else None
+    prefix = "-" if query.descending else ""
+    page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
+    if query.after is not None:
+        page = page.filter(_beyond(query))
+    rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+    heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]
+    return heads, total, len(rows) > query.limit
+
+
+def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    equal: dict[str, Any] = {
+        "agent_type": query.agent_type,
+        "user_id": query.user_id,
+        "root_session_id": query.root_session_id,
+        "workspace_id": query.workspace_id,
+        "created_at__gte": query.created_from,
+        "created_at__lt": query.created_to,
+    }
+    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+    if query.statuses is not None:
+        sessions = sessions.filter(status__in=sorted(query.statuses))
+    if query.parent_session_id is None:
+        sessions = sessions.filter(parent_session_id__isnull=True)
+    elif not isinstance(query.parent_session_id, Unset):
+        sessions = sessions.filter(parent_session_id=query.parent_session_id)
+    for tag in query.tags:
+        sessions = sessions.filter(has_tag(tag))
+    for key, value in query.metadata.items():
+        sessions = sessions.filter(has_metadata(key, value))
+    return sessions
+
+
+def _beyond(query: SessionQuery) -> Q:
+    """What follows the last row seen.
+
+    The first condition is implied by the second, but it is the one an index can start from: without it
+    PostgreSQL reads every row before the page.
+    """
+    assert query.after is not None  # noqa: S101  narrows the type
+    value, session_id = query.after
+    comparison = "lt" if query.descending else "gt"
+    return Q(**{f"{query.order_by}__{comparison}e": value}) & (
+        Q(**{f"{query.order_by}__{comparison}": value})
+        | Q(**{query.order_by: value, f"session_id__{comparison}": session_id})
+    )

@@ -1,0 +1,124 @@
+"""Where a database back end works, and how one write becomes one transaction."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
+
+from django.db import Error, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store import conf
+from helix_store.core.limits import Limits
+from helix_store.models import Session
+from helix_store.stores.database.errors import is_retryable_transaction, translate
+
+__all__ = ["DatabaseVerbs", "Scope", "reads", "writes"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """An alias, a tenant and the limits; what is not given is looked up live."""
+
+    using: str | None
+    tenant: str
+    given_limits: Limits | None
+
+    @property
+    def alias(self) -> str:
+        # Reads go where writes go: a decision taken on a replica would be a stale one.
+        return self.using or router.db_for_write(Session)
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        return connections[self.alias]
+
+    @property
+    def limits(self) -> Limits:
+        return self.given_limits or conf.limits()
+
+    def read(self, body: Callable[[], R]) -> R:
+        """Run queries with the driver's errors mapped to ours."""
+        try:
+            return body()
+        except Error as exc:
+            self._raise_translated(exc, committing=False)
+            raise
+
+    def write(self, body: Callable[[], R]) -> R:
+        """Run ``body`` in one transaction.
+
+        Inside the caller's atomic block it is a savepoint of that: the caller owns the commit and any
+        retry. Otherwise a transaction that the database gave up for another one's sake is run again.
+        """
+        connection = self.connection
+        if connection.in_atomic_block:
+            return self._attempt(connection, body)
+        for attempt in range(_ATTEMPTS - 1):
+            try:
+                return self._attempt(connection, body, retryable_errors_pass=True)
+            except Error as exc:
+                if not is_retryable_transaction(exc):
+                    raise
+            time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt))  # noqa: S311  jitter, not a secret
+        return self._attempt(connection, body)
+
+    def _attempt(
+        self, connection: BaseDatabaseWrapper, body: Callable[[], R], *, retryable_errors_pass: bool = False
+    ) -> R:
+        committing = False
+        try:
+            with transaction.atomic(using=connection.alias):
+                result = body()
+                committing = not connection.savepoint_ids
+            return result
+        except Error as exc:
+            if retryable_errors_pass and is_retryable_transaction(exc):
+                raise
+            self._raise_translated(exc, committing=committing)
+            raise
+
+    def _raise_translated(self, error: Error, *, committing: bool) -> None:
+        translated = translate(error, vendor=self.connection.vendor, committing=committing)
+        if translated is not None:
+            raise translated from error
+
+
+class DatabaseVerbs:
+    """A group of verbs on one scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+
+S = TypeVar("S", bound=DatabaseVerbs)
+
+
+def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make the whole method one transaction."""
+
+    @functools.wraps(method)
+    def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.scope.write(functools.partial(method, self, *args, **kwargs))
+
+    return in_transaction
+
+
+def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Map the errors of a method that only reads."""
+
+    @functools.wraps(method)
+    def mapped(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.scope.read(functools.partial(method, self, *args, **kwargs))
+
+    return mapped

@@ -1,0 +1,151 @@
+"""The atomic step: the canonical write of every agent loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Exists, FilteredRelation, OuterRef, Q
+from django.utils import timezone
+
+from helix_store.core.ids import checkpoint_id
+from helix_store.core.merging import promote_staged
+from helix_store.core.payloads import size_of
+from helix_store.core.requests import StepRequest
+from helix_store.core.session_state import encode_custom_state, settled_mode
+from helix_store.core.types import CheckpointSource, StepCommit
+from helix_store.exceptions import IdempotencyConflict, RunNotFound
+from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
+from helix_store.stores.database.locking import bump, lock_session
+from helix_store.stores.database.messages import insert_messages
+from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
+from helix_store.stores.database.staging import take_staged
+
+__all__ = ["DatabaseSteps"]
+
+
+class DatabaseSteps(DatabaseVerbs):
+    """Statements of a step, whatever the history's length: lock, staging, messages, checkpoint, head.
+
+    One more when a run or an operation id is given, and one more to record the operation.
+    """
+
+    @writes
+    def commit(self, request: StepRequest) -> StepCommit:
+        head = lock_session(self.scope, request.session_id)
+        digest = request.digest() if request.operation_id is not None else ""
+        claims = _read_claims(self.scope, head, request)
+        if claims.operation is not None:
+            return claims.operation.replay(request.operation_id or "", digest)
+        request.guard.check_version(head.version)
+        if request.run_id is not None and not claims.run_exists:
+            raise RunNotFound(request.run_id)
+        mode = settled_mode(head.mode, request.encoded.columns["mode"])
+        at = timezone.now()
+        payload = self._promoted_payload(head, request)
+        message_count = insert_messages(self.scope, head, request.messages, at=at)
+        commit = StepCommit(
+            checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
+        )
+        current = _write_checkpoint(
+            self.scope, head, request, commit, payload=payload, message_count=message_count, at=at
+        )
+        columns = {**request.encoded.columns, "mode": mode, "message_count": message_count}
+        bump(self.scope, head, at=at, current_id=current, current_is_checkpoint=True, **columns)
+        if request.operation_id is not None:
+            _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
+        return commit
+
+    def _promoted_payload(self, head: Session, request: StepRequest) -> str:
+        staged = take_staged(self.scope, head, request.step.step_id)
+        if not staged:
+            return request.encoded.payload
+        limits = self.scope.limits
+        return encode_custom_state(promote_staged(request.custom_state, staged, limits=limits), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedOperation:
+    digest: str
+    checkpoint_id: str
+    version: int
+
+    def replay(self, operation_id: str, digest: str) -> StepCommit:
+        if self.digest != digest:
+            raise IdempotencyConflict(operation_id)
+        return StepCommit(self.checkpoint_id, new_version=self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    """What a request says exists already: its run, and an earlier call under its operation id."""
+
+    run_exists: bool = False
+    operation: _RecordedOperation | None = None
+
+
+def _read_claims(scope: Scope, head: Session, request: StepRequest) -> _Claims:
+    """Look both up in one statement, after the lock: an earlier look could miss a twin's commit."""
+    if request.run_id is None and request.operation_id is None:
+        return _Claims()
+    run_exists, *operation = (
+        Session.objects.using(scope.alias)
+        .filter(pk=head.pk)
+        .annotate(
+            operation=FilteredRelation(
+                "operations", condition=Q(operations__operation_id=request.operation_id)
+            ),
+            run_exists=Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
+        )
+        .values_list("run_exists", "operation__digest", "operation__checkpoint_id", "operation__version")
+        .get()
+    )
+    found = operation[0] is not None
+    return _Claims(run_exists, _RecordedOperation(*operation) if found else None)
+
+
+def _write_checkpoint(
+    scope: Scope,
+    head: Session,
+    request: StepRequest,
+    commit: StepCommit,
+    *,
+    payload: str,
+    message_count: int,
+    at: datetime,
+) -> int:
+    """Record the step and return its row; a state that waited between checkpoints becomes that row."""
+    columns = {
+        "kind": CheckpointKind.STEP,
+        "version": commit.new_version,
+        "checkpoint_id": commit.checkpoint_id,
+        "source": CheckpointSource.STEP.value,
+        "run_id": request.run_id,
+        "step_id": request.step.step_id,
+        "step_count": request.step.step_count,
+        "status": request.encoded.columns["status"],
+        "message_count": message_count,
+        "stream_sequence": request.step.stream_sequence,
+        "payload": payload,
+        "envelope": request.encoded.envelope,
+        "size_bytes": size_of(payload) + size_of(request.encoded.envelope),
+        "created_at": at,
+    }
+    rows = Checkpoint.objects.using(scope.alias)
+    if head.current_id is not None and not head.current_is_checkpoint:
+        rows.filter(pk=head.current_id).update(**columns)
+        return head.current_id
+    return rows.create(session_id=head.pk, **columns).pk
+
+
+def _record_operation(
+    scope: Scope, head: Session, operation_id: str, digest: str, commit: StepCommit, *, at: datetime
+) -> None:
+    Operation.objects.using(scope.alias).create(
+        session_id=head.pk,
+        operation_id=operation_id,
+        digest=digest,
+        checkpoint_id=commit.checkpoint_id,
+        version=commit.new_version,
+        created_at=at,
+    )

@@ -1,0 +1,77 @@
+"""Session trees: a session and its local descendants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import CASCADE
+
+from helix_store.models import Session, SubSessionRef, UsageEntry
+from helix_store.stores.database.locking import lock_sessions
+from helix_store.stores.database.scope import Scope
+
+__all__ = ["delete_tree", "tree_keys"]
+
+# Reachable by parent or by local ref, every session once: UNION drops what was seen, so a cycle ends.
+_TREE_POSTGRES = """
+WITH RECURSIVE tree(id, session_id) AS (
+    SELECT id, session_id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+  UNION
+    SELECT child.id, child.session_id FROM tree CROSS JOIN LATERAL (
+        SELECT id, session_id FROM {session}
+        WHERE tenant = %(tenant)s AND parent_session_id = tree.session_id
+      UNION ALL
+        SELECT target.id, target.session_id FROM {ref} AS ref
+        JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
+        WHERE ref.session_id = tree.id AND ref.location = 'local'
+    ) AS child
+)
+SELECT id FROM tree
+"""
+_TREE_SQLITE = """
+WITH RECURSIVE tree(id, session_id) AS (
+    SELECT id, session_id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+  UNION
+    SELECT child.id, child.session_id FROM tree
+    JOIN {session} AS child ON child.tenant = %(tenant)s AND child.parent_session_id = tree.session_id
+  UNION
+    SELECT target.id, target.session_id FROM tree
+    JOIN {ref} AS ref ON ref.session_id = tree.id AND ref.location = 'local'
+    JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
+)
+SELECT id FROM tree
+"""
+
+
+def tree_keys(scope: Scope, session_id: str) -> list[int]:
+    """Surrogate keys of the tree below and including a session; empty for an unknown one. One query."""
+    connection = scope.connection
+    template = _TREE_POSTGRES if connection.vendor == "postgresql" else _TREE_SQLITE
+    quote = connection.ops.quote_name
+    sql = template.format(session=quote(Session._meta.db_table), ref=quote(SubSessionRef._meta.db_table))
+    with connection.cursor() as cursor:
+        cursor.execute(sql, {"tenant": scope.tenant, "session_id": session_id})
+        return [key for (key,) in cursor.fetchall()]
+
+
+def delete_tree(scope: Scope, session_id: str, *, keep_usage: bool) -> int:
+    """Delete a session tree, children first, and return how many sessions went. Call in a transaction."""
+    locked: set[int] = set()
+    while (keys := set(tree_keys(scope, session_id))) - locked:
+        # A child created before its parent was locked is only seen by looking again.
+        locked = {head.pk for head in lock_sessions(scope, keys)}
+        if not locked:
+            return 0
+    if not keep_usage:
+        UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).delete()
+    for relation in _children():
+        rows = relation.related_model._base_manager.using(scope.alias)
+        rows.filter(**{f"{relation.field.name}__in": locked}).delete()
+    UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).update(session=None)
+    Session.objects.using(scope.alias).filter(pk__in=locked)._raw_delete(scope.alias)
+    return len(locked)
+
+
+def _children() -> list[Any]:
+    """Every table whose rows go with their session; read off the models so that none can be forgotten."""
+    return [relation for relation in Session._meta.related_objects if relation.on_delete is CASCADE]
