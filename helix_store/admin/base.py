@@ -1,0 +1,106 @@
+"""What every page has in common: nothing is written, lists read heads, and no list counts a whole table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.functional import cached_property
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+    AnyPaginator = Paginator[Any]
+else:
+    ModelAdmin = admin.ModelAdmin
+    AnyPaginator = Paginator
+
+__all__ = ["BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
+
+
+class BoundedPaginator(AnyPaginator):
+    """Counts and shows the first rows only: counting all of a large table takes longer than its page."""
+
+    max_rows = 10_000
+
+    @cached_property
+    def _seen_rows(self) -> int:
+        rows = cast("QuerySet[Any]", self.object_list).order_by()
+        return rows[: self.max_rows + 1].count()
+
+    @cached_property
+    def count(self) -> int:
+        return min(self._seen_rows, self.max_rows)
+
+    @property
+    def has_unseen_rows(self) -> bool:
+        return self._seen_rows > self.max_rows
+
+
+class HeadsChangeList(ChangeList):
+    """A list that reads the columns it shows: payloads may be megabytes each."""
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        model_admin: ReadOnlyAdmin = self.model_admin  # type: ignore[assignment]
+        return model_admin.list_heads(super().get_queryset(request, *args, **kwargs))
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """A page to look at, whatever the user may do elsewhere.
+
+    ``list_columns`` names what a list selects. Columns are not sortable: no index would serve most of them.
+    """
+
+    list_columns: ClassVar[tuple[str, ...]]
+
+    actions = None
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_facets = admin.ShowFacets.NEVER
+    show_full_result_count = False
+    sortable_by = ()
+
+    class Media:
+        css: ClassVar[dict[str, list[str]]] = {"all": ["helix_store/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return HeadsChangeList
+
+    def list_heads(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """What a list selects, after filters and search."""
+        return queryset.only(*self.list_columns)
+
+    def page_url(self, model: type[Model], key: Any) -> str:
+        """The page of one row."""
+        return self._url(model, "change", key)
+
+    def list_url(self, model: type[Model], **filters: Any) -> str:
+        """The list of a model, narrowed by exact values."""
+        return f"{self._url(model, 'changelist')}?{urlencode(filters)}"
+
+    def _url(self, model: type[Model], view: str, *arguments: Any) -> str:
+        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
+        return reverse(name, args=arguments, current_app=self.admin_site.name)
+
+
+class SessionChildAdmin(ReadOnlyAdmin):
+    """A page of rows that belong to a session; a row whose session is gone does not appear."""
+
+    list_select_related = ("session",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).select_related("session")

@@ -1,0 +1,92 @@
+"""Checkpoints: what a session's state was after a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.elements import badge, json_block, link
+from helix_store.admin.readable import hide_secrets
+from helix_store.models import Checkpoint, CheckpointKind, Session
+
+__all__ = ["CheckpointAdmin", "without_secrets"]
+
+
+@admin.register(Checkpoint)
+class CheckpointAdmin(SessionChildAdmin):
+    list_columns = (
+        "checkpoint_id",
+        "kind",
+        "version",
+        "step_count",
+        "status",
+        "message_count",
+        "size_bytes",
+        "created_at",
+        "session__session_id",
+    )
+    list_display = (
+        "checkpoint_id",
+        "of_session",
+        "kind",
+        "step_count",
+        "status_badge",
+        "message_count",
+        "size_bytes",
+        "created_at",
+    )
+    list_filter = ("kind",)
+    ordering = ("-session_id", "-kind", "-namespace", "-version")
+    fieldsets = (
+        (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "created_at")}),
+        ("State", {"fields": ("custom_state", "rest_of_state")}),
+        (
+            "Place in the history",
+            {
+                "fields": (
+                    "version",
+                    "step_id",
+                    "step_count",
+                    "message_count",
+                    "stream_sequence",
+                    "run_id",
+                    "parent_checkpoint_id",
+                    "namespace",
+                    "size_bytes",
+                )
+            },
+        ),
+    )
+    readonly_fields = ("of_session", "status_badge", "custom_state", "rest_of_state")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # A state between checkpoints is shown on its session's page; it is not a checkpoint.
+        return super().get_queryset(request).exclude(kind=CheckpointKind.STATE)
+
+    @admin.display(description="session", ordering="session")
+    def of_session(self, checkpoint: Checkpoint) -> SafeString:
+        return link(self.page_url(Session, checkpoint.session_id), checkpoint.session.session_id)
+
+    @admin.display(description="status", empty_value="-")
+    def status_badge(self, checkpoint: Checkpoint) -> SafeString | None:
+        return badge(checkpoint.status) if checkpoint.status else None
+
+    @admin.display(description="custom state")
+    def custom_state(self, checkpoint: Checkpoint) -> SafeString | str:
+        return json_block(checkpoint.payload)
+
+    @admin.display(description="rest of the state")
+    def rest_of_state(self, checkpoint: Checkpoint) -> SafeString | str:
+        return json_block(checkpoint.envelope, shown=without_secrets)
+
+
+def without_secrets(envelope: Any) -> Any:
+    """The rest of a state with its tracing context hidden."""
+    if not isinstance(envelope, dict) or "tracing_context" not in envelope:
+        return envelope
+    return {**envelope, "tracing_context": hide_secrets(envelope["tracing_context"])}

@@ -1,0 +1,37 @@
+"""Usage entries: what sessions spent, newest first."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.elements import NOTHING
+from helix_store.models import UsageEntry
+
+__all__ = ["UsageEntryAdmin"]
+
+
+@admin.register(UsageEntry)
+class UsageEntryAdmin(ReadOnlyAdmin):
+    list_columns = (
+        "timestamp",
+        "kind",
+        "recorded_for",
+        "model",
+        "tool_name",
+        "agent_type",
+        "custom_type",
+        "custom_name",
+        "total_tokens",
+        "amount",
+        "cost_usd",
+    )
+    list_display = ("timestamp", "kind", "recorded_for", "spent_on", "total_tokens", "amount", "cost_usd")
+    list_filter = ("kind",)
+    ordering = ("-tenant", "-timestamp", "-id")
+    exclude = ("session",)
+
+    @admin.display(description="spent on")
+    def spent_on(self, entry: UsageEntry) -> str:
+        named = entry.model or entry.tool_name or entry.agent_type
+        return named or " ".join(filter(None, (entry.custom_type, entry.custom_name))) or NOTHING
