@@ -36,8 +36,9 @@ class MemoryMessages:
         return [message.text for message in page], total
 
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
-        messages = self._scope.require(session_id).messages
-        return [message.text for message in messages[sequence : sequence + limit]]
+        record = self._scope.find(session_id)
+        following = [] if record is None else record.messages[sequence : sequence + limit]
+        return [message.text for message in following]
 
     def count(self, session_id: str) -> int:
         return len(self._scope.require(session_id).messages)

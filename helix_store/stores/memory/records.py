@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -56,8 +56,8 @@ class StoredCheckpoint:
         )
 
     def value(self, session_created_at: datetime) -> Checkpoint:
-        fields = {name: getattr(self.head, name) for name in CheckpointHead.__slots__}
-        return Checkpoint(**fields, state=self.state(session_created_at))
+        head = {field.name: getattr(self.head, field.name) for field in fields(self.head)}
+        return Checkpoint(**head, state=self.state(session_created_at))
 
 
 @dataclass(frozen=True, slots=True)

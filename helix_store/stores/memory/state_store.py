@@ -38,5 +38,5 @@ class InMemoryStateStore(StateStoreBase):
             return list(self._scope.data.sessions)
 
     def get_sync(self, session_id: str) -> SessionState | None:
-        """The current state, as `load_state` gives it; the name that ports of the source's tests call."""
+        """The current state, exactly as `load_state` gives it."""
         return self.load_state(session_id)
