@@ -153,7 +153,8 @@ class PostgresCluster:
         password_file = self.directory / "password"
         password_file.write_text(self.password)
         if _are_we_root():
-            installation = _copy_installation(installation, self.directory / "programs")
+            if not self._can_run(installation / "bin" / "postgres"):
+                installation = _copy_installation(installation, self.directory / "programs")
             _give_away(self.directory)
         self._binaries = installation / "bin"
         self._cleaner = subprocess.Popen(
@@ -167,6 +168,8 @@ class PostgresCluster:
         )
         self._run(
             "initdb",
+            # Nothing to lose before the server runs; the server itself syncs.
+            "--no-sync",
             *("--username", self.user, "--pwfile", str(password_file)),
             *("--auth-local", "trust", "--auth-host", "scram-sha-256"),
             # The one locale that every machine has.
@@ -205,6 +208,20 @@ class PostgresCluster:
         except (FileNotFoundError, psutil.NoSuchProcess):
             return None
 
+    def _can_run(self, program: Path) -> bool:
+        """Whether the server's user gets at a program; below ``/root`` it does not."""
+        try:
+            subprocess.run(
+                [program, "--version"],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                **self._process_owner(),
+            )
+        except (PermissionError, subprocess.CalledProcessError):
+            return False
+        return True
+
     @staticmethod
     def _process_owner() -> dict[str, Any]:
         if not _are_we_root():
@@ -223,11 +240,11 @@ def _installation(major: int) -> Path:
 
 
 def _copy_installation(installation: Path, target: Path) -> Path:
-    """Copy what PostgreSQL needs, because a virtual environment below ``/root`` is closed to other users."""
+    """Copy the programs with the libraries that came beside them in the wheel."""
     package = installation.parent
     copied = target / package.name / installation.name
     shutil.copytree(installation, copied, symlinks=True)
-    # The programs find the libraries that came in the same wheel by a path relative to themselves.
+    # The programs look for them by a path relative to themselves.
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, target / libraries.name, symlinks=True)
