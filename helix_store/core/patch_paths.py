@@ -71,7 +71,7 @@ def member_name(segment: Segment) -> str:
 
 def shown(segment: Segment) -> str:
     """A segment as error messages show it: printable and short."""
-    text = ascii(segment)
+    text = repr(segment)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
