@@ -115,8 +115,8 @@ def mapped_errors(
 ) -> Iterator[None]:
     """Raise what `translate` makes of a database error; let every other error through.
 
-    A function given as ``committing`` is asked when there is an error. Around the outermost transaction it tells
-    a connection that broke in the body from one that broke at COMMIT::
+    A function given as ``committing`` is asked when there is an error. Around the outermost transaction it
+    tells a connection that broke in the body from one that broke at COMMIT::
 
         committing = False
         with mapped_errors(connection, committing=lambda: committing):
@@ -166,7 +166,7 @@ def is_unique_violation(error: BaseException) -> bool:
 
 
 def violated_constraint(error: BaseException) -> str | None:
-    """The name of the constraint that refused the row; ``None`` on SQLite, which has it in message text only."""
+    """The name of the constraint that refused the row; ``None`` on SQLite, which only words it."""
     name = getattr(_diagnosis(error), "constraint_name", None)
     return None if name is None else str(name)
 

@@ -1,0 +1,248 @@
+"""What each error of SQLite becomes, every one of them provoked for real."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store.exceptions import (
+    IntegrityFault,
+    OutcomeUnknown,
+    StoreBusy,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
+from tests.database.separate import execute, fetch, in_transaction, separate_sqlite, small_disk
+from tests.processes import run_in_processes
+
+pytestmark = pytest.mark.usefixtures("sqlite_db")
+
+PAGE = 4096
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A database file with one table, in WAL mode."""
+    path = tmp_path / "database"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE kept (value)")
+    connection.close()
+    return path
+
+
+@pytest.fixture
+def connection(file: Path) -> Iterator[BaseDatabaseWrapper]:
+    with separate_sqlite(file) as connection:
+        yield connection
+
+
+def test_a_writer_that_holds_the_lock_makes_the_store_busy(
+    file: Path, connection: BaseDatabaseWrapper
+) -> None:
+    with separate_sqlite(file) as other:
+        execute(other, "BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy) as raised, mapped_errors(connection, committing=True):
+            execute(connection, "INSERT INTO kept VALUES (1)")
+        execute(other, "ROLLBACK")
+    assert is_retryable_transaction(raised.value)
+    assert raised.value.to_dict() == {
+        "code": "store_busy",
+        "message": StoreBusy.default_message(),
+        "retryable": True,
+        "applied": "no",
+        "database_code": "SQLITE_BUSY",
+    }
+    execute(connection, "INSERT INTO kept VALUES (1)")
+
+
+def test_a_transaction_that_cannot_start_makes_the_store_busy(file: Path) -> None:
+    with (
+        separate_sqlite(file) as other,
+        separate_sqlite(file, transaction_mode="IMMEDIATE") as connection,
+    ):
+        execute(other, "BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy):
+            in_transaction(connection, lambda: pytest.fail("The transaction started."))
+
+
+def test_a_snapshot_that_is_out_of_date_makes_the_store_busy(
+    file: Path, connection: BaseDatabaseWrapper
+) -> None:
+    def read_and_write_when_another_has_written() -> None:
+        fetch(connection, "SELECT * FROM kept")
+        execute(other, "INSERT INTO kept VALUES (1)")
+        execute(connection, "INSERT INTO kept VALUES (2)")
+
+    with separate_sqlite(file) as other, pytest.raises(StoreBusy) as raised:
+        in_transaction(connection, read_and_write_when_another_has_written)
+    assert raised.value.attributes == {"database_code": "SQLITE_BUSY_SNAPSHOT"}
+    assert is_retryable_transaction(raised.value)
+
+
+def test_a_table_that_is_being_read_makes_the_store_busy_but_a_retry_is_of_no_use(
+    connection: BaseDatabaseWrapper,
+) -> None:
+    execute(connection, "INSERT INTO kept VALUES (1), (2)")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM kept")
+        with pytest.raises(StoreBusy) as raised, mapped_errors(connection):
+            execute(connection, "DROP TABLE kept")
+    assert raised.value.attributes == {"database_code": "SQLITE_LOCKED"}
+    assert not is_retryable_transaction(raised.value)
+
+
+def test_a_full_database_says_so_keeps_reading_and_writes_again_when_there_is_room(
+    connection: BaseDatabaseWrapper,
+) -> None:
+    execute(connection, "INSERT INTO kept VALUES ('before')")
+    execute(connection, "PRAGMA max_page_count = 1")
+
+    def write_little_and_much() -> None:
+        execute(connection, "INSERT INTO kept VALUES ('with it')")
+        execute(connection, "INSERT INTO kept VALUES (zeroblob(100000))")
+
+    with pytest.raises(StoreFull) as raised:
+        in_transaction(connection, write_little_and_much)
+    assert (raised.value.retryable, raised.value.applied) == (False, "no")
+    assert fetch(connection, "SELECT value FROM kept") == [("before",)]
+    execute(connection, "PRAGMA max_page_count = 1000")
+    execute(connection, "INSERT INTO kept VALUES (zeroblob(100000))")
+
+
+@pytest.mark.parametrize("journal_mode", ["DELETE", "WAL"])
+def test_a_full_disk_found_at_commit_applies_nothing_and_keeps_reading(
+    tmp_path: Path, journal_mode: str
+) -> None:
+    with (
+        small_disk(tmp_path, owner=os.geteuid()) as directory,
+        separate_sqlite(directory / "database") as connection,
+    ):
+        execute(connection, f"PRAGMA journal_mode = {journal_mode}")
+        execute(connection, "CREATE TABLE kept (value)")
+        execute(connection, "INSERT INTO kept VALUES ('before')")
+        with pytest.raises(StoreFull) as raised:
+            in_transaction(connection, lambda: _write_pages(connection, 300))
+        assert raised.value.attributes == {"database_code": "SQLITE_FULL"}
+        assert raised.value.applied == "no"
+        assert fetch(connection, "SELECT value FROM kept") == [("before",)]
+        in_transaction(connection, lambda: _write_pages(connection, 1))
+
+
+def test_a_file_opened_for_reading_only_makes_the_store_unavailable(file: Path) -> None:
+    with separate_sqlite(f"file:{file}?mode=ro", uri=True) as connection:
+        with pytest.raises(StoreUnavailable) as raised, mapped_errors(connection, committing=True):
+            execute(connection, "INSERT INTO kept VALUES (1)")
+        assert raised.value.attributes == {"database_code": "SQLITE_READONLY"}
+        assert (raised.value.retryable, raised.value.applied) == (True, "no")
+        assert connection.connection is None
+        assert fetch(connection, "SELECT * FROM kept") == []
+
+
+def test_a_file_that_was_moved_away_under_the_connection_makes_the_store_unavailable(
+    file: Path, tmp_path: Path
+) -> None:
+    with separate_sqlite(file) as connection:
+        execute(connection, "PRAGMA journal_mode = DELETE")
+        file.rename(tmp_path / "elsewhere")
+        with pytest.raises(StoreUnavailable) as raised, mapped_errors(connection):
+            execute(connection, "INSERT INTO kept VALUES (1)")
+    assert raised.value.attributes == {"database_code": "SQLITE_READONLY_DBMOVED"}
+
+
+def test_a_file_that_cannot_be_opened_makes_the_store_unavailable(tmp_path: Path) -> None:
+    with (
+        separate_sqlite(tmp_path / "no such directory" / "file") as connection,
+        pytest.raises(StoreUnavailable) as raised,
+        mapped_errors(connection),
+    ):
+        execute(connection, "SELECT 1")
+    assert raised.value.attributes == {"database_code": "SQLITE_CANTOPEN"}
+
+
+def _write_until_the_limit(path: Path, size: int, *, in_body: bool) -> None:
+    """Write more than a file of this process may hold, so that write() itself fails."""
+    with separate_sqlite(path) as connection:
+        execute(connection, f"PRAGMA cache_size = {1 if in_body else 10_000}")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        in_transaction(connection, lambda: _write_pages(connection, 100))
+
+
+def _write_pages(connection: BaseDatabaseWrapper, number: int) -> None:
+    for _ in range(number):
+        execute(connection, "INSERT INTO kept VALUES (zeroblob(4000))")
+
+
+def _write_too_much_in_the_body(path: Path) -> None:
+    _write_until_the_limit(path, 16 * PAGE, in_body=True)
+
+
+def _write_too_much_at_commit(path: Path) -> None:
+    _write_until_the_limit(path, 16 * PAGE, in_body=False)
+
+
+def test_a_failing_write_in_the_body_makes_the_store_unavailable(file: Path) -> None:
+    (outcome,) = run_in_processes(_write_too_much_in_the_body, [(file,)])
+    assert isinstance(outcome.error, StoreUnavailable)
+    assert outcome.error.attributes == {"database_code": "SQLITE_IOERR_WRITE"}
+    assert outcome.error.applied == "no"
+
+
+def test_a_failing_write_at_commit_leaves_the_outcome_unknown(file: Path) -> None:
+    (outcome,) = run_in_processes(_write_too_much_at_commit, [(file,)])
+    assert isinstance(outcome.error, OutcomeUnknown)
+    assert outcome.error.operation_id == "operation-7"
+    assert outcome.error.applied == "unknown"
+
+
+def test_a_file_of_something_else_is_an_integrity_fault(tmp_path: Path) -> None:
+    path = tmp_path / "letter"
+    path.write_text("Dear database, " * 100)
+    with (
+        separate_sqlite(path) as connection,
+        pytest.raises(IntegrityFault) as raised,
+        mapped_errors(connection),
+    ):
+        fetch(connection, "SELECT * FROM kept")
+    assert raised.value.attributes == {"database_code": "SQLITE_NOTADB"}
+    assert "corrupt" in str(raised.value)
+
+
+def test_a_damaged_page_is_an_integrity_fault(file: Path) -> None:
+    with file.open("r+b") as damaged:
+        damaged.seek(PAGE)
+        damaged.write(b"\xff" * PAGE)
+    with (
+        separate_sqlite(file) as connection,
+        pytest.raises(IntegrityFault) as raised,
+        mapped_errors(connection),
+    ):
+        fetch(connection, "SELECT * FROM kept")
+    assert raised.value.attributes == {"database_code": "SQLITE_CORRUPT"}
+    assert "corrupt" in str(raised.value)
+
+
+def test_a_value_longer_than_sqlite_takes_is_an_integrity_fault(connection: BaseDatabaseWrapper) -> None:
+    connection.ensure_connection()
+    connection.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
+    with pytest.raises(IntegrityFault) as raised, mapped_errors(connection):
+        execute(connection, "INSERT INTO kept VALUES (zeroblob(2000))")
+    assert raised.value.attributes == {"database_code": "SQLITE_TOOBIG"}
+    assert "corrupt" not in str(raised.value)
+
+
+def test_an_interrupted_statement_is_a_timeout_and_not_retried(connection: BaseDatabaseWrapper) -> None:
+    connection.ensure_connection()
+    connection.connection.set_progress_handler(lambda: 1, 1)
+    with pytest.raises(StoreTimeout) as raised, mapped_errors(connection):
+        execute(connection, "INSERT INTO kept VALUES (1)")
+    assert not raised.value.retryable
+    assert not is_retryable_transaction(raised.value)
