@@ -1,1 +1,231 @@
+"""System checks: what would lose data or fail later, said before it does.
 
+Only `check_postgres_durability` and the live half of `check_sqlite_settings` ask a database, and only when
+``check --database`` or ``migrate`` names one.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store import conf
+from helix_store.models import Session
+
+__all__ = [
+    "check_connections_under_asgi",
+    "check_database_alias",
+    "check_postgres_durability",
+    "check_settings",
+    "check_sqlite_settings",
+    "check_sqlite_version",
+]
+
+Apps = Sequence[AppConfig] | None
+
+_FIRST_SAFE_SQLITE: Final = (3, 51, 3)
+_SQLITE_OPTIONS_HINT: Final = (
+    '"OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", '
+    '"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"}'
+)
+
+
+@register("helix_store")
+def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """E001 unknown keys, E002 a table prefix that cannot be used, E004 values of the wrong kind."""
+    try:
+        configured = conf.configured()
+    except ImproperlyConfigured as exc:
+        return [Error(str(exc), hint='Write HELIX_STORE = {"KEY": value}.', id="helix_store.E004")]
+    messages: list[CheckMessage] = [
+        Error(
+            f"HELIX_STORE has no setting {key!r}.",
+            hint=f"The settings are {', '.join(conf.DEFAULTS)}.",
+            id="helix_store.E001",
+        )
+        for key in configured
+        if key not in conf.DEFAULTS
+    ]
+    if problem := conf.table_prefix_problem(conf.get("TABLE_PREFIX")):
+        messages.append(
+            Error(
+                f'HELIX_STORE["TABLE_PREFIX"] cannot be used: {problem}.',
+                hint='Choose a short name of letters, digits and underscores, such as "agents_".',
+                id="helix_store.E002",
+            )
+        )
+    return messages + [
+        Error(problem, hint="See the settings reference.", id="helix_store.E004")
+        for problem in _wrong_values()
+    ]
+
+
+def _wrong_values() -> Iterable[str]:
+    try:
+        conf.limits()
+    except ImproperlyConfigured as exc:
+        yield str(exc)
+    for name in ("DEFAULT_LOCK_TTL_MS", "PAGE_SIZE"):
+        if type(conf.get(name)) is not int or conf.get(name) < 1:
+            yield f'HELIX_STORE["{name}"] must be a whole number of at least 1.'
+    if type(conf.get("ASYNC_THREADS")) is not int or conf.get("ASYNC_THREADS") < 0:
+        yield 'HELIX_STORE["ASYNC_THREADS"] must be a whole number; 0 uses the thread Django keeps.'
+    keep = conf.get("CHECKPOINTS_KEEP")
+    if keep is not None and (type(keep) is not int or keep < 1):
+        yield 'HELIX_STORE["CHECKPOINTS_KEEP"] must be None or a whole number of at least 1.'
+    for name in ("STREAMS", "WORKSPACE_PROVIDERS"):
+        if not isinstance(conf.get(name), dict):
+            yield f'HELIX_STORE["{name}"] must be a dict.'
+
+
+@register("helix_store")
+def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """E003: the routers send sessions to a database that is not configured."""
+    alias = router.db_for_write(Session)
+    if alias in connections:
+        return []
+    return [
+        Error(
+            f"Sessions are routed to the database {alias!r}, which is not in DATABASES.",
+            hint="Add the alias to DATABASES, or change DATABASE_ROUTERS.",
+            id="helix_store.E003",
+        )
+    ]
+
+
+@register("helix_store")
+def check_sqlite_settings(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits that are not synced."""
+    messages: list[CheckMessage] = []
+    for connection in _store_connections("sqlite"):
+        options = connection.settings_dict.get("OPTIONS", {})
+        if str(options.get("transaction_mode") or "").upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} begins deferred transactions: with several "
+                    'writers, most fail at once with "database is locked".',
+                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    id="helix_store.W001",
+                )
+            )
+        journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
+        if journal_mode != "wal":
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} is not in WAL mode: readers block writers.",
+                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    id="helix_store.W002",
+                )
+            )
+        if synchronous not in ("full", "extra", "2", "3"):
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} does not set synchronous=FULL: a power "
+                    "failure may lose steps that were acknowledged.",
+                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    id="helix_store.W003",
+                )
+            )
+    return messages
+
+
+def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
+    """Journal mode and synchronous level: of the database when it may be asked, else of its settings."""
+    if ask:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode")
+            journal_mode = cursor.fetchone()[0]
+            cursor.execute("PRAGMA synchronous")
+            return str(journal_mode).lower(), str(cursor.fetchone()[0])
+    command = str(connection.settings_dict.get("OPTIONS", {}).get("init_command") or "")
+    pragmas = {
+        name.lower(): value.lower()
+        for name, value in re.findall(r"(?i)PRAGMA\s+(\w+)\s*=\s*'?(\w+)", command)
+    }
+    return pragmas.get("journal_mode", ""), pragmas.get("synchronous", "")
+
+
+@register("helix_store", deploy=True)
+def check_sqlite_version(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """W004: an SQLite that can lose a WAL reset; only under ``check --deploy``."""
+    if sqlite3.sqlite_version_info >= _FIRST_SAFE_SQLITE:
+        return []
+    return [
+        Warning(
+            f"The SQLite database {connection.alias!r} runs on SQLite {sqlite3.sqlite_version}, which can "
+            "corrupt a database in WAL mode when two connections meet at a checkpoint.",
+            hint="Use SQLite 3.51.3 or newer, or PostgreSQL.",
+            id="helix_store.W004",
+        )
+        for connection in _store_connections("sqlite")
+    ]
+
+
+@register("helix_store")
+def check_connections_under_asgi(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """W005: persistent connections in an ASGI project; I005: the same where ASGI is not known."""
+    served_by_asgi = bool(getattr(settings, "ASGI_APPLICATION", None))
+    level, id_ = (Warning, "helix_store.W005") if served_by_asgi else (Info, "helix_store.I005")
+    return [
+        level(
+            f"The database {connection.alias!r} keeps connections open (CONN_MAX_AGE): under ASGI every "
+            "request has a thread of its own, so that they are never used again and pile up.",
+            hint='Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
+            id=id_,
+        )
+        for connection in _store_connections("postgresql")
+        if connection.settings_dict.get("CONN_MAX_AGE", 0) != 0
+    ]
+
+
+@register(Tags.database, "helix_store")
+def check_postgres_durability(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E010: commits are acknowledged before they are on disk. E011: a crash can corrupt the database."""
+    messages: list[CheckMessage] = []
+    for connection in _store_connections("postgresql"):
+        if connection.alias not in (databases or ()):
+            continue
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
+            synchronous_commit, fsync = cursor.fetchone()
+        if synchronous_commit == "off":
+            messages.append(
+                Error(
+                    f"The PostgreSQL database {connection.alias!r} runs with synchronous_commit=off: a crash "
+                    "loses steps that were acknowledged.",
+                    hint="Switch synchronous_commit on for this database or its role.",
+                    id="helix_store.E010",
+                )
+            )
+        if fsync == "off":
+            messages.append(
+                Error(
+                    f"The PostgreSQL database {connection.alias!r} runs with fsync=off: "
+                    "a crash can corrupt it.",
+                    hint="Switch fsync on.",
+                    id="helix_store.E011",
+                )
+            )
+    return messages
+
+
+def _store_connections(vendor: str) -> list[BaseDatabaseWrapper]:
+    """Connections of the databases that may hold sessions: those that the app may migrate."""
+    return [
+        connections[alias]
+        for alias in connections
+        if connections[alias].vendor == vendor and router.allow_migrate_model(alias, Session)
+    ]

@@ -1,0 +1,50 @@
+"""``migrate``, one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from django.core.management.commands import migrate
+from django.db import connections
+
+__all__ = ["Command", "migration_lock"]
+
+_LOCK_KEY: Final = int.from_bytes(hashlib.sha256(b"helix_store.migrate").digest()[:8], signed=True)
+
+
+@contextmanager
+def migration_lock(alias: str) -> Iterator[None]:
+    """Hold off other processes that migrate the same PostgreSQL database; do nothing on SQLite.
+
+    A connection of its own holds a transaction-scoped advisory lock: it works behind a pooler in transaction
+    mode, and the lock ends with the process, however that ends.
+    """
+    if connections[alias].vendor != "postgresql":
+        yield
+        return
+    connection = connections[alias].copy()
+    try:
+        connection.set_autocommit(False)
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+        yield
+        connection.rollback()
+    finally:
+        connection.close()
+
+
+class Command(migrate.Command):
+    """Django's own command, except that processes that migrate one database take turns.
+
+    Django reads which migrations are missing before it applies them, so that two processes that start a
+    fresh database together both try to create its tables. Here the second one waits, then finds nothing
+    to do.
+    """
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        with migration_lock(options["database"]):
+            return super().handle(*args, **options)

@@ -1,0 +1,159 @@
+"""Each system check: what it finds, and that it keeps quiet otherwise."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+from django.core.checks import Error, run_checks
+from django.db import connections
+from django.test import override_settings
+
+from helix_store import checks
+from tests.databases import CommittedDatabase
+
+
+def ids(messages: list[Any]) -> list[str]:
+    return [message.id for message in messages]
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Change the settings of one alias for one test."""
+
+    def change(alias: str, **changes: Any) -> None:
+        settings = connections[alias].settings_dict
+        monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], **changes.pop("OPTIONS", {})})
+        for key, value in changes.items():
+            monkeypatch.setitem(settings, key, value)
+
+    return change
+
+
+def test_the_test_project_passes_every_check(committed_db: CommittedDatabase) -> None:
+    found = run_checks(databases=[committed_db.alias])
+    assert [message for message in found if message.id.startswith("helix_store.")] == []
+
+
+def test_every_message_has_a_hint_and_an_id_of_its_kind() -> None:
+    with override_settings(HELIX_STORE={"NOPE": 1, "TABLE_PREFIX": "1", "PAGE_SIZE": 0}):
+        found = checks.check_settings()
+    assert len(found) == 3
+    for message in found:
+        assert message.hint
+        assert isinstance(message, Error) == message.id.startswith("helix_store.E")
+
+
+def test_e001_unknown_setting() -> None:
+    with override_settings(HELIX_STORE={"TABEL_PREFIX": "x_"}):
+        assert ids(checks.check_settings()) == ["helix_store.E001"]
+    with override_settings(HELIX_STORE={"TABLE_PREFIX": "x_"}):
+        assert checks.check_settings() == []
+
+
+@pytest.mark.parametrize(
+    "prefix", ['a"; DROP TABLE x; --', "agents_\n", "1agents", "", "a-b", "ä_", "a" * 40, 7, None]
+)
+def test_e002_table_prefix(prefix: object) -> None:
+    with override_settings(HELIX_STORE={"TABLE_PREFIX": prefix}):
+        assert ids(checks.check_settings()) == ["helix_store.E002"]
+
+
+@pytest.mark.parametrize("prefix", ["a", "_", "Agents2_", "a" * 39])
+def test_e002_keeps_quiet_about_a_good_prefix(prefix: str) -> None:
+    with override_settings(HELIX_STORE={"TABLE_PREFIX": prefix}):
+        assert checks.check_settings() == []
+
+
+def test_e003_sessions_routed_to_a_missing_alias() -> None:
+    with override_settings(DATABASE_ROUTERS=["tests.checks.test_checks.NowhereRouter"]):
+        assert ids(checks.check_database_alias()) == ["helix_store.E003"]
+    assert checks.check_database_alias() == []
+
+
+class NowhereRouter:
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "nowhere"
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        ["TABLE_PREFIX"],
+        {"LIMITS": {"max_state_bytes": 0}},
+        {"LIMITS": {"max_states": 5}},
+        {"DEFAULT_LOCK_TTL_MS": 0},
+        {"DEFAULT_LOCK_TTL_MS": 1.5},
+        {"PAGE_SIZE": "200"},
+        {"ASYNC_THREADS": -1},
+        {"CHECKPOINTS_KEEP": 0},
+        {"STREAMS": []},
+        {"WORKSPACE_PROVIDERS": "x"},
+    ],
+)
+def test_e004_wrong_value(configured: Any) -> None:
+    with override_settings(HELIX_STORE=configured):
+        assert ids(checks.check_settings()) == ["helix_store.E004"]
+
+
+def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, options: Any) -> None:
+    options(sqlite_db.alias, OPTIONS={"transaction_mode": "DEFERRED"})
+    assert ids(checks.check_sqlite_settings()) == ["helix_store.W001"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("PRAGMA synchronous=FULL;", ["helix_store.W002"]),
+        ("pragma journal_mode = wal; pragma synchronous = normal", ["helix_store.W003"]),
+        ("", ["helix_store.W002", "helix_store.W003"]),
+        (None, ["helix_store.W002", "helix_store.W003"]),
+        ("PRAGMA journal_mode='wal'; PRAGMA synchronous=2", []),
+        ("PRAGMA synchronous=EXTRA; PRAGMA journal_mode=WAL", []),
+    ],
+)
+def test_w002_and_w003_from_the_settings(
+    sqlite_db: CommittedDatabase, options: Any, command: str | None, expected: list[str]
+) -> None:
+    options(sqlite_db.alias, OPTIONS={"init_command": command})
+    assert ids(checks.check_sqlite_settings()) == expected
+
+
+def test_w002_and_w003_from_the_database_when_it_may_be_asked(sqlite_db: CommittedDatabase) -> None:
+    with sqlite_db.connection.cursor() as cursor:
+        cursor.execute("PRAGMA synchronous=NORMAL")
+    assert checks.check_sqlite_settings() == []
+    assert ids(checks.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
+
+
+def test_w004_sqlite_with_the_wal_reset_bug_under_deploy_only(
+    sqlite_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 2))
+    assert ids(checks.check_sqlite_version()) == ["helix_store.W004"]
+    assert "helix_store.W004" in ids(run_checks(include_deployment_checks=True))
+    assert "helix_store.W004" not in ids(run_checks())
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
+    assert checks.check_sqlite_version() == []
+
+
+@pytest.mark.parametrize(("asgi", "expected"), [("project.asgi.app", "W005"), (None, "I005")])
+def test_w005_and_i005_persistent_connections(
+    postgres_db: CommittedDatabase, options: Any, asgi: str | None, expected: str
+) -> None:
+    with override_settings(ASGI_APPLICATION=asgi):
+        assert checks.check_connections_under_asgi() == []
+        for age in (60, None):
+            options(postgres_db.alias, CONN_MAX_AGE=age)
+            assert ids(checks.check_connections_under_asgi()) == [f"helix_store.{expected}"]
+
+
+def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> None:
+    with postgres_db.connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit = off")
+    assert checks.check_postgres_durability() == []
+    assert ids(checks.check_postgres_durability(databases=[postgres_db.alias])) == ["helix_store.E010"]
+    with postgres_db.connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit = local")
+    assert checks.check_postgres_durability(databases=[postgres_db.alias]) == []

@@ -1,0 +1,152 @@
+"""The schema from nothing: by version, by eight processes at once, under another prefix, and back."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db.migrations.exceptions import IrreversibleError
+
+from helix_store.models import Session
+from helix_store.schema import current_version
+from helix_store.stores import DatabaseStateStore
+from tests.databases import CommittedDatabase
+from tests.migrations.conftest import FreshDatabase
+
+MIGRATIONS = {
+    1: "0001_sessions",
+    2: "0002_remote_sub_sessions",
+    3: "0003_pending_client_tool_calls",
+    4: "0004_root_session_and_call_ownership",
+    5: "0005_completed_client_tool_calls",
+    6: "0006_mode_and_completion_reason",
+    7: "0007_suspension_context",
+}
+
+
+def test_each_schema_version_is_one_migration(fresh_database: FreshDatabase) -> None:
+    alias = fresh_database.connection.alias
+    assert current_version(alias) == 0
+    for version, name in MIGRATIONS.items():
+        call_command("migrate", "helix_store", name, database=alias, verbosity=0)
+        assert current_version(alias) == version
+    call_command("migrate", "helix_store", database=alias, verbosity=0)
+    assert current_version(alias) == 7
+
+
+def test_migrating_again_does_nothing(fresh_database: FreshDatabase) -> None:
+    fresh_database.run("migrate")
+    assert "No migrations to apply" in fresh_database.run("migrate")
+
+
+def test_the_schema_can_be_taken_back_and_built_again(fresh_database: FreshDatabase) -> None:
+    alias = fresh_database.connection.alias
+    call_command("migrate", "helix_store", database=alias, verbosity=0)
+    tables = fresh_database.tables()
+    for version in reversed(MIGRATIONS):
+        call_command("migrate", "helix_store", MIGRATIONS[version], database=alias, verbosity=0)
+        assert current_version(alias) == version
+    call_command("migrate", "helix_store", "zero", database=alias, verbosity=0)
+    assert current_version(alias) == 0
+    assert not {name for name in fresh_database.tables() if name.startswith("helix_store_")}
+    call_command("migrate", "helix_store", database=alias, verbosity=0)
+    assert fresh_database.tables() == tables
+
+
+def test_eight_processes_migrate_a_fresh_database_at_once(fresh_postgres: FreshDatabase) -> None:
+    processes = [fresh_postgres.start("migrate", "--no-color") for _ in range(8)]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, "\n\n".join(outputs)
+    assert sum("Applying helix_store.0001_sessions... OK" in output for output in outputs) == 1
+    with fresh_postgres.connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT app, name, count(*) FROM django_migrations GROUP BY app, name HAVING count(*) > 1"
+        )
+        assert cursor.fetchall() == []
+    assert current_version(fresh_postgres.connection.alias) == 7
+
+
+def test_a_migrating_process_that_is_killed_does_not_hold_off_the_next(fresh_postgres: FreshDatabase) -> None:
+    process = fresh_postgres.start("migrate")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "helix_store.0001" in line:
+            break
+    process.kill()
+    process.communicate()
+    fresh_postgres.run("migrate")
+    assert current_version(fresh_postgres.connection.alias) == 7
+
+
+def test_tables_take_the_configured_prefix(fresh_database: FreshDatabase) -> None:
+    fresh_database.run("migrate", TABLE_PREFIX="Agents_")
+    ours = {name for name in fresh_database.tables() if name.lower().startswith("agents_")}
+    assert "Agents_session" in ours
+    assert not {name for name in fresh_database.tables() if name.startswith("helix_store_")}
+    assert "No changes detected" in fresh_database.run(
+        "makemigrations", "--check", "--dry-run", TABLE_PREFIX="Agents_"
+    )
+
+
+def test_the_longest_prefix_still_fits(fresh_database: FreshDatabase) -> None:
+    prefix = "p" * 39
+    fresh_database.run("migrate", TABLE_PREFIX=prefix)
+    assert {f"{prefix}session", f"{prefix}interrupt_request"} <= fresh_database.tables()
+
+
+def test_a_bad_prefix_is_refused_before_any_table_is_made(fresh_database: FreshDatabase) -> None:
+    process = fresh_database.start("migrate", TABLE_PREFIX='x"; DROP TABLE y; --')
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "helix_store.E002" in output
+    assert fresh_database.tables() == set()
+
+
+def test_no_migration_is_missing(committed_db: CommittedDatabase) -> None:
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+class TestGoingBack:
+    """Every version above the first can be taken back while that loses nothing."""
+
+    @pytest.mark.parametrize(
+        ("target", "columns"),
+        [
+            ("0006_mode_and_completion_reason", {"suspension_context": "{}"}),
+            ("0006_mode_and_completion_reason", {"suspended_awaiting_children": "[]"}),
+            ("0006_mode_and_completion_reason", {"suspended_step_id": "step-1"}),
+            ("0005_completed_client_tool_calls", {"mode": "persistent"}),
+            ("0004_root_session_and_call_ownership", {"completed_client_tool_calls": '{"c": 1}'}),
+            ("0003_pending_client_tool_calls", {"client_tool_call_ownership": '{"c": "s"}'}),
+            ("0002_remote_sub_sessions", {"pending_client_tool_calls": '{"c": {}}'}),
+        ],
+    )
+    def test_is_refused_while_a_session_would_lose_something(
+        self, fresh_database: FreshDatabase, target: str, columns: dict[str, str]
+    ) -> None:
+        alias = fresh_database.connection.alias
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        DatabaseStateStore(alias).create_session("s", agent_type="t")
+        Session.objects.using(alias).filter(session_id="s").update(**columns)
+        with pytest.raises(IrreversibleError, match=next(iter(columns))):
+            call_command("migrate", "helix_store", target, database=alias, verbosity=0)
+        Session.objects.using(alias).filter(session_id="s").update(**dict.fromkeys(columns))
+        call_command("migrate", "helix_store", target, database=alias, verbosity=0)
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        assert DatabaseStateStore(alias).session_exists("s")
+
+    def test_and_forth_gives_old_sessions_their_roots(self, fresh_database: FreshDatabase) -> None:
+        alias = fresh_database.connection.alias
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        store = DatabaseStateStore(alias)
+        store.create_session("top", agent_type="t")
+        store.create_session("middle", agent_type="t", parent_session_id="top")
+        store.create_session("leaf", agent_type="t", parent_session_id="middle")
+        store.create_session("alone", agent_type="t")
+        call_command("migrate", "helix_store", MIGRATIONS[3], database=alias, verbosity=0)
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        roots = {head.session_id: head.root_session_id for head in store.list_sessions().sessions}
+        assert roots == {"top": "top", "middle": "top", "leaf": "top", "alone": "alone"}
+
+
+def test_a_migrated_database_reports_its_version(committed_db: CommittedDatabase) -> None:
+    assert current_version(committed_db.alias) == 7
