@@ -1,0 +1,131 @@
+"""What each hot call costs in statements, whatever the history's length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.core.types import SessionState, StepInfo
+from helix_store.stores import DatabaseStateStore
+from tests.databases import CommittedDatabase
+
+SAVED = SessionState(session_id="s", agent_type="t")
+TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
+
+
+@pytest.fixture
+def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+
+
+@pytest.fixture
+def statements(committed_db: CommittedDatabase) -> Callable[[Callable[[], Any]], list[str]]:
+    """What a call sends between BEGIN and COMMIT."""
+
+    def of(call: Callable[[], Any]) -> list[str]:
+        with CaptureQueriesContext(connections[committed_db.alias]) as captured:
+            call()
+        return [
+            query["sql"]
+            for query in captured.captured_queries
+            if not query["sql"].startswith(TRANSACTION_CONTROL)
+        ]
+
+    return of
+
+
+def messages(count: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"message {index}"} for index in range(count)]
+
+
+class TestStep:
+    """Five statements: lock, staging, messages, checkpoint, head. A run or an operation id costs one more."""
+
+    @pytest.mark.parametrize("history", [0, 1, 50, 5_000])
+    @pytest.mark.parametrize("staged", [0, 1, 20])
+    def test_costs_the_same_whatever_the_history_and_the_staging(
+        self, store: DatabaseStateStore, statements: Any, history: int, staged: int
+    ) -> None:
+        state = store.create_session("s", agent_type="t")
+        store.append_messages("s", messages(history))
+        for index in range(staged):
+            change = {"tool_call_id": f"call-{index}", "merge_changes": {"notes": [index]}}
+            store.stage_changes("s", "step-1", change)
+        step = StepInfo("step-1", 1)
+        sent = statements(lambda: store.save_state_and_promote_staging("s", state, messages(2), step))
+        assert len(sent) == 5, sent
+
+    def test_costs_one_more_with_a_run_and_two_with_an_operation_id(
+        self, store: DatabaseStateStore, statements: Any
+    ) -> None:
+        state = store.create_session("s", agent_type="t")
+        store.start_run("s", "run-1")
+
+        def step(number: int, **options: Any) -> Callable[[], Any]:
+            info = StepInfo(f"step-{number}", number)
+            return lambda: store.save_state_and_promote_staging("s", state, messages(2), info, **options)
+
+        assert len(statements(step(1))) == 5
+        assert len(statements(step(2, run_id="run-1"))) == 6
+        assert len(statements(step(3, run_id="run-1", operation_id="operation-3"))) == 7
+        assert len(statements(step(3, run_id="run-1", operation_id="operation-3"))) == 2
+
+    def test_costs_the_same_after_many_steps(self, store: DatabaseStateStore, statements: Any) -> None:
+        state = store.create_session("s", agent_type="t")
+        costs = set()
+        for number in range(30):
+            step = StepInfo(f"step-{number}", number)
+            sent = statements(
+                lambda step=step: store.save_state_and_promote_staging("s", state, messages(1), step)
+            )
+            costs.add(len(sent))
+        assert costs == {5}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "call"),
+    [
+        ("create_session", 3, lambda store: store.create_session("new", agent_type="t")),
+        (
+            "create_session of a child",
+            4,
+            lambda store: store.create_session("c", agent_type="t", parent_session_id="s"),
+        ),
+        ("session_exists", 1, lambda store: store.session_exists("s")),
+        ("load_state", 1, lambda store: store.load_state("s")),
+        ("save_state", 3, lambda store: store.save_state("s", SAVED)),
+        ("update_status", 2, lambda store: store.update_status("s", "running")),
+        ("compare_and_set_status", 2, lambda store: store.compare_and_set_status("s", ["active"], "paused")),
+        (
+            "a lost compare_and_set_status",
+            1,
+            lambda store: store.compare_and_set_status("s", ["failed"], "paused"),
+        ),
+        ("increment_step_count", 2, lambda store: store.increment_step_count("s")),
+        ("append_messages", 3, lambda store: store.append_messages("s", messages(9))),
+        ("get_messages", 1, lambda store: store.get_messages("s", offset=3, limit=5)),
+        ("get_messages from the end", 1, lambda store: store.get_messages("s", limit=5, order="desc")),
+        ("get_message_count", 1, lambda store: store.get_message_count("s")),
+        ("stage_changes", 2, lambda store: store.stage_changes("s", "x", {"tool_call_id": "c"})),
+        ("get_staged_changes", 2, lambda store: store.get_staged_changes("s", "x")),
+        ("get_latest_checkpoint", 1, lambda store: store.get_latest_checkpoint("s")),
+        ("list_checkpoints", 3, lambda store: store.list_checkpoints("s")),
+        ("list_sessions", 2, lambda store: store.list_sessions(tags=["a"], metadata={"k": "v"})),
+        ("list_sessions without a count", 1, lambda store: store.list_sessions(count=False)),
+        ("branch_session", 7, lambda store: store.branch_session("s")),
+        ("get_current_run", 2, lambda store: store.get_current_run("s")),
+        ("check_interrupt", 2, lambda store: store.check_interrupt("s")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_statements_of(
+    store: DatabaseStateStore, statements: Any, name: str, expected: int, call: Callable[[Any], Any]
+) -> None:
+    state = store.create_session("s", agent_type="t")
+    store.save_state_and_promote_staging("s", state, messages(20), StepInfo("step-1", 1))
+    sent = statements(lambda: call(store))
+    assert len(sent) == expected, sent
