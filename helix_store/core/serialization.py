@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -11,6 +10,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
+from helix_store.core.payload_faults import join_path
 from helix_store.exceptions import InvalidPayload
 
 __all__ = ["Serializable"]
@@ -31,10 +31,10 @@ class Serializable:
             raise InvalidPayload(
                 path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"
             )
-        readers = _readers(cls)
+        readers = _readers(cls)  # type: ignore[arg-type]  # a class is hashable
         for name in data:
             if name not in readers:
-                raise InvalidPayload(path=f"/{name}", reason=f"{cls.__name__} has no such field")
+                raise InvalidPayload(path=join_path("", name), reason=f"{cls.__name__} has no such field")
         missing = [
             field.name
             for field in fields(cls)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def _rebuilt_class(hint: Any) -> type | None:
 
 def _read(cls: type | None, name: str, value: Any) -> Any:
     if cls is None or value is None or isinstance(value, cls):
-        return copy.deepcopy(value) if isinstance(value, dict | list) else value
+        return value
     if isinstance(value, list):
         return [_read(cls, name, item) for item in value]
     try:
@@ -75,7 +75,7 @@ def _read(cls: type | None, name: str, value: Any) -> Any:
             return cls.from_dict(value)
         if issubclass(cls, datetime):
             return cls.fromisoformat(value)
-        return cls(value)
+        return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
     except (TypeError, ValueError) as exc:
         raise InvalidPayload(path=f"/{name}", reason=f"not a {cls.__name__}") from exc
 

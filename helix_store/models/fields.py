@@ -9,7 +9,7 @@ from django.db import models
 __all__ = ["IdentifierField", "PayloadField"]
 
 
-class IdentifierField(models.CharField):  # type: ignore[type-arg]  not subscriptable at run time
+class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Opaque text of at most 255 characters, compared and ordered by code point.
 
     PostgreSQL would order by the database's locale without the C collation; SQLite orders by bytes already.
@@ -26,5 +26,5 @@ class IdentifierField(models.CharField):  # type: ignore[type-arg]  not subscrip
         return parameters
 
 
-class PayloadField(models.TextField):  # type: ignore[type-arg]  not subscriptable at run time
+class PayloadField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Exact JSON text from the payload gate. Never ``jsonb``: it reorders keys and turns floats into ints."""

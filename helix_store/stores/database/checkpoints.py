@@ -13,7 +13,7 @@ from helix_store.core.types import Checkpoint, CheckpointHead, SessionState
 from helix_store.exceptions import CheckpointNotFound, InvalidQuery
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import CheckpointKind, Session, StagedChange
-from helix_store.stores.database.documents import drop_checkpoints
+from helix_store.stores.database.documents import current_key, drop_checkpoints
 from helix_store.stores.database.locking import bump, lock_session, session_key
 from helix_store.stores.database.messages import copy_messages, cut_history
 from helix_store.stores.database.records import (
@@ -65,7 +65,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
         columns = encode_state(state, _AS_STORED).columns
         columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
         if not head.current_is_checkpoint:
-            CheckpointRow.objects.using(self.scope.alias).filter(pk=head.current_id).delete()
+            CheckpointRow.objects.using(self.scope.alias).filter(pk=current_key(head)).delete()
         checkpoints.filter(version__gt=row["version"]).delete()
         StagedChange.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
         cut_history(self.scope, head, row["message_count"])

@@ -8,15 +8,23 @@ from django.db.models import QuerySet
 
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
+from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["drop_checkpoints", "read_current", "write_current"]
+__all__ = ["current_key", "drop_checkpoints", "read_current", "write_current"]
+
+
+def current_key(head: Session) -> int:
+    """The row that holds a locked session's current state."""
+    if head.current_id is None:
+        raise IntegrityFault("A session has no current state.")
+    return head.current_id
 
 
 def read_current(scope: Scope, head: Session) -> tuple[str, str]:
     """Payload and envelope of a locked session's current state."""
-    return Checkpoint.objects.using(scope.alias).values_list("payload", "envelope").get(pk=head.current_id)
+    return Checkpoint.objects.using(scope.alias).values_list("payload", "envelope").get(pk=current_key(head))
 
 
 def write_current(
@@ -50,7 +58,7 @@ def drop_checkpoints(scope: Scope, head: Session, doomed: QuerySet[Checkpoint]) 
     """
     demoted = 0
     if head.current_is_checkpoint:
-        demoted = doomed.filter(pk=head.current_id).update(kind=CheckpointKind.STATE, checkpoint_id=None)
+        demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
     if demoted:
         Session.objects.using(scope.alias).filter(pk=head.pk).update(current_is_checkpoint=False)
         head.current_is_checkpoint = False
