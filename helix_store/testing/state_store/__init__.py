@@ -1,0 +1,93 @@
+"""The contract of a state store, as tests: a class for each part, and `StateStoreContract` for all."""
+
+from helix_store.testing.state_store.arguments import ArgumentContract
+from helix_store.testing.state_store.async_twins import AsyncTwinContract
+from helix_store.testing.state_store.base import HeldLock, LockManager, StoreTests
+from helix_store.testing.state_store.branching import BranchingContract
+from helix_store.testing.state_store.checkpoints import CheckpointContract
+from helix_store.testing.state_store.custom_state import CustomStateContract
+from helix_store.testing.state_store.fencing import FencingContract
+from helix_store.testing.state_store.identifiers import IdentifierContract
+from helix_store.testing.state_store.interrupts import InterruptContract
+from helix_store.testing.state_store.limits import LimitContract
+from helix_store.testing.state_store.listing import ListingContract
+from helix_store.testing.state_store.messages import MessageContract
+from helix_store.testing.state_store.operations import OperationContract
+from helix_store.testing.state_store.paging import PagingContract
+from helix_store.testing.state_store.payloads import PayloadContract
+from helix_store.testing.state_store.restoring import RestoringContract
+from helix_store.testing.state_store.runs import RunContract
+from helix_store.testing.state_store.saving import SavingContract
+from helix_store.testing.state_store.sessions import SessionContract
+from helix_store.testing.state_store.signatures import SignatureContract
+from helix_store.testing.state_store.staging import StagingContract
+from helix_store.testing.state_store.statuses import StatusContract
+from helix_store.testing.state_store.steps import StepContract
+from helix_store.testing.state_store.sub_sessions import SubSessionContract
+from helix_store.testing.state_store.tenants import TenantContract
+from helix_store.testing.state_store.unknown_sessions import UnknownSessionContract
+from helix_store.testing.state_store.versions import VersionContract
+
+__all__ = [
+    "ArgumentContract",
+    "AsyncTwinContract",
+    "BranchingContract",
+    "CheckpointContract",
+    "CustomStateContract",
+    "FencingContract",
+    "HeldLock",
+    "IdentifierContract",
+    "InterruptContract",
+    "LimitContract",
+    "ListingContract",
+    "LockManager",
+    "MessageContract",
+    "OperationContract",
+    "PagingContract",
+    "PayloadContract",
+    "RestoringContract",
+    "RunContract",
+    "SavingContract",
+    "SessionContract",
+    "SignatureContract",
+    "StagingContract",
+    "StateStoreContract",
+    "StatusContract",
+    "StepContract",
+    "StoreTests",
+    "SubSessionContract",
+    "TenantContract",
+    "UnknownSessionContract",
+    "VersionContract",
+]
+
+
+class StateStoreContract(
+    SignatureContract,
+    SessionContract,
+    SavingContract,
+    StatusContract,
+    CustomStateContract,
+    ListingContract,
+    PagingContract,
+    MessageContract,
+    StagingContract,
+    StepContract,
+    OperationContract,
+    CheckpointContract,
+    RestoringContract,
+    BranchingContract,
+    RunContract,
+    SubSessionContract,
+    InterruptContract,
+    VersionContract,
+    UnknownSessionContract,
+    TenantContract,
+    IdentifierContract,
+    ArgumentContract,
+    PayloadContract,
+    LimitContract,
+    FencingContract,
+    AsyncTwinContract,
+):
+    """Everything a state store promises."""

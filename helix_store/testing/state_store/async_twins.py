@@ -1,0 +1,121 @@
+"""Async twins: the same calls with the same results and the same errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from helix_store.core.contracts import StateStore
+from helix_store.core.types import StagedChanges, SubSessionRef
+from helix_store.exceptions import SessionNotFound, StaleStateError
+from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.state_store.calls import CALLS, Call, outcome
+from helix_store.testing.state_store.samples import contents, full_session, loaded, messages, step
+
+__all__ = ["AsyncTwinContract"]
+
+
+class _Twins:
+    """A store that is called through its async twins alone, each call in an event loop of its own."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        twin = getattr(self._store, f"a{name}")
+        if name == "iter_messages":
+            return lambda *args, **kwargs: async_to_sync(_all_of)(twin(*args, **kwargs))
+        result: Callable[..., Any] = async_to_sync(twin)
+        return result
+
+
+async def _all_of(iterator: Any) -> list[Any]:
+    return [item async for item in iterator]
+
+
+class AsyncTwinContract(StoreTests):
+    @pytest.mark.parametrize("call", CALLS, ids=str)
+    def test_a_twin_does_what_its_method_does(self, call: Call) -> None:
+        """The same history twice, for two tenants; only one of them through twins at the end."""
+        plain, twins = self.make_store(tenant="plain"), self.make_store(tenant="twins")
+        full_session(plain, "session")
+        full_session(twins, "session")
+        expected = outcome(call, plain, "session")
+        assert type(outcome(call, _Twins(twins), "session")) is type(expected)  # type: ignore[arg-type]
+        assert twins.session_exists("session") == plain.session_exists("session")
+        if plain.session_exists("session"):
+            for store in (plain, twins):
+                store.save_state("session", loaded(store, "session"))
+            first, second = loaded(plain, "session"), loaded(twins, "session")
+            second.created_at, second.updated_at = first.created_at, first.updated_at
+            assert repr(second) == repr(first)
+            assert twins.get_messages("session") == plain.get_messages("session")
+
+    @pytest.mark.parametrize("call", CALLS, ids=str)
+    def test_a_twin_answers_for_an_unknown_session_as_its_method_does(
+        self, store: StateStore, call: Call
+    ) -> None:
+        assert outcome(call, _Twins(store), "nobody") == outcome(call, store, "nobody")  # type: ignore[arg-type]
+
+    def test_a_whole_step_can_be_made_asynchronously(self, store: StateStore) -> None:
+        async def work() -> None:
+            state = await store.acreate_session("session", agent_type="agent", custom_state={"list": []})  # type: ignore[attr-defined]
+            run = await store.astart_run("session")  # type: ignore[attr-defined]
+            staged = StagedChanges(tool_call_id="call", merge_changes={"list": [1]})
+            await store.astage_changes("session", "step-1", staged)  # type: ignore[attr-defined]
+            refs = [SubSessionRef(sub_session_id="sub", agent_type="agent")]
+            await store.aadd_sub_session_refs("session", refs)  # type: ignore[attr-defined]
+            commit = await store.asave_state_and_promote_staging(  # type: ignore[attr-defined]
+                "session", state, messages(3), step(1), expected_version=1, run_id=run.run_id
+            )
+            assert commit.new_version == 2
+            await store.aupdate_run("session", run.run_id, status="completed")  # type: ignore[attr-defined]
+            page = await store.alist_sessions(agent_type="agent")  # type: ignore[attr-defined]
+            assert [session.session_id for session in page.sessions] == ["session"]
+
+        async_to_sync(work)()
+        assert loaded(store, "session").custom_state == {"list": [1]}
+        assert store.get_messages("session").messages == messages(3)
+        assert store.get_current_run("session") is None
+
+    def test_messages_can_be_iterated_asynchronously(self, store: StateStore, session_id: str) -> None:
+        store.append_messages(session_id, messages(250))
+        iterate = store.aiter_messages  # type: ignore[attr-defined]
+        for chunk_size in (7, 100, 500):
+            assert async_to_sync(_all_of)(iterate(session_id, chunk_size=chunk_size)) == messages(250)
+        with pytest.raises(SessionNotFound):
+            async_to_sync(_all_of)(iterate("nobody"))
+
+    def test_an_iteration_can_be_left_early(self, store: StateStore, session_id: str) -> None:
+        store.append_messages(session_id, messages(5))
+
+        async def first() -> Any:
+            iterator = store.aiter_messages(session_id, chunk_size=2)  # type: ignore[attr-defined]
+            try:
+                return await anext(iterator)
+            finally:
+                await iterator.aclose()
+
+        assert async_to_sync(first)() == messages(1)[0]
+        assert store.append_messages(session_id, messages(1)) == 6
+
+    def test_twins_raise_the_errors_of_their_methods(self, store: StateStore) -> None:
+        full_session(store, "session")
+        before = contents(store, "session")
+        save: Callable[..., Coroutine[Any, Any, int]] = store.asave_state  # type: ignore[attr-defined]
+        with pytest.raises(StaleStateError) as caught:
+            async_to_sync(save)("session", loaded(store, "session"), expected_version=1)
+        assert caught.value.expected_version == 1
+        assert contents(store, "session") == before
+
+    def test_calls_gathered_in_one_loop_all_count(self, store: StateStore, session_id: str) -> None:
+        async def work() -> list[int]:
+            increment: Callable[[str], Coroutine[Any, Any, int]] = store.aincrement_step_count  # type: ignore[attr-defined]
+            return await asyncio.gather(*(increment(session_id) for _ in range(8)))
+
+        assert sorted(async_to_sync(work)()) == list(range(1, 9))
+        assert loaded(store, session_id).step_count == 8

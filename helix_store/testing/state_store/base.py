@@ -1,0 +1,80 @@
+"""What every part of the suite stands on: how a store is made, and the hooks a back end may fill in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
+
+import pytest
+
+from helix_store.core.contracts import StateStore, require_state_store
+from helix_store.core.limits import Limits
+from helix_store.exceptions import HelixStoreError
+
+__all__ = ["HeldLock", "LockManager", "StoreTests"]
+
+T = TypeVar("T")
+
+
+class HeldLock(Protocol):
+    """What the suite needs of a lock that was acquired."""
+
+    @property
+    def fencing_token(self) -> int: ...
+
+    def release(self) -> bool: ...
+
+
+class LockManager(Protocol):
+    """What the suite needs of a lock manager."""
+
+    def acquire(self, name: str) -> HeldLock | None: ...
+
+
+class StoreTests:
+    """The base of every part. A subclass provides `make_store` and, where it can, the other hooks."""
+
+    def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> StateStore:
+        """A store to test. Stores made in one test share their storage; tests share nothing."""
+        raise NotImplementedError("Provide make_store() to run the suite.")
+
+    def make_lock_manager(self, *, tenant: str = "") -> LockManager | None:
+        """The lock manager whose tokens the store checks; ``None`` skips the tests on fencing."""
+        return None
+
+    def storage_untouched(self) -> AbstractContextManager[None]:
+        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        return nullcontext()
+
+    def leave_thread(self) -> None:
+        """Called at the end of every thread that the suite starts: give back what belongs to the thread."""
+
+    @pytest.fixture
+    def store(self) -> StateStore:
+        store = self.make_store()
+        require_state_store(store)
+        return store
+
+    @pytest.fixture
+    def session_id(self, store: StateStore) -> str:
+        """A new session, with nothing in it."""
+        return store.create_session(agent_type="agent").session_id
+
+    def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:
+        """Make calls at the same moment, each in its own thread; what each returned or raised, in order."""
+        start = threading.Barrier(len(calls))
+
+        def outcome(call: Callable[[], T]) -> T | HelixStoreError:
+            try:
+                start.wait()
+                return call()
+            except HelixStoreError as exc:
+                return exc
+            finally:
+                self.leave_thread()
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(outcome, calls))

@@ -1,0 +1,159 @@
+"""Limits in bytes hold for what a write leaves behind, not only for what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helix_store.core.contracts import StateStore
+from helix_store.core.limits import Limits
+from helix_store.core.types import SessionState
+from helix_store.exceptions import LimitExceeded
+from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.state_store.samples import contents, full_session, loaded, message, stage, step
+
+__all__ = ["LimitContract"]
+
+SMALL = Limits(max_state_bytes=4_000, max_message_bytes=1_000, max_staged_bytes=2_000)
+
+
+def _commit(
+    store: StateStore, custom_state: dict[str, Any], *messages: dict[str, Any], number: int = 4
+) -> Any:
+    state = SessionState(session_id="session", agent_type="agent", custom_state=custom_state)
+    return store.save_state_and_promote_staging("session", state, list(messages), step(number))
+
+
+TOO_LARGE: dict[str, tuple[int, Callable[[StateStore, str], Any]]] = {
+    "create": (
+        4_000,
+        lambda store, text: store.create_session("new", agent_type="agent", custom_state={"t": text}),
+    ),
+    "save custom_state": (
+        4_000,
+        lambda store, text: store.save_state(
+            "session", SessionState(session_id="session", agent_type="agent", custom_state={"t": text})
+        ),
+    ),
+    "save output": (
+        4_000,
+        lambda store, text: store.save_state(
+            "session", SessionState(session_id="session", agent_type="agent", output=text)
+        ),
+    ),
+    "merge": (4_000, lambda store, text: store.merge_custom_state("session", {"t": text})),
+    "append": (
+        1_000,
+        lambda store, text: store.append_messages("session", [message("first"), message(text)]),
+    ),
+    "stage": (2_000, lambda store, text: stage(store, "session", "call", merge_changes={"t": text})),
+    "step state": (4_000, lambda store, text: _commit(store, {"t": text})),
+    "step message": (1_000, lambda store, text: _commit(store, {}, message("first"), message(text))),
+}
+
+
+class LimitContract(StoreTests):
+    @pytest.fixture
+    def small(self) -> StateStore:
+        """A store with small limits, and a session in it."""
+        store = self.make_store(limits=SMALL)
+        full_session(store, "session")
+        return store
+
+    @pytest.mark.parametrize("write", TOO_LARGE)
+    @pytest.mark.parametrize("character", ["x", "ł", "🙂", "\x00"])
+    def test_a_write_over_the_limit_is_refused_and_stores_nothing(
+        self, small: StateStore, write: str, character: str
+    ) -> None:
+        limit, invoke = TOO_LARGE[write]
+        before = contents(small, "session")
+        too_large = character * (limit // len(character.encode()) + 1)
+        with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
+            invoke(small, too_large)
+        assert caught.value.limit == limit
+        assert caught.value.actual > limit
+        assert contents(small, "session") == before
+        assert not small.session_exists("new")
+
+    @pytest.mark.parametrize("write", TOO_LARGE)
+    def test_a_write_within_the_limit_is_taken(self, small: StateStore, write: str) -> None:
+        limit, invoke = TOO_LARGE[write]
+        before = contents(small, "session")
+        invoke(small, "x" * (limit // 2))
+        assert contents(small, "session") != before or small.session_exists("new")
+
+    def test_a_small_graph_that_stands_for_a_huge_text_is_refused(self, store: StateStore) -> None:
+        value: Any = "lol"
+        for _ in range(100):
+            value = [value, value]
+        with self.storage_untouched(), pytest.raises(LimitExceeded):
+            store.create_session("session", agent_type="agent", custom_state={"v": value})
+        assert not store.session_exists("session")
+
+    def test_merges_that_grow_the_state_over_the_limit_are_refused(self, small: StateStore) -> None:
+        small.merge_custom_state("session", {"list": ["x" * 1_500]})
+        small.merge_custom_state("session", {"list": ["x" * 1_500]})
+        before = contents(small, "session")
+        with pytest.raises(LimitExceeded) as caught:
+            small.merge_custom_state("session", {"list": ["x" * 1_500]})
+        assert caught.value.limit == 4_000
+        assert contents(small, "session") == before
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"merge_changes": {"list": ["x" * 1_500]}},
+            {"patches": [{"op": "add", "path": "/list/-", "value": "x" * 1_500}]},
+        ],
+    )
+    def test_a_promotion_that_grows_the_state_over_the_limit_is_refused(
+        self, small: StateStore, changes: dict[str, Any]
+    ) -> None:
+        small.merge_custom_state("session", {"list": []})
+        for number in range(3):
+            stage(small, "session", f"call-{number}", **changes)
+        before = contents(small, "session")
+        with pytest.raises(LimitExceeded) as caught:
+            small.promote_staging("session", "step-1")
+        assert caught.value.limit == 4_000
+        assert contents(small, "session") == before
+
+    def test_a_step_whose_staging_grows_the_state_over_the_limit_is_refused(self, small: StateStore) -> None:
+        for number in range(2):
+            stage(small, "session", f"call-{number}", merge_changes={"list": ["x" * 1_500]})
+        before = contents(small, "session")
+        with pytest.raises(LimitExceeded):
+            _commit(small, {"list": ["x" * 1_500]}, message("lost"), number=1)
+        assert contents(small, "session") == before
+
+    def test_copies_that_multiply_a_small_patch_are_refused(self, small: StateStore) -> None:
+        small.merge_custom_state("session", {"a": "x" * 100})
+        copies = [{"op": "copy", "from": "", "path": f"/copy{number}"} for number in range(20)]
+        stage(small, "session", "call", patches=copies)
+        before = contents(small, "session")
+        with pytest.raises(LimitExceeded):
+            small.promote_staging("session", "step-1")
+        assert contents(small, "session") == before
+
+    def test_changes_that_nest_the_state_too_deeply_are_refused(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        value: Any = 1
+        for _ in range(150):
+            value = [value]
+        store.merge_custom_state(session_id, {"v": value})
+        path = "/v" + "/0" * 149 + "/-"
+        stage(store, session_id, "call", patches=[{"op": "add", "path": path, "value": value}])
+        before = contents(store, session_id)
+        with pytest.raises(LimitExceeded):
+            store.promote_staging(session_id, "step-1")
+        assert contents(store, session_id) == before
+
+    def test_what_is_stored_can_be_read_under_smaller_limits(self) -> None:
+        full_session(self.make_store(), "session")
+        tiny = self.make_store(limits=Limits(max_state_bytes=1, max_message_bytes=1, max_staged_bytes=1))
+        assert loaded(tiny, "session").custom_state == {"n": 2}
+        assert len(tiny.get_messages("session").messages) == 4
+        assert len(tiny.get_staged_changes("session", "step-3")) == 1

@@ -1,0 +1,177 @@
+"""Values for the tests, and the few things that most tests do with a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.core.contracts import StateStore
+from helix_store.core.types import (
+    Message,
+    SessionMode,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StepCommit,
+    StepInfo,
+    SubSessionRef,
+)
+
+__all__ = [
+    "FIELD_VALUES",
+    "commit_step",
+    "contents",
+    "full_session",
+    "loaded",
+    "message",
+    "messages",
+    "stage",
+    "step",
+    "touch_after",
+]
+
+_CALL: Final = {
+    "tool_name": "ask",
+    "input": {"question": "Go?", "options": []},
+    "run_id": "run-1",
+    "requested_at": 1_900_000_000_000,
+    "deadline": 1_900_000_060_000,
+    "approval_id": None,
+}
+
+FIELD_VALUES: Final[list[tuple[str, Any]]] = [
+    ("agent_type", "another agent"),
+    *(("status", status) for status in SessionStatus),
+    ("step_count", 7),
+    ("resume_count", 3),
+    ("mode", SessionMode.STANDARD),
+    ("mode", SessionMode.PERSISTENT),
+    ("custom_state", {"notes": ["a", {"b": None}], "count": 1, "ratio": 1.0}),
+    *(("output", value) for value in (None, {}, [], "", 0, False, {"answer": [1, 2.0]})),
+    *(("error", value) for value in (None, {}, [], "", 0, False, {"type": "Boom", "retryable": True})),
+    ("failure_reason", None),
+    ("failure_reason", ""),
+    ("failure_reason", "the model gave up"),
+    ("user_id", None),
+    ("user_id", "user@example.com"),
+    ("tags", []),
+    ("tags", ["b", "a", "ä", ""]),
+    ("metadata", {}),
+    ("metadata", {"plan": "pro", "": "", "region": "eu"}),
+    ("title", None),
+    ("title", ""),
+    ("title", "A trip to Łódź 🚂"),
+    ("workspace_id", None),
+    ("workspace_id", ""),
+    ("workspace_id", "workspace"),
+    ("directory", ""),
+    ("directory", "/srv/project"),
+    ("parent_session_id", None),
+    ("parent_session_id", "parent"),
+    ("root_session_id", "parent"),
+    ("stream_id", None),
+    ("stream_id", "stream"),
+    ("pending_client_tool_calls", {}),
+    ("pending_client_tool_calls", {"call-2": _CALL, "call-1": {**_CALL, "deadline": None}}),
+    ("completed_client_tool_calls", {}),
+    ("completed_client_tool_calls", {"call-0": {"result": [1, 2], "submitted_at": 1_900_000_000_001}}),
+    ("client_tool_call_ownership", {}),
+    ("client_tool_call_ownership", {"call-2": "child"}),
+    ("suspension_context", None),
+    ("suspension_context", {}),
+    ("suspension_context", {"kind": "suspended_client_tool", "resume": {"at": 3}}),
+    ("suspended_awaiting_children", None),
+    ("suspended_awaiting_children", []),
+    ("suspended_awaiting_children", [{"sub_session_id": "child"}]),
+    ("suspended_step_id", None),
+    ("suspended_step_id", "step-7"),
+    ("tracing_context", None),
+    ("tracing_context", {}),
+    ("tracing_context", {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}),
+    ("expires_at", None),
+    ("expires_at", 0),
+    ("expires_at", 1_900_000_000_123),
+    ("workspace_refs", {}),
+    ("workspace_refs", {"main": {"provider": "disk", "snapshot": "s-1"}}),
+]
+"""Every field that a caller may write, with values that must come back as they are."""
+
+
+def message(text: str, role: str = "user") -> Message:
+    return {"role": role, "content": text}
+
+
+def messages(count: int, *, first: int = 1) -> list[Message]:
+    return [message(f"message {number}") for number in range(first, first + count)]
+
+
+def step(number: int) -> StepInfo:
+    return StepInfo(step_id=f"step-{number}", step_count=number, stream_sequence=number * 10)
+
+
+def loaded(store: StateStore, session_id: str) -> SessionState:
+    """The state of a session that must exist."""
+    state = store.load_state(session_id)
+    assert state is not None, f"the session {session_id!r} is gone"
+    return state
+
+
+def stage(
+    store: StateStore, session_id: str, tool_call_id: str, *, step_id: str = "step-1", **changes: Any
+) -> None:
+    store.stage_changes(session_id, step_id, StagedChanges(tool_call_id=tool_call_id, **changes))
+
+
+def commit_step(
+    store: StateStore,
+    session_id: str,
+    number: int,
+    *,
+    append: Sequence[Message] = (),
+    **changes: Any,
+) -> StepCommit:
+    """One step of an agent: load, change, commit."""
+    state = loaded(store, session_id)
+    for name, value in changes.items():
+        setattr(state, name, value)
+    return store.save_state_and_promote_staging(session_id, state, list(append), step(number))
+
+
+def full_session(store: StateStore, session_id: str) -> str:
+    """A session with something of everything in it."""
+    store.create_session(
+        session_id, agent_type="agent", user_id="user", tags=["t"], metadata={"m": "1"}, custom_state={"n": 0}
+    )
+    store.start_run(session_id, "run-1")
+    commit_step(store, session_id, 1, append=messages(2), custom_state={"n": 1})
+    commit_step(store, session_id, 2, append=messages(2, first=3), custom_state={"n": 2})
+    stage(store, session_id, "call-1", step_id="step-3", merge_changes={"n": 3})
+    store.add_sub_session_refs(session_id, [SubSessionRef(sub_session_id="sub", agent_type="helper")])
+    store.request_interrupt(session_id, reason="lunch")
+    return session_id
+
+
+def contents(store: StateStore, session_id: str) -> dict[str, str]:
+    """Everything that a store returns about a session; ``repr`` tells ``1``, ``1.0`` and ``True`` apart."""
+    heads = store.list_checkpoints(session_id, limit=200).items
+    steps = ["step-1", "step-2", "step-3"]
+    seen: dict[str, Any] = {
+        "state": store.load_state(session_id),
+        "messages": store.get_messages(session_id),
+        "staged": [store.get_staged_changes(session_id, step_id) for step_id in steps],
+        "checkpoints": [store.get_checkpoint(session_id, head.checkpoint_id) for head in heads],
+        "runs": store.list_runs(session_id),
+        "sub_sessions": store.get_sub_session_refs(session_id),
+        "interrupt": store.check_interrupt(session_id),
+    }
+    return {name: repr(value) for name, value in seen.items()}
+
+
+def touch_after(store: StateStore, session_id: str, moment: datetime | None) -> None:
+    """Write to a session until its time of update is later than ``moment``, however coarse the clock is."""
+    assert moment is not None
+    updated_at = moment
+    while updated_at <= moment:
+        store.update_status(session_id, SessionStatus.ACTIVE)
+        updated_at = loaded(store, session_id).updated_at or moment

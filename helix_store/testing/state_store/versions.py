@@ -1,0 +1,102 @@
+"""What is a new version of a session, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helix_store.core.contracts import StateStore
+from helix_store.testing.state_store.base import StoreTests
+from helix_store.testing.state_store.calls import ANSWERING_READS, RAISING_READS, Call
+from helix_store.testing.state_store.samples import commit_step, full_session, loaded, message, stage
+
+__all__ = ["VersionContract"]
+
+
+def _oldest(store: StateStore) -> str:
+    return store.list_checkpoints("session").items[-1].checkpoint_id
+
+
+Write = Callable[[StateStore], Any]
+
+NEW_VERSION: dict[str, Write] = {
+    "save_state": lambda store: store.save_state("session", loaded(store, "session")),
+    "update_status": lambda store: store.update_status("session", "active"),
+    "compare_and_set_status": lambda store: store.compare_and_set_status("session", ["active"], "active"),
+    "increment_step_count": lambda store: store.increment_step_count("session"),
+    "increment_resume_count": lambda store: store.increment_resume_count("session"),
+    "merge_custom_state": lambda store: store.merge_custom_state("session", {"a": 1}),
+    "append_messages": lambda store: store.append_messages("session", [message("a"), message("b")]),
+    "truncate_messages": lambda store: store.truncate_messages("session", 1),
+    "promote_staging": lambda store: store.promote_staging("session", "step-3"),
+    "save_state_and_promote_staging": lambda store: commit_step(store, "session", 3, append=[message("a")]),
+    "restore_checkpoint": lambda store: store.restore_checkpoint("session", _oldest(store)),
+}
+
+NO_NEW_VERSION: dict[str, Write] = {
+    "stage_changes": lambda store: stage(store, "session", "call-2", merge_changes={"a": 1}),
+    "discard_staging": lambda store: store.discard_staging("session", "step-3"),
+    "start_run": lambda store: store.start_run("session", supersede=True),
+    "update_run": lambda store: store.update_run("session", "run-1", status="completed"),
+    "add_sub_session_refs": lambda store: store.add_sub_session_refs(
+        "session", [{"sub_session_id": "new", "agent_type": "a"}]
+    ),
+    "update_sub_session_ref": lambda store: store.update_sub_session_ref(
+        "session", "sub", status="completed"
+    ),
+    "request_interrupt": lambda store: store.request_interrupt("session", kind="abort"),
+    "clear_interrupt": lambda store: store.clear_interrupt("session"),
+    "branch_session": lambda store: store.branch_session("session"),
+    "delete_checkpoint": lambda store: store.delete_checkpoint("session", _oldest(store)),
+    "prune_checkpoints": lambda store: store.prune_checkpoints("session", keep=0),
+    "create_session as a child": lambda store: store.create_session(
+        agent_type="a", parent_session_id="session"
+    ),
+    "append no messages": lambda store: store.append_messages("session", []),
+    "truncate beyond the end": lambda store: store.truncate_messages("session", 4),
+    "promote nothing": lambda store: store.promote_staging("session", "step-1"),
+    "merge nothing": lambda store: store.merge_custom_state("session", {}),
+    "a compare-and-set that conflicts": lambda store: store.compare_and_set_status(
+        "session", ["failed"], "active"
+    ),
+}
+
+
+class VersionContract(StoreTests):
+    @pytest.mark.parametrize("write", NEW_VERSION)
+    def test_a_write_that_changes_the_state_or_the_messages_is_one_new_version(
+        self, store: StateStore, write: str
+    ) -> None:
+        full_session(store, "session")
+        before = loaded(store, "session")
+        NEW_VERSION[write](store)
+        after = loaded(store, "session")
+        assert after.version == before.version + 1
+        assert before.updated_at is not None
+        assert after.updated_at is not None
+        assert after.updated_at >= before.updated_at
+        assert after.created_at == before.created_at
+
+    @pytest.mark.parametrize("write", NO_NEW_VERSION)
+    def test_any_other_write_leaves_state_and_version_alone(self, store: StateStore, write: str) -> None:
+        full_session(store, "session")
+        before = repr(store.load_state("session"))
+        NO_NEW_VERSION[write](store)
+        assert repr(store.load_state("session")) == before
+
+    @pytest.mark.parametrize("call", [*ANSWERING_READS, *RAISING_READS], ids=str)
+    def test_a_read_changes_nothing(self, store: StateStore, call: Call) -> None:
+        full_session(store, "session")
+        before = repr(store.load_state("session"))
+        call.invoke(store, "session")
+        assert repr(store.load_state("session")) == before
+
+    def test_two_workers_take_turns_by_version(self, store: StateStore, session_id: str) -> None:
+        version = 1
+        for number in range(1, 4):
+            version = store.save_state(session_id, loaded(store, session_id), expected_version=version)
+            store.append_messages(session_id, [message("hello")], expected_version=version)
+            version += 1
+            assert loaded(store, session_id).version == version == 2 * number + 1
