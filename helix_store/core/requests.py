@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from helix_store.core.session_state import EncodedState
 from helix_store.core.types import UNSET, SessionStatus, StepInfo, Unset
-from helix_store.exceptions import StaleStateError
+from helix_store.exceptions import FencedOutError, StaleStateError
 
 __all__ = [
     "BranchRequest",
@@ -38,6 +38,11 @@ class Guard:
         """Raise `StaleStateError` when the session has moved on. Call with the session locked."""
         if self.expected_version is not None and self.expected_version != current_version:
             raise StaleStateError(self.expected_version, current_version)
+
+    def check_fence(self, newest_token: int | None) -> None:
+        """Raise `FencedOutError` when the lock has a newer token; ``None`` when there is no lock."""
+        if self.fencing_token is not None and newest_token is not None and self.fencing_token < newest_token:
+            raise FencedOutError(self.fencing_token, newest_token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
 """The public stores."""
 
+from helix_store.stores.api.held_lock import Lock
 from helix_store.stores.database import DatabaseStateStore
+from helix_store.stores.database.locks import DatabaseLockManager
+from helix_store.stores.memory.locks import InMemoryLockManager
+from helix_store.stores.noop_locks import NoOpLockManager
 
-__all__ = ["DatabaseStateStore"]
+__all__ = ["DatabaseLockManager", "DatabaseStateStore", "InMemoryLockManager", "Lock", "NoOpLockManager"]

@@ -15,10 +15,12 @@ from django.utils import timezone
 from helix_store.core.requests import Guard
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
+from helix_store.stores.database.lock_statements import lock_statements
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.statements import fetched_rows
 
-__all__ = ["bump", "lock_session", "lock_sessions", "session_key"]
+__all__ = ["admit", "bump", "lock_session", "lock_sessions", "session_key"]
 
 _LOCKED_COLUMNS = (
     "id",
@@ -50,8 +52,26 @@ def lock_session(scope: Scope, session_id: str, guard: Guard | None = None) -> S
     if head is None:
         raise SessionNotFound(session_id)
     if guard is not None:
-        guard.check_version(head.version)
+        admit(scope, head, guard)
     return head
+
+
+def admit(scope: Scope, head: Session, guard: Guard) -> None:
+    """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`.
+
+    The lock named after the session cannot be taken over from here to the end of the transaction.
+    """
+    if guard.fencing_token is not None:
+        guard.check_fence(_newest_token(scope, head.session_id))
+    guard.check_version(head.version)
+
+
+def _newest_token(scope: Scope, name: str) -> int | None:
+    connection = scope.connection
+    rows = fetched_rows(
+        connection, lock_statements(connection).newest_token, {"tenant": scope.tenant, "name": name}
+    )
+    return rows[0][0] if rows else None
 
 
 def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:

@@ -16,7 +16,7 @@ from helix_store.core.session_state import encode_custom_state, settled_mode
 from helix_store.core.types import CheckpointSource, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
-from helix_store.stores.database.locking import bump, lock_session
+from helix_store.stores.database.locking import admit, bump, lock_session
 from helix_store.stores.database.messages import insert_messages
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
 from helix_store.stores.database.staging import take_staged
@@ -37,7 +37,7 @@ class DatabaseSteps(DatabaseVerbs):
         claims = _read_claims(self.scope, head, request)
         if claims.operation is not None:
             return claims.operation.replay(request.operation_id or "", digest)
-        request.guard.check_version(head.version)
+        admit(self.scope, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])

@@ -49,7 +49,9 @@ class TenantScope:
             self.data.sessions[session_id] = draft
 
     def admit(self, record: SessionRecord, guard: Guard) -> None:
-        """Check what the caller requires of the write. Raises `StaleStateError`."""
+        """Check what the caller requires of the write. Raises `FencedOutError` and `StaleStateError`."""
+        lock = self.data.locks.get(record.session_id)
+        guard.check_fence(None if lock is None else lock.token)
         guard.check_version(record.version)
 
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from helix_store.stores.memory.lock_records import StoredLock
 from helix_store.stores.memory.records import SessionRecord
 
 __all__ = ["MemoryWorld", "TenantData"]
@@ -18,6 +19,8 @@ class TenantData:
     sessions: dict[str, SessionRecord] = field(default_factory=dict)
     usage: dict[str, list[Any]] = field(default_factory=dict)
     """Usage entries in order of recording, by the session they were recorded for."""
+    locks: dict[str, StoredLock] = field(default_factory=dict)
+    """One per name for ever: without its lock a name's token would start again."""
 
 
 class MemoryWorld:
