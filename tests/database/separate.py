@@ -107,12 +107,12 @@ def wait_for_the_server(connection: BaseDatabaseWrapper) -> None:
 
 
 @contextmanager
-def small_disk(directory: Path, *, owner: int) -> Iterator[Path]:
-    """A file system of one megabyte in place of this directory; skips the test where there can be none."""
+def small_disk(directory: Path, *, owner: int, megabytes: int = 1) -> Iterator[Path]:
+    """A small file system in place of this directory; skips the test where there can be none."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size=1m,uid={owner}", "tmpfs", str(directory)],  # noqa: S607
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,uid={owner},mode=700", "tmpfs", str(directory)],  # noqa: S607
         stderr=subprocess.PIPE,
         text=True,
         check=False,
@@ -122,4 +122,4 @@ def small_disk(directory: Path, *, owner: int) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        subprocess.run(["umount", str(directory)], check=True)  # noqa: S607
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)  # noqa: S607

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -168,6 +169,31 @@ def _table_on_a_small_disk(cluster: PostgresCluster, connection: BaseDatabaseWra
             # The server does not start again without a disk that it knows.
             execute(connection, "DROP TABLE filling")
             execute(connection, "DROP TABLESPACE small")
+
+
+def test_a_full_disk_of_the_log_found_at_commit_leaves_the_outcome_unknown(tmp_path: Path) -> None:
+    # Buffers for a whole segment and a sleeping writer: the second segment is first asked for by the COMMIT.
+    options = {"wal_buffers": "16MB", "wal_writer_delay": "10s", "autovacuum": "off"}
+    with PostgresCluster(options=options) as cluster:
+        cluster.kill()
+        log = cluster.data_directory / "pg_wal"
+        subprocess.run(["cp", "--archive", f"{log}/.", str(tmp_path)], check=True)  # noqa: S607
+        with (
+            small_disk(log, owner=log.stat().st_uid, megabytes=20),
+            separate_postgres(cluster) as connection,
+        ):
+            subprocess.run(["cp", "--archive", f"{tmp_path}/.", str(log)], check=True)  # noqa: S607
+            cluster.start()
+            execute(connection, "CREATE TABLE kept (value text STORAGE EXTERNAL)")
+            connection.set_autocommit(False)
+            execute(connection, "INSERT INTO kept SELECT repeat('x', 100000) FROM generate_series(1, 120)")
+            # Without atomic(): on its way out it connects again, and that error would hide this one.
+            with pytest.raises(OutcomeUnknown) as raised, mapped_errors(connection, committing=True):
+                connection.commit()
+            assert connection.connection is None
+    django_error = raised.value.__cause__
+    assert django_error is not None
+    assert getattr(django_error.__cause__, "sqlstate", None) == "53100"
 
 
 def test_a_damaged_page_is_an_integrity_fault(
