@@ -40,7 +40,6 @@ class CheckpointAdmin(SessionChildAdmin):
         "size_bytes",
         "created_at",
     )
-    list_filter = ("kind",)
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (
         (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "created_at")}),

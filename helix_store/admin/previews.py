@@ -35,7 +35,8 @@ def message_preview(start: str) -> str | None:
         return None
     spoken = " ".join(_texts(message.get("content")))
     called = " ".join(f"→ {name}({arguments})" for name, arguments in _calls(message))
-    return one_line(f"{spoken} {called}".strip(), _PREVIEW_LENGTH)
+    line = one_line(f"{spoken} {called}".strip(), _PREVIEW_LENGTH)
+    return f"{line}…" if len(start) > PREVIEW_SOURCE and not line.endswith("…") else line
 
 
 def _texts(content: Any) -> list[str]:

@@ -1,0 +1,91 @@
+"""Sessions to look at, written through the store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from helix_store.core.types import SessionState, StepInfo
+from helix_store.models import Checkpoint, Lock, Message, Run, Session, UsageEntry
+from helix_store.stores import DatabaseStateStore
+from tests.databases import CommittedDatabase
+
+MODELS = (Session, Message, Checkpoint, Run, Lock, UsageEntry)
+"""The models with pages of their own."""
+
+
+def store_of(database: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(database.alias, tenant=database.tenant)
+
+
+def write_session(
+    database: CommittedDatabase, text: str = "hello", *, session_id: str | None = None, **fields: Any
+) -> Session:
+    """A session with a row of each kind, whose every free text is ``text``."""
+    store = store_of(database)
+    state = store.create_session(
+        session_id, **{"agent_type": text, "user_id": text, "title": text, "tags": [text], **fields}
+    )
+    session_id = state.session_id
+    run = store.start_run(session_id)
+    fill(state, text)
+    store.save_state_and_promote_staging(
+        session_id, state, [{"role": text, "content": text}], StepInfo("step-1", 1), run_id=run.run_id
+    )
+    store.update_run(session_id, run.run_id, status="failed", completion_reason=text, error={text: text})
+    store.stage_changes(session_id, text, {"tool_call_id": text, "merge_changes": {text: text}})
+    store.add_sub_session_refs(
+        session_id, [{"sub_session_id": text, "agent_type": text, "status": text, "output": {text: text}}]
+    )
+    store.request_interrupt(session_id, reason=text)
+    session = Session.objects.using(database.alias).get(tenant=database.tenant, session_id=session_id)
+    write_lock_and_usage(session, text)
+    return session
+
+
+def fill(state: SessionState, text: str) -> None:
+    state.custom_state = {text: [text, {"n": 1.0}]}
+    state.output = {text: text}
+    state.error = [text]
+    state.failure_reason = text
+    state.metadata = {text: text}
+    state.directory = text
+    state.pending_client_tool_calls = {text: {"tool_name": text}}
+    state.completed_client_tool_calls = {text: {"result": text}}
+    state.client_tool_call_ownership = {text: text}
+    state.suspension_context = {text: text}
+    state.suspended_awaiting_children = [text]
+    state.suspended_step_id = text
+    state.tracing_context = {text: text}
+
+
+def write_lock_and_usage(session: Session, text: str) -> None:
+    """Rows of tables that no store writes yet."""
+    alias = session._state.db
+    Lock.objects.using(alias).create(tenant=session.tenant, name=f"{session.session_id} {text}", owner=text)
+    UsageEntry.objects.using(alias).create(
+        tenant=session.tenant,
+        entry_id=session.session_id,
+        session=session,
+        recorded_for=text,
+        session_agent_type=text,
+        kind="custom",
+        timestamp=datetime.now(UTC),
+        source_type=text,
+        source_name=text,
+        custom_type=text,
+        custom_name=text,
+    )
+
+
+def rows_of(session: Session) -> list[Any]:
+    """One row per model with a page of its own."""
+    alias = session._state.db
+    return [
+        session,
+        Message.objects.using(alias).filter(session=session).latest("sequence"),
+        Checkpoint.objects.using(alias).filter(session=session).latest("version"),
+        Run.objects.using(alias).filter(session=session).latest("turn"),
+        Lock.objects.using(alias).filter(tenant=session.tenant).latest("pk"),
+        UsageEntry.objects.using(alias).get(session=session),
+    ]

@@ -1,0 +1,241 @@
+"""What the pages show, and what they cost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib.staticfiles import finders
+from django.db.models import Model
+
+from helix_store.admin.base import BoundedPaginator
+from helix_store.admin.elements import JSON_LIMIT
+from helix_store.core.types import StepInfo
+from helix_store.models import Checkpoint, Message, Run, Session
+from tests.admin.conftest import Browser
+from tests.admin.rows import MODELS, rows_of, store_of, write_session
+
+PAYLOAD_COLUMNS = re.compile(
+    r"\"(payload|envelope|error|pending_client_tool_calls|completed_client_tool_calls|client_tool_call_ownership"
+    r"|suspension_context|suspended_awaiting_children|tracing_context)\""
+)
+
+
+def test_a_list_of_fifty_rows_takes_as_many_queries_as_a_list_of_one(browser: Browser) -> None:
+    write_session(browser.database, "row")
+    browser.list_of(Session)
+    one = [browser.list_of(model) for model in MODELS]
+    for number in range(49):
+        write_session(browser.database, f"row {number}")
+    fifty = [browser.list_of(model) for model in MODELS]
+    assert [page.row_count for page in one] == [1] * len(MODELS)
+    assert [page.row_count for page in fifty] == [50] * len(MODELS)
+    costs = [len(page.statements) for page in one]
+    assert [len(page.statements) for page in fifty] == costs
+    assert max(costs) <= 5
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_list_reads_no_payload(browser: Browser, model: type[Model]) -> None:
+    write_session(browser.database)
+    page = browser.list_of(model)
+    read_whole = [
+        statement
+        for statement in page.statements
+        if PAYLOAD_COLUMNS.search(re.sub(r"(?i)substr(ing)?\([^)]*\)", "", statement))
+    ]
+    assert read_whole == []
+
+
+def test_a_session_page_takes_as_many_queries_whatever_belongs_to_the_session(browser: Browser) -> None:
+    store = store_of(browser.database)
+    session = write_session(browser.database)
+    browser.page_of(session)
+    short = browser.page_of(session)
+    for number in range(30):
+        state = store.create_session(agent_type="child", parent_session_id=session.session_id)
+        store.add_sub_session_refs(
+            session.session_id, [{"sub_session_id": state.session_id, "agent_type": "child"}]
+        )
+        store.stage_changes(session.session_id, "next", {"tool_call_id": f"call-{number}"})
+        store.append_messages(session.session_id, [{"role": "user", "content": "more"}])
+    long = browser.page_of(session)
+    assert short.status == long.status == 200
+    assert len(long.statements) == len(short.statements)
+    assert "30 children" in long.text
+    assert "31 messages" in long.text
+
+
+def test_a_session_page_shows_its_state_and_leads_to_its_rows(browser: Browser) -> None:
+    session = write_session(browser.database, "hello")
+    page = browser.page_of(session)
+    assert '{ "hello": [ "hello", { "n": 1.0 } ] }' in page.text
+    links = [attributes.get("href") or "" for tag, attributes in page.elements.started if tag == "a"]
+    for model, expected in ((Message, 1), (Checkpoint, 1), (Run, 1)):
+        name = str(model._meta.model_name)
+        (url,) = [link for link in links if f"/{name}/?session__id__exact={session.pk}" in link]
+        shown = browser.open(url)
+        assert shown.status == 200
+        assert shown.row_count == expected
+
+
+def test_a_session_page_names_what_the_session_waits_for(browser: Browser) -> None:
+    session = write_session(browser.database, "waiting")
+    text = browser.page_of(session).text
+    assert '"tool_name": "waiting"' in text
+    assert "Requested at interrupt waiting" in text
+    assert '"merge_changes": { "waiting": "waiting" }' in text
+
+
+def test_a_session_page_leads_to_its_parent_and_sub_agents(browser: Browser) -> None:
+    store = store_of(browser.database)
+    parent = write_session(browser.database, session_id="parent")
+    child = store.create_session("child", agent_type="helper", parent_session_id="parent")
+    store.add_sub_session_refs("parent", [{"sub_session_id": child.session_id, "agent_type": "helper"}])
+    child_row = Session.objects.using(browser.database.alias).get(
+        tenant=browser.database.tenant, session_id="child"
+    )
+    assert f'/session/{child_row.pk}/change/">child</a>' in browser.page_of(parent).html
+    assert f'/session/{parent.pk}/change/">parent</a>' in browser.page_of(child_row).html
+
+
+def test_a_state_that_is_not_a_checkpoint_appears_on_the_page_of_its_session_alone(browser: Browser) -> None:
+    store = store_of(browser.database)
+    state = store.create_session("s", agent_type="a", custom_state={"kept": "between checkpoints"})
+    session = Session.objects.using(browser.database.alias).get(
+        tenant=browser.database.tenant, session_id=state.session_id
+    )
+    assert "between checkpoints" in browser.page_of(session).text
+    assert "0 checkpoints" in browser.page_of(session).text
+    assert "0 checkpoints" in browser.list_of(Checkpoint, session__id__exact=session.pk).text
+
+
+def test_messages_of_a_session_are_listed_in_order_with_what_they_say(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"from": "JFK"}'}}
+    store.append_messages(
+        "s",
+        [
+            {"role": "user", "content": "First " + "long " * 2_000},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "found"}]},
+        ],
+    )
+    session = Session.objects.using(browser.database.alias).get(
+        tenant=browser.database.tenant, session_id="s"
+    )
+    text = browser.list_of(Message, session__id__exact=session.pk).text
+    first, second, third = (
+        text.index(part)
+        for part in ("1 user First long", '2 assistant → find({"from": "JFK"})', "3 tool found")
+    )
+    assert first < second < third
+
+
+@pytest.mark.parametrize(
+    ("term", "finds"),
+    [
+        ("conv-", True),
+        ("onv-", False),
+        ("ann@", True),
+        ("Trip to Lis", True),
+        ("trip TO", True),
+        ("to Lis", False),
+    ],
+)
+def test_search_finds_the_beginning_of_id_user_and_title(browser: Browser, term: str, finds: bool) -> None:
+    store = store_of(browser.database)
+    store.create_session("conv-1", agent_type="a", user_id="ann@example.org", title="Trip to Lisbon")
+    shown = browser.list_of(Session, q=term)
+    assert ("conv-1" in shown.text) is finds
+
+
+def test_sessions_are_filtered_by_status_and_agent_type(browser: Browser) -> None:
+    store = store_of(browser.database)
+    for agent_type, status in (("writer", "active"), ("writer", "paused"), ("reader", "paused")):
+        state = store.create_session(f"{agent_type}-{status}", agent_type=agent_type)
+        store.update_status(state.session_id, status)
+    shown = browser.list_of(Session, status__exact="paused", agent_type="writer")
+    assert "writer-paused" in shown.text
+    assert "writer-active" not in shown.text
+    assert "reader-paused" not in shown.text
+    assert "?agent_type=reader" in browser.list_of(Session).html
+
+
+def test_a_long_state_is_folded_and_cut(browser: Browser) -> None:
+    store = store_of(browser.database)
+    state = store.create_session("s", agent_type="a")
+    state.custom_state = {"first": 1, "long": ["x" * 100] * 2_000, "last": 2}
+    store.save_state_and_promote_staging("s", state, [], StepInfo("1", 1))
+    session = Session.objects.using(browser.database.alias).get(
+        tenant=browser.database.tenant, session_id="s"
+    )
+    for page in (browser.page_of(session), browser.page_of(_latest_checkpoint(session))):
+        assert f"Cut after {JSON_LIMIT:,} characters." in page.text
+        assert '"first": 1' in page.text
+        assert '"last"' not in page.text
+        assert len(page.html) < 3 * JSON_LIMIT
+        assert ("details", {"class": "helix-json"}) in page.elements.started
+
+
+def _latest_checkpoint(session: Session) -> Checkpoint:
+    return Checkpoint.objects.using(session._state.db).filter(session=session).latest("version")
+
+
+def test_a_list_stops_counting_at_its_bound_and_says_so(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        write_session(browser.database, f"row {number}")
+    whole = browser.list_of(Session)
+    assert "4 sessions" in whole.text
+    assert "Filter or search" not in whole.text
+    monkeypatch.setattr(BoundedPaginator, "max_rows", 3)
+    bounded = browser.list_of(Session)
+    assert "There are more than these first 3." in bounded.text
+    (count,) = [statement for statement in bounded.statements if "COUNT(" in statement]
+    assert "LIMIT 4" in count
+
+
+def test_pages_bring_their_style_as_a_file_and_no_style_of_their_own(browser: Browser) -> None:
+    assert finders.find("helix_store/admin.css")
+    session = write_session(browser.database)
+    for row in rows_of(session):
+        elements = browser.page_of(row).elements.started
+        sheets = [attributes.get("href") for tag, attributes in elements if tag == "link"]
+        assert "/static/helix_store/admin.css" in sheets
+        assert [attributes for tag, attributes in elements if "style" in attributes or tag == "style"] == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_list_is_read_in_the_order_of_an_index(browser: Browser, model: type[Model]) -> None:
+    write_session(browser.database)
+    statements = browser.list_of(model).statements
+    (statement,) = [
+        statement
+        for statement in statements
+        if f'FROM "{model._meta.db_table}"' in statement
+        and " ORDER BY " in statement
+        and "LIMIT" not in statement
+    ]
+    plan = _plan_of(statement, browser)
+    assert re.search("index", plan, re.IGNORECASE)
+    assert not re.search("sort|temp b-tree", plan, re.IGNORECASE), plan
+
+
+def _plan_of(statement: str, browser: Browser) -> str:
+    with browser.database.connection.cursor() as cursor:
+        if browser.database.vendor == "sqlite":
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}")
+            return "\n".join(row[3] for row in cursor.fetchall())
+        # The tables of the tests are so small that the planner would rather read and sort all of them.
+        switches = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_incremental_sort")
+        for switch in switches:
+            cursor.execute(f"SET {switch} = off")
+        try:
+            cursor.execute(f"EXPLAIN {statement}")
+            return "\n".join(row[0] for row in cursor.fetchall())
+        finally:
+            for switch in switches:
+                cursor.execute(f"RESET {switch}")

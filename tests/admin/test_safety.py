@@ -1,0 +1,168 @@
+"""What the pages refuse, hide, and survive."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.db.models import Model
+from django.urls import reverse
+
+from helix_store.admin.readable import HIDDEN
+from helix_store.core.types import StepInfo
+from helix_store.models import Checkpoint, Message, Run, Session, StagedChange, SubSessionRef
+from tests.admin.conftest import Browser, Page
+from tests.admin.rows import MODELS, rows_of, store_of, write_session
+
+HOSTILE = (
+    "\"'><script>alert('stored')</script><img src=x onerror=alert(1)>{{7*7}}{% now 'Y' %}</pre></details>"
+)
+
+
+def _row(browser: Browser, session_id: str) -> Session:
+    sessions = Session.objects.using(browser.database.alias)
+    return sessions.get(tenant=browser.database.tenant, session_id=session_id)
+
+
+def _all_pages(browser: Browser, session: Session) -> dict[str, Page]:
+    lists = {f"list of {model.__name__}": browser.list_of(model) for model in MODELS}
+    return lists | {f"page of {type(row).__name__}": browser.page_of(row) for row in rows_of(session)}
+
+
+def test_stored_text_is_inert_on_every_page(browser: Browser) -> None:
+    session = write_session(browser.database, HOSTILE, session_id=HOSTILE)
+    for name, page in _all_pages(browser, session).items():
+        assert page.status == 200, name
+        assert "alert('stored')" in page.text, name
+        elements = page.elements.started
+        assert [tag for tag, attributes in elements if attributes.get("src") == "x"] == [], name
+        assert [tag for tag, attributes in elements if "onerror" in attributes] == [], name
+        assert "<script>alert" not in page.html, name
+        assert "{{7*7}}" in page.text, name
+
+
+def test_text_that_cannot_be_encoded_or_seen_is_shown_as_escapes(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a", title="turned \u202e around")
+    text = "lone \ud800 pair \ud800\udc00 nul \x00 turned \u202e"
+    state = store.load_state("s")
+    assert state is not None
+    state.custom_state = {text: text}
+    store.save_state_and_promote_staging("s", state, [{"role": "user", "content": text}], StepInfo("1", 1))
+    store.start_run("s")
+    session = _row(browser, "s")
+    message = Message.objects.using(browser.database.alias).get(session=session)
+    for page in (browser.page_of(session), browser.page_of(message), browser.list_of(Message)):
+        assert page.status == 200
+        assert "lone \\ud800 pair \\ud800\\udc00 nul \\u0000 turned \\u202e" in page.text
+    assert "turned \\u202e around" in browser.list_of(Session).text
+
+
+@pytest.mark.parametrize("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
+def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str) -> None:
+    session = write_session(browser.database)
+    alias = browser.database.alias
+    readable = store_of(browser.database).create_session("readable", agent_type="a").session_id
+    store_of(browser.database).append_messages(readable, [{"role": "user", "content": "still here"}])
+    Message.objects.using(alias).filter(session=session).update(payload=broken)
+    Checkpoint.objects.using(alias).filter(session=session).update(payload=broken, envelope=broken)
+    Run.objects.using(alias).filter(session=session).update(error=broken)
+    StagedChange.objects.using(alias).filter(session=session).update(payload=broken)
+    SubSessionRef.objects.using(alias).filter(session=session).update(output=broken)
+    Session.objects.using(alias).filter(pk=session.pk).update(
+        pending_client_tool_calls=broken, suspension_context=broken, tracing_context=broken
+    )
+    for name, page in _all_pages(browser, session).items():
+        assert page.status == 200, name
+    messages = browser.list_of(Message)
+    assert "This message cannot be read." in messages.text
+    assert "still here" in messages.text
+    assert browser.page_of(session).text.count("cannot be read as JSON") == 7
+
+
+@pytest.mark.parametrize("document", ["[]", '"text"', "null", "1"])
+def test_a_document_of_another_shape_breaks_no_page(browser: Browser, document: str) -> None:
+    session = write_session(browser.database)
+    alias = browser.database.alias
+    Message.objects.using(alias).filter(session=session).update(payload=document)
+    Checkpoint.objects.using(alias).filter(session=session).update(payload=document, envelope=document)
+    for name, page in _all_pages(browser, session).items():
+        assert page.status == 200, name
+
+
+def test_a_session_without_its_state_has_a_page(browser: Browser) -> None:
+    session = write_session(browser.database)
+    Checkpoint.objects.using(browser.database.alias).filter(session=session).delete()
+    assert "The state of this session is missing." in browser.page_of(session).text
+
+
+def test_a_message_without_its_session_breaks_no_page(browser: Browser) -> None:
+    message = Message.objects.using(browser.database.alias).create(
+        session_id=2**40, sequence=1, role="user", payload="{}", created_at=datetime.now(UTC)
+    )
+    assert browser.list_of(Message).row_count == 0
+    assert browser.page_of(message).status == 302
+
+
+def test_values_of_a_tracing_context_are_hidden(browser: Browser) -> None:
+    store = store_of(browser.database)
+    state = store.create_session("s", agent_type="a")
+    state.tracing_context = {
+        "trace_id": "known-trace",
+        "api_key": "secret-1",
+        "headers": {"anything": "secret-2", "trace_id": ["secret-3"]},
+        "list": ["secret-4", None],
+    }
+    store.save_state_and_promote_staging("s", state, [], StepInfo("1", 1))
+    session = _row(browser, "s")
+    checkpoint = Checkpoint.objects.using(browser.database.alias).get(session=session)
+    for page in (browser.page_of(session), browser.page_of(checkpoint)):
+        assert '"trace_id": "known-trace"' in page.text
+        assert "secret-" not in page.html
+        assert page.text.count(HIDDEN) == 4
+
+
+# --- Permissions -----------------------------------------------------------------------------------
+
+
+def _address(model: type[Model], view: str, *arguments: Any) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}", args=arguments)
+
+
+def test_nothing_can_be_added_changed_or_deleted_by_a_superuser(browser: Browser) -> None:
+    session = write_session(browser.database)
+    for row in rows_of(session):
+        model = type(row)
+        before = model._default_manager.using(browser.database.alias).values().get(pk=row.pk)
+        urls = [_address(model, "change", row.pk), _address(model, "delete", row.pk), _address(model, "add")]
+        given = dict.fromkeys(before, "changed") | {"_save": "Save", "post": "yes"}
+        answers = [browser.client.post(url, given) for url in urls]
+        assert [answer.status_code for answer in answers] == [403, 403, 403]
+        selected = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+        browser.client.post(_address(model, "changelist"), selected)
+        assert model._default_manager.using(browser.database.alias).values().get(pk=row.pk) == before
+        fields = [attributes for tag, attributes in browser.page_of(row).elements.started if tag == "input"]
+        assert {field.get("type") for field in fields} <= {"hidden", "search", "submit"}
+        assert not [field for field in fields if str(field.get("name")).startswith("_save")]
+
+
+def test_a_member_of_staff_sees_what_the_view_permission_names_and_nothing_else(visitor: Browser) -> None:
+    session = write_session(visitor.database)
+    for allowed in MODELS:
+        may_view = Permission.objects.get(
+            codename=f"view_{allowed._meta.model_name}", content_type__app_label=allowed._meta.app_label
+        )
+        visitor.sign_in(may_view)
+        for row in rows_of(session):
+            expected = 200 if type(row) is allowed else 403
+            assert visitor.page_of(row).status == expected
+            assert visitor.list_of(type(row)).status == expected
+
+
+def test_a_visitor_is_sent_to_sign_in(visitor: Browser) -> None:
+    session = write_session(visitor.database)
+    for row in rows_of(session):
+        assert visitor.page_of(row).status == 302
+        assert visitor.list_of(type(row)).status == 302
