@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from asgiref.sync import SyncToAsync, sync_to_async
 from django.apps import apps
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
-from tests.databases import CommittedDatabase
+from helix_store.models import Lock
+from tests.databases import CommittedDatabase, close_connections, delete_all_rows
 from tests.postgres import PostgresCluster
 from tests.processes import PROCESSES, WorkerDied, WorkerProcess, run_in_processes, run_in_threads
 
@@ -33,6 +36,11 @@ def _scalar(alias: str, sql: str) -> object:
 def _database_and_process(alias: str) -> tuple[str, int]:
     _scalar(alias, "SELECT 1")
     return str(connections[alias].settings_dict["NAME"]), os.getpid()
+
+
+def _open_connection(alias: str) -> BaseDatabaseWrapper:
+    connections[alias].ensure_connection()
+    return connections[alias]
 
 
 def _fail_with(text: str) -> None:
@@ -65,6 +73,25 @@ def test_what_a_test_writes_is_committed_and_seen_by_a_second_connection(
         cursor.execute(f"SELECT id FROM {table}")
         assert cursor.fetchall() == [(7,)]
         cursor.execute(f"DROP TABLE {table}")
+
+
+async def test_async_code_reaches_the_database_from_its_own_thread(committed_db: CommittedDatabase) -> None:
+    assert await sync_to_async(_scalar)(committed_db.alias, "SELECT 7") == 7
+
+
+def test_connections_of_async_tests_are_closed_too(committed_db: CommittedDatabase) -> None:
+    connection = SyncToAsync.single_thread_executor.submit(_open_connection, committed_db.alias).result()
+    assert connection.connection is not None
+    close_connections()
+    assert connection.connection is None
+
+
+def test_deleting_all_rows_leaves_every_table_empty(committed_db: CommittedDatabase) -> None:
+    Lock.objects.using(committed_db.alias).create(tenant=committed_db.tenant, name="left over")
+    delete_all_rows(committed_db.alias)
+    models = list(apps.get_app_config("helix_store").get_models())
+    assert Lock in models
+    assert not any(model._base_manager.using(committed_db.alias).exists() for model in models)
 
 
 def test_sqlite_writes_ahead_syncs_fully_and_takes_the_write_lock_first(sqlite_db: CommittedDatabase) -> None:
