@@ -1,6 +1,18 @@
 """The public stores."""
 
+from helix_store.stores.api.held_lock import Lock
 from helix_store.stores.database import DatabaseStateStore
+from helix_store.stores.database.locks import DatabaseLockManager
 from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.stores.memory.locks import InMemoryLockManager
+from helix_store.stores.noop_locks import NoOpLockManager
 
-__all__ = ["DatabaseStateStore", "InMemoryStateStore", "MemoryWorld"]
+__all__ = [
+    "DatabaseLockManager",
+    "DatabaseStateStore",
+    "InMemoryLockManager",
+    "InMemoryStateStore",
+    "Lock",
+    "MemoryWorld",
+    "NoOpLockManager",
+]
