@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["MAX_DEPTH", "MAX_INT_DIGITS", "Limits"]
+__all__ = ["AS_STORED", "MAX_DEPTH", "MAX_INT_DIGITS", "Limits"]
 
 MAX_DEPTH = 200
 """Deepest nesting of a payload. Python 3.11's parser gives up from about 1,000."""
@@ -30,3 +30,7 @@ class Limits:
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{field.name} must be a whole number of bytes, at least 1; got {value!r}")
+
+
+AS_STORED = Limits(max_state_bytes=2**62)
+"""For what was stored already: it fitted the limits of its day, and going back must not need today's."""

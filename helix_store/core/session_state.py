@@ -87,15 +87,24 @@ class EncodedState:
     envelope: str
     columns: dict[str, Any]
 
-    @property
-    def size_bytes(self) -> int:
-        return size_of(self.payload) + size_of(self.envelope)
+
+def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
+    """Encode a changed custom state that goes with an envelope; together they keep ``max_state_bytes``."""
+    payload = _encoded_payload(custom_state, limits)
+    _check_size(payload, envelope, limits)
+    return payload
 
 
-def encode_custom_state(custom_state: dict[str, Any], limits: Limits) -> str:
+def _encoded_payload(custom_state: dict[str, Any], limits: Limits) -> str:
     if type(custom_state) is not dict:
         raise InvalidPayload(path="/custom_state", reason="expected a dict")
     return encode(custom_state, limit=limits.max_state_bytes, path="/custom_state")
+
+
+def _check_size(payload: str, envelope: str, limits: Limits) -> None:
+    size_bytes = size_of(payload) + size_of(envelope)
+    if size_bytes > limits.max_state_bytes:
+        raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
 
 
 def encode_state(state: SessionState, limits: Limits) -> EncodedState:
@@ -106,7 +115,7 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
     if not isinstance(state, SessionState):
         raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
     head = _checked_head(state)
-    payload = encode_custom_state(state.custom_state, limits)
+    payload = _encoded_payload(state.custom_state, limits)
     columns = dict(head)
     columns["expires_at"] = (
         None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
@@ -123,10 +132,8 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
         {name: head[name] if name in head else getattr(state, name) for name in _ENVELOPE},
         limit=limits.max_state_bytes,
     )
-    encoded = EncodedState(payload, envelope, columns)
-    if encoded.size_bytes > limits.max_state_bytes:
-        raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=encoded.size_bytes)
-    return encoded
+    _check_size(payload, envelope, limits)
+    return EncodedState(payload, envelope, columns)
 
 
 def _checked_head(state: SessionState) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from helix_store.core.branching import branched_state
-from helix_store.core.limits import Limits
+from helix_store.core.limits import AS_STORED
 from helix_store.core.requests import BranchRequest, Guard, NewSession
 from helix_store.core.session_state import STATE_COLUMNS, current_state, encode_state, settled_mode
 from helix_store.core.types import Checkpoint, CheckpointHead, SessionState
@@ -27,9 +27,6 @@ from helix_store.stores.database.scope import DatabaseVerbs, reads, writes
 from helix_store.stores.database.sessions import insert_session
 
 __all__ = ["DatabaseCheckpoints"]
-
-_AS_STORED = Limits(max_state_bytes=2**62)
-"""A stored state fitted the limits of its day; rewinding to it must not depend on today's."""
 
 
 class DatabaseCheckpoints(DatabaseVerbs):
@@ -62,7 +59,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
         if row is None:
             raise CheckpointNotFound(checkpoint_id)
         state = checkpoint_from(row, session_id).state
-        columns = encode_state(state, _AS_STORED).columns
+        columns = encode_state(state, AS_STORED).columns
         columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.scope.alias).filter(pk=current_key(head)).delete()
@@ -85,7 +82,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
             raise InvalidQuery("message_index is beyond the end of the history.")
         source, boundary = self._branching_point(head, request)
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
-        new = NewSession(request.new_session_id, encode_state(state, _AS_STORED))
+        new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
         branched = insert_session(self.scope, new, root_session_id=request.new_session_id, at=timezone.now())
         target = session_key(self.scope, request.new_session_id)

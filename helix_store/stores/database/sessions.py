@@ -150,6 +150,6 @@ def insert_session(scope: Scope, new: NewSession, *, root_session_id: str, at: d
 def replace_custom_state(scope: Scope, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
     """Write a changed custom state of a locked session between checkpoints, and return the new version."""
     at = timezone.now()
-    payload = encode_custom_state(custom_state, scope.limits)
+    payload = encode_custom_state(custom_state, envelope, scope.limits)
     pointer = write_current(scope, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
     return bump(scope, head, at=at, **pointer)

@@ -61,7 +61,8 @@ class DatabaseSteps(DatabaseVerbs):
         if not staged:
             return request.encoded.payload
         limits = self.scope.limits
-        return encode_custom_state(promote_staged(request.custom_state, staged, limits=limits), limits)
+        promoted = promote_staged(request.custom_state, staged, limits=limits)
+        return encode_custom_state(promoted, request.encoded.envelope, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
 
 from helix_store.core.branching import branched_state
-from helix_store.core.limits import Limits
+from helix_store.core.limits import AS_STORED
 from helix_store.core.requests import BranchRequest, Guard
 from helix_store.core.session_state import encode_state, settled_mode
 from helix_store.core.types import Checkpoint, CheckpointHead, SessionState
@@ -15,9 +14,6 @@ from helix_store.stores.memory.records import SessionRecord, StoredCheckpoint
 from helix_store.stores.memory.scope import TenantScope
 
 __all__ = ["MemoryCheckpoints"]
-
-_AS_STORED: Final = Limits(max_state_bytes=2**62)
-"""A stored state fitted the limits of its day; branching off must not depend on today's."""
 
 
 class MemoryCheckpoints:
@@ -69,7 +65,7 @@ class MemoryCheckpoints:
             if self._scope.find(request.new_session_id) is not None:
                 raise SessionExists(request.new_session_id)
             branched = branched_state(state, new_session_id=request.new_session_id, title=request.title)
-            record = SessionRecord.new(request.new_session_id, encode_state(branched, _AS_STORED))
+            record = SessionRecord.new(request.new_session_id, encode_state(branched, AS_STORED))
             record.messages = source.messages[:boundary]
             record.columns["message_count"] = boundary
             self._scope.data.sessions[request.new_session_id] = record

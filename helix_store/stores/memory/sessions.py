@@ -89,7 +89,7 @@ class MemorySessions:
             if not changes:
                 return []
             merged, warnings = merge_changes(decode(draft.payload), dict(changes), array_replacements)
-            draft.payload = encode_custom_state(merged, self._scope.limits)
+            draft.payload = encode_custom_state(merged, draft.envelope, self._scope.limits)
             draft.write()
             return warnings
 

@@ -31,7 +31,7 @@ class MemoryStaging:
                 return draft.version
             limits = self._scope.limits
             promoted = promote_staged(decode(draft.payload), staged, limits=limits)
-            draft.payload = encode_custom_state(promoted, limits)
+            draft.payload = encode_custom_state(promoted, draft.envelope, limits)
             discard_staged(draft, step_id)
             return draft.write()
 

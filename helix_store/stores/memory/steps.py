@@ -67,7 +67,8 @@ def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Li
     if not staged:
         return request.encoded
     promoted = promote_staged(request.custom_state, staged, limits=limits)
-    return replace(request.encoded, payload=encode_custom_state(promoted, limits))
+    payload = encode_custom_state(promoted, request.encoded.envelope, limits)
+    return replace(request.encoded, payload=payload)
 
 
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:
