@@ -49,7 +49,7 @@ def async_iterator_twin(
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        iterator = method(self, *args, **kwargs)
+        iterator = await in_thread(functools.partial(method, self, *args, **kwargs))
         while batch := await in_thread(lambda: list(itertools.islice(iterator, _ITEMS_PER_CROSSING))):
             for item in batch:
                 yield item
