@@ -3,13 +3,18 @@
 class TestMyStore(StateStoreContract):
     def make_store(self, *, tenant="", limits=None):
         return MyStore(tenant=tenant, limits=limits)
+
+class TestMyLockManager(LockManagerContract):
+    def make_manager(self, *, tenant="", default_ttl_ms=None):
+        return MyLockManager(tenant=tenant, default_ttl_ms=default_ttl_ms)
 """
 
 import pytest
 
 # Before the suite is imported: assertions then show their values as they do in the reader's own tests.
-pytest.register_assert_rewrite("helix_store.testing.state_store")
+pytest.register_assert_rewrite("helix_store.testing.locks", "helix_store.testing.state_store")
 
+from helix_store.testing.locks import LockManagerContract  # noqa: E402
 from helix_store.testing.state_store import StateStoreContract  # noqa: E402
 
-__all__ = ["StateStoreContract"]
+__all__ = ["LockManagerContract", "StateStoreContract"]

@@ -6,6 +6,7 @@ import pytest
 
 from helix_store.core.limits import Limits
 from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.stores.memory.locks import InMemoryLockManager
 from helix_store.testing import StateStoreContract
 from helix_store.testing.state_store.samples import full_session
 
@@ -17,6 +18,9 @@ class TestInMemoryStateStore(StateStoreContract):
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> InMemoryStateStore:
         return InMemoryStateStore(tenant=tenant, limits=limits, world=self.world)
+
+    def make_lock_manager(self, *, tenant: str = "") -> InMemoryLockManager:
+        return InMemoryLockManager(tenant=tenant, world=self.world)
 
 
 def test_stores_see_each_other_through_the_world_they_share_and_not_otherwise() -> None:

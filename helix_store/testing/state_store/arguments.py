@@ -113,8 +113,9 @@ class ArgumentContract(StoreTests):
     )
     def test_a_step_says_which_one_it_is(self, stored: StateStore, bad: Any) -> None:
         before = contents(stored, "session")
+        state = loaded(stored, "session")
         with self.storage_untouched(), pytest.raises(InvalidPayload):
-            stored.save_state_and_promote_staging("session", loaded(stored, "session"), [], bad)
+            stored.save_state_and_promote_staging("session", state, [], bad)
         assert contents(stored, "session") == before
 
     @pytest.mark.parametrize("bad", ["asleep", "", None, 7, ["paused"]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ class AsyncTwinContract(StoreTests):
         full_session(plain, "session")
         full_session(twins, "session")
         expected = outcome(call, plain, "session")
-        assert type(outcome(call, _Twins(twins), "session")) is type(expected)  # type: ignore[arg-type]
+        assert type(outcome(call, _Twins(twins), "session")) is type(expected)
         assert twins.session_exists("session") == plain.session_exists("session")
         if plain.session_exists("session"):
             for store in (plain, twins):
@@ -59,22 +59,22 @@ class AsyncTwinContract(StoreTests):
     def test_a_twin_answers_for_an_unknown_session_as_its_method_does(
         self, store: StateStore, call: Call
     ) -> None:
-        assert outcome(call, _Twins(store), "nobody") == outcome(call, store, "nobody")  # type: ignore[arg-type]
+        assert outcome(call, _Twins(store), "nobody") == outcome(call, store, "nobody")
 
-    def test_a_whole_step_can_be_made_asynchronously(self, store: StateStore) -> None:
+    def test_a_whole_step_can_be_made_asynchronously(self, store: Any) -> None:
         async def work() -> None:
-            state = await store.acreate_session("session", agent_type="agent", custom_state={"list": []})  # type: ignore[attr-defined]
-            run = await store.astart_run("session")  # type: ignore[attr-defined]
+            state = await store.acreate_session("session", agent_type="agent", custom_state={"list": []})
+            run = await store.astart_run("session")
             staged = StagedChanges(tool_call_id="call", merge_changes={"list": [1]})
-            await store.astage_changes("session", "step-1", staged)  # type: ignore[attr-defined]
+            await store.astage_changes("session", "step-1", staged)
             refs = [SubSessionRef(sub_session_id="sub", agent_type="agent")]
-            await store.aadd_sub_session_refs("session", refs)  # type: ignore[attr-defined]
-            commit = await store.asave_state_and_promote_staging(  # type: ignore[attr-defined]
+            await store.aadd_sub_session_refs("session", refs)
+            commit = await store.asave_state_and_promote_staging(
                 "session", state, messages(3), step(1), expected_version=1, run_id=run.run_id
             )
             assert commit.new_version == 2
-            await store.aupdate_run("session", run.run_id, status="completed")  # type: ignore[attr-defined]
-            page = await store.alist_sessions(agent_type="agent")  # type: ignore[attr-defined]
+            await store.aupdate_run("session", run.run_id, status="completed")
+            page = await store.alist_sessions(agent_type="agent")
             assert [session.session_id for session in page.sessions] == ["session"]
 
         async_to_sync(work)()
@@ -82,19 +82,20 @@ class AsyncTwinContract(StoreTests):
         assert store.get_messages("session").messages == messages(3)
         assert store.get_current_run("session") is None
 
-    def test_messages_can_be_iterated_asynchronously(self, store: StateStore, session_id: str) -> None:
+    def test_messages_can_be_iterated_asynchronously(self, store: Any, session_id: str) -> None:
         store.append_messages(session_id, messages(250))
-        iterate = store.aiter_messages  # type: ignore[attr-defined]
         for chunk_size in (7, 100, 500):
-            assert async_to_sync(_all_of)(iterate(session_id, chunk_size=chunk_size)) == messages(250)
+            assert async_to_sync(_all_of)(
+                store.aiter_messages(session_id, chunk_size=chunk_size)
+            ) == messages(250)
         with pytest.raises(SessionNotFound):
-            async_to_sync(_all_of)(iterate("nobody"))
+            async_to_sync(_all_of)(store.aiter_messages("nobody"))
 
-    def test_an_iteration_can_be_left_early(self, store: StateStore, session_id: str) -> None:
+    def test_an_iteration_can_be_left_early(self, store: Any, session_id: str) -> None:
         store.append_messages(session_id, messages(5))
 
         async def first() -> Any:
-            iterator = store.aiter_messages(session_id, chunk_size=2)  # type: ignore[attr-defined]
+            iterator = store.aiter_messages(session_id, chunk_size=2)
             try:
                 return await anext(iterator)
             finally:
@@ -103,19 +104,17 @@ class AsyncTwinContract(StoreTests):
         assert async_to_sync(first)() == messages(1)[0]
         assert store.append_messages(session_id, messages(1)) == 6
 
-    def test_twins_raise_the_errors_of_their_methods(self, store: StateStore) -> None:
+    def test_twins_raise_the_errors_of_their_methods(self, store: Any) -> None:
         full_session(store, "session")
         before = contents(store, "session")
-        save: Callable[..., Coroutine[Any, Any, int]] = store.asave_state  # type: ignore[attr-defined]
         with pytest.raises(StaleStateError) as caught:
-            async_to_sync(save)("session", loaded(store, "session"), expected_version=1)
+            async_to_sync(store.asave_state)("session", loaded(store, "session"), expected_version=1)
         assert caught.value.expected_version == 1
         assert contents(store, "session") == before
 
-    def test_calls_gathered_in_one_loop_all_count(self, store: StateStore, session_id: str) -> None:
-        async def work() -> list[int]:
-            increment: Callable[[str], Coroutine[Any, Any, int]] = store.aincrement_step_count  # type: ignore[attr-defined]
-            return await asyncio.gather(*(increment(session_id) for _ in range(8)))
+    def test_calls_gathered_in_one_loop_all_count(self, store: Any, session_id: str) -> None:
+        async def work() -> Any:
+            return await asyncio.gather(*(store.aincrement_step_count(session_id) for _ in range(8)))
 
         assert sorted(async_to_sync(work)()) == list(range(1, 9))
         assert loaded(store, session_id).step_count == 8

@@ -37,6 +37,12 @@ class SavingContract(StoreTests):
         state.version, state.updated_at = after.version, after.updated_at
         assert repr(after) == repr(state)
 
+    def test_metadata_keeps_every_key_in_whatever_order(self, store: StateStore, session_id: str) -> None:
+        state = loaded(store, session_id)
+        state.metadata = {"region": "eu", "": "", "a": "b", "A": "B", "łódź": "🚂"}
+        store.save_state(session_id, state)
+        assert loaded(store, session_id).metadata == state.metadata
+
     def test_a_save_overwrites_the_whole_state(self, store: StateStore) -> None:
         store.create_session(
             "session",

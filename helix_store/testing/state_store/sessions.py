@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
@@ -61,12 +62,12 @@ class SessionContract(StoreTests):
 
     def test_a_new_session_keeps_everything_it_was_given(self, store: StateStore) -> None:
         store.create_session("parent", agent_type="agent")
-        given = {
+        given: dict[str, Any] = {
             "agent_type": "agent",
             "user_id": "user",
             "parent_session_id": "parent",
             "tags": ["b", "a"],
-            "metadata": {"z": "1", "a": ""},
+            "metadata": {"plan": "pro"},
             "custom_state": {"z": 1.0, "a": [None]},
             "title": "Title",
             "workspace_id": "workspace",

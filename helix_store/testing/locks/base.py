@@ -1,0 +1,79 @@
+"""What every part of the suite stands on: how a lock manager is made, and the hooks it may fill in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import pytest
+
+from helix_store.stores.api.held_lock import Lock
+from helix_store.stores.api.locks import LockManagerBase
+
+__all__ = ["LONG", "SHORT", "LockTests"]
+
+T = TypeVar("T")
+
+LONG = 60_000
+"""A TTL that does not run out while a test runs."""
+SHORT = 20
+"""A TTL that a test waits out."""
+
+_PATIENCE_SECONDS = 30.0
+
+
+class LockTests:
+    """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
+
+    def make_manager(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> LockManagerBase:
+        """A manager to test. Managers made in one test share their locks; tests share nothing."""
+        raise NotImplementedError("Provide make_manager() to run the suite.")
+
+    def storage_untouched(self) -> AbstractContextManager[None]:
+        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        return nullcontext()
+
+    def leave_thread(self) -> None:
+        """Called at the end of every thread that the suite starts: give back what belongs to the thread."""
+
+    @pytest.fixture
+    def locks(self) -> LockManagerBase:
+        return self.make_manager(default_ttl_ms=LONG)
+
+    @staticmethod
+    def acquired(locks: LockManagerBase, name: str = "name", *, ttl_ms: int = LONG) -> Lock:
+        lock = locks.acquire(name, ttl_ms=ttl_ms)
+        assert lock is not None, f"the lock {name!r} is held"
+        return lock
+
+    def expired(self, locks: LockManagerBase, name: str = "name") -> Lock:
+        """A lock whose term has run out."""
+        lock = self.acquired(locks, name, ttl_ms=SHORT)
+        self.until(lambda: not locks.is_locked(name))
+        return lock
+
+    @staticmethod
+    def until(condition: Callable[[], bool]) -> None:
+        """Wait for what time or another thread will bring about."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.001)
+
+    def at_once(self, *calls: Callable[[], T]) -> list[T]:
+        """Make calls at the same moment, each in a thread of its own; what each returned, in order."""
+        start = threading.Barrier(len(calls))
+
+        def outcome(call: Callable[[], T]) -> T:
+            try:
+                start.wait()
+                return call()
+            finally:
+                self.leave_thread()
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(outcome, calls))
