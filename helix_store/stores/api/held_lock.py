@@ -117,7 +117,7 @@ class Lock:
         acquired has committed: the thread has a connection of its own.
         """
         with self._mutex:
-            if self._keep_alive is None or not self._keep_alive.is_running:
+            if self._keep_alive is None or not self._keep_alive.is_running():
                 self._keep_alive = KeepAlive(self.refresh, lambda: self._ttl_ms, name=self._name)
             return self._keep_alive
 

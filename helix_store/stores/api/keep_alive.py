@@ -37,7 +37,6 @@ class KeepAlive:
         self._thread = threading.Thread(target=self._beat, name="helix_store keep-alive", daemon=True)
         self._thread.start()
 
-    @property
     def is_running(self) -> bool:
         """Whether the lock is still being refreshed: false once it was lost or this was stopped."""
         return not self._stopped.is_set() and self._thread.is_alive()

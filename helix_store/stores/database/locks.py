@@ -36,6 +36,9 @@ class DatabaseLockManager(LockManagerBase):
 
 class DatabaseLocks(DatabaseVerbs):
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        if not self.scope.connection.features.has_select_for_update and self.is_locked(name):
+            # SQLite: a write would queue behind every other one, only to be told that the name is held.
+            return None
         statements = self._statements
         parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
         for statement in (statements.renew, statements.create):
