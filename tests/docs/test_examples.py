@@ -1,0 +1,48 @@
+"""The Python examples of the README and the docs run as they are printed, in order, page by page.
+
+A block whose fence says more than ``python`` (a title, say) is shown but not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import DEFAULT_DB_ALIAS
+from pytest_django import DjangoDbBlocker
+
+from tests.databases import close_connections, delete_all_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+
+
+@pytest.fixture
+def default_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """The database that code uses which names none, emptied."""
+    with django_db_blocker.unblock():
+        delete_all_rows(DEFAULT_DB_ALIAS)
+        try:
+            yield
+        finally:
+            close_connections()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page: Path, default_database: None) -> None:
+    namespace: dict[str, object] = {"__name__": f"example_of_{page.stem}"}
+    text = page.read_text()
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(1))
+        code = compile("\n" * line + block[1], str(page), "exec")
+        exec(code, namespace)  # noqa: S102  our own documentation
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
