@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "helix_store",
+    "example_project",
 ]
 
 MIDDLEWARE = [

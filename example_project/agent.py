@@ -1,0 +1,214 @@
+"""A small agent loop on the store: each step is one transaction, and what is stored is enough to go on.
+
+A worker may die at any moment. The next one loads the session and does what the history says is next; what
+the dead one had not committed never happened.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from django.db import connections
+
+from example_project.events import Event, Report
+from helix_store.core.types import Message, RunStatus, SessionState, SessionStatus, StepInfo
+from helix_store.stores import DatabaseStateStore
+
+__all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model answered, and the tokens that it took."""
+
+    message: Message
+    tokens: Mapping[str, int]
+
+
+class Model(Protocol):
+    def reply(self, history: Sequence[Message]) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, and where its changes are to be staged."""
+
+    store: DatabaseStateStore
+    session_id: str
+    agent_type: str
+    step_id: str
+    tool_call_id: str
+    arguments: dict[str, Any]
+    report: Report
+
+    def stage(self, **changes: Any) -> None:
+        """Keep changes to the custom state until the step commits."""
+        staged = {"tool_call_id": self.tool_call_id, **changes}
+        self.store.stage_changes(self.session_id, self.step_id, staged)
+        text = f"{self.tool_call_id} staged its changes"
+        self.report(Event("staged", self.agent_type, self.step_id, text))
+
+
+Tool = Callable[[ToolCall], Any]
+
+
+@dataclass(frozen=True)
+class AgentKind:
+    """What makes an agent: its model, its tools, and which of them a person must approve."""
+
+    agent_type: str
+    model: Model
+    tools: Mapping[str, Tool]
+    needs_approval: frozenset[str] = frozenset()
+
+
+class Agent:
+    """Runs sessions of one kind on a store."""
+
+    def __init__(self, store: DatabaseStateStore, kind: AgentKind, *, report: Report) -> None:
+        self.store = store
+        self.kind = kind
+        self.report = report
+
+    def run(self, session_id: str) -> SessionState:
+        """Go on from wherever the session is until it is finished or waits for a person.
+
+        A run that is still open belongs to a worker that died: this one takes its place.
+        """
+        run = self.store.start_run(session_id, supersede=True)
+        state = self._step(session_id, run.run_id)
+        while state.status is SessionStatus.ACTIVE:
+            state = self._step(session_id, run.run_id)
+        is_waiting = state.status is SessionStatus.PAUSED
+        self.store.update_run(
+            session_id,
+            run.run_id,
+            status=RunStatus.SUSPENDED_CLIENT_TOOL if is_waiting else RunStatus.COMPLETED,
+            step_count=state.step_count,
+            completion_reason="waits for an approval" if is_waiting else "answered",
+        )
+        self._tell(
+            "paused" if is_waiting else "finished", f"step-{state.step_count}", f"turn {run.turn} ended"
+        )
+        return state
+
+    def _step(self, session_id: str, run_id: str) -> SessionState:
+        """Ask the model unless tool calls are open, run them, and commit all of it at once."""
+        state = self.store.load_state(session_id)
+        if state is None:
+            raise LookupError(f"There is no session {session_id}.")
+        history = self.store.get_messages(session_id).messages
+        step = StepInfo(f"step-{state.step_count + 1}", state.step_count + 1)
+        # A worker that died in this step may have left changes of tool calls that this attempt will not make.
+        self.store.discard_staging(session_id, step.step_id)
+        new_messages: list[Message] = []
+        calls = _open_calls(history)
+        if not calls:
+            reply = self.kind.model.reply(history)
+            self._tell("model", step.step_id, _said(reply.message))
+            new_messages.append(reply.message)
+            calls = reply.message.get("tool_calls", [])
+            _count_tokens(state, reply.tokens)
+        if waiting := [call for call in calls if self._waits_for_approval(state, call)]:
+            state.status = SessionStatus.PAUSED
+            state.pending_client_tool_calls = {call["id"]: _pending(call, run_id) for call in waiting}
+        elif calls:
+            new_messages += self._results(state, step.step_id, calls)
+        else:
+            state.status = SessionStatus.COMPLETED
+            state.output = {"answer": new_messages[-1]["content"]}
+        state.step_count = step.step_count
+        commit = self.store.save_state_and_promote_staging(
+            session_id, state, new_messages, step, expected_version=state.version, run_id=run_id
+        )
+        self._tell("step", step.step_id, f"committed as version {commit.new_version}")
+        return state
+
+    def _waits_for_approval(self, state: SessionState, call: dict[str, Any]) -> bool:
+        needs_approval = call["function"]["name"] in self.kind.needs_approval
+        return needs_approval and call["id"] not in state.completed_client_tool_calls
+
+    def _results(self, state: SessionState, step_id: str, calls: Sequence[dict[str, Any]]) -> list[Message]:
+        """Run the calls side by side; their results are in the order of the calls."""
+        with ThreadPoolExecutor(max_workers=len(calls)) as pool:
+            return list(pool.map(lambda call: self._result(state, step_id, call), calls))
+
+    def _result(self, state: SessionState, step_id: str, call: dict[str, Any]) -> Message:
+        function = call["function"]
+        decision = state.completed_client_tool_calls.get(call["id"])
+        if decision is not None and not decision["approved"]:
+            result = {"refused": "A person did not approve this."}
+        else:
+            result = self._run_tool(state, step_id, call)
+        return {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": function["name"],
+            "content": json.dumps(result),
+        }
+
+    def _run_tool(self, state: SessionState, step_id: str, call: dict[str, Any]) -> Any:
+        tool_call = ToolCall(
+            store=self.store,
+            session_id=state.session_id,
+            agent_type=self.kind.agent_type,
+            step_id=step_id,
+            tool_call_id=call["id"],
+            arguments=json.loads(call["function"]["arguments"]),
+            report=self.report,
+        )
+        try:
+            return self.kind.tools[call["function"]["name"]](tool_call)
+        finally:
+            # Django closes connections at the end of requests; a tool's thread belongs to none.
+            connections.close_all()
+
+    def _tell(self, kind: str, step_id: str, text: str) -> None:
+        self.report(Event(kind, self.kind.agent_type, step_id, text))
+
+
+def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
+    """Answer every pending call of a paused session and return their ids."""
+    state = store.load_state(session_id)
+    if state is None:
+        raise LookupError(f"There is no session {session_id}.")
+    answered = list(state.pending_client_tool_calls)
+    decision = {"approved": approved, "submitted_at": time.time_ns() // 1_000_000}
+    state.completed_client_tool_calls |= dict.fromkeys(answered, decision)
+    state.pending_client_tool_calls = {}
+    state.status = SessionStatus.ACTIVE
+    store.save_state(session_id, state, expected_version=state.version)
+    return answered
+
+
+def _open_calls(history: Sequence[Message]) -> list[dict[str, Any]]:
+    """The tool calls of the last message, if it is one that asks for any."""
+    calls: list[dict[str, Any]] = history[-1].get("tool_calls", []) if history else []
+    return calls
+
+
+def _pending(call: dict[str, Any], run_id: str) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "tool_name": function["name"],
+        "input": json.loads(function["arguments"]),
+        "run_id": run_id,
+        "requested_at": time.time_ns() // 1_000_000,
+    }
+
+
+def _count_tokens(state: SessionState, tokens: Mapping[str, int]) -> None:
+    """Add to what the session has spent, in its own state."""
+    spent = state.custom_state.setdefault("tokens", {})
+    for kind, count in tokens.items():
+        spent[kind] = spent.get(kind, 0) + count
+
+
+def _said(message: Message) -> str:
+    names = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    return f"the model calls {' and '.join(names)}" if names else "the model answers"

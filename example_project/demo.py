@@ -1,0 +1,100 @@
+"""What ``manage.py demo`` shows: a trip planned with a killed worker, undisturbed, and up to approval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from example_project.agent import Agent, answer_approval
+from example_project.travel import PLANNER, start_trip
+from example_project.worker import run_in_process, run_until_killed
+from helix_store.core.ids import new_id
+from helix_store.core.types import Message, SessionState
+from helix_store.stores import DatabaseStateStore
+
+__all__ = ["TripSummary", "demonstrate_agent"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TripSummary:
+    """A session as the demo leaves it."""
+
+    state: SessionState
+    messages: list[Message]
+    run_count: int
+
+    def same_outcome(self, other: TripSummary) -> bool:
+        """Whether messages, state and the number of steps are equal; times and ids never are."""
+        return self.messages == other.messages and all(
+            getattr(self.state, name) == getattr(other.state, name)
+            for name in ("status", "step_count", "message_count", "custom_state", "output")
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "session": self.state.session_id,
+            "title": self.state.title,
+            "status": str(self.state.status),
+            "runs": self.run_count,
+            "steps": self.state.step_count,
+            "messages": self.state.message_count,
+            "tokens": self.state.custom_state["tokens"]["total"],
+        }
+
+
+def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> list[TripSummary]:
+    """Plan a trip with a worker that is killed, undisturbed, and once more up to its approval."""
+    return [
+        _with_killed_worker(store, alias, report),
+        _undisturbed(store, report),
+        _left_waiting(store, report),
+    ]
+
+
+def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:
+    session_id = new_id()
+    start_trip(store, session_id, title="A worker is killed and another one goes on")
+    say(f"Session {session_id}: the worker is killed in the middle of its second step.")
+    for event in run_until_killed(alias, store.tenant, session_id):
+        say(f"  {event}")
+    say("The process is gone; another one goes on from what is committed.")
+    for event in run_in_process(alias, store.tenant, session_id):
+        say(f"  {event}")
+    return _approved_and_finished(store, session_id, say)
+
+
+def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
+    session_id = new_id()
+    start_trip(store, session_id, title="Nothing goes wrong")
+    say(f"Session {session_id}: nothing goes wrong.")
+    _run_here(store, session_id, say)
+    return _approved_and_finished(store, session_id, say)
+
+
+def _left_waiting(store: DatabaseStateStore, say: Say) -> TripSummary:
+    session_id = new_id()
+    start_trip(store, session_id, title="The booking waits for an approval")
+    say(f"Session {session_id}: the booking is left waiting for an approval.")
+    _run_here(store, session_id, say)
+    return _summary(store, session_id)
+
+
+def _run_here(store: DatabaseStateStore, session_id: str, say: Say) -> None:
+    Agent(store, PLANNER, report=lambda event: say(f"  {event}")).run(session_id)
+
+
+def _approved_and_finished(store: DatabaseStateStore, session_id: str, say: Say) -> TripSummary:
+    for tool_call_id in answer_approval(store, session_id, approved=True):
+        say(f"  {tool_call_id} is approved")
+    _run_here(store, session_id, say)
+    return _summary(store, session_id)
+
+
+def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
+    state = store.load_state(session_id)
+    if state is None:
+        raise LookupError(f"There is no session {session_id}.")
+    return TripSummary(state, store.get_messages(session_id).messages, len(store.list_runs(session_id)))

@@ -1,0 +1,174 @@
+"""``manage.py demo``: fill a database with agent sessions, to look at in the admin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.management import BaseCommand, CommandError, CommandParser, call_command
+from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.migrations.executor import MigrationExecutor
+
+from example_project.demo import TripSummary, demonstrate_agent
+from example_project.replay import ReplaySummary, replay_file
+from example_project.transcripts import TranscriptError
+from helix_store.exceptions import HelixStoreError
+from helix_store.models import Session
+from helix_store.stores import DatabaseStateStore
+
+DEMO_USER = "demo"
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_transcripts.json"
+
+
+class Command(BaseCommand):
+    help = (
+        "Fill a database with sessions: a scripted agent with tools, a sub-agent, an approval and a killed "
+        "worker; or recorded conversations."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--database", default=DEFAULT_DB_ALIAS, choices=tuple(connections), help="Default: %(default)s."
+        )
+        parser.add_argument("--tenant", default="", help="The tenant that the sessions belong to.")
+        parser.add_argument(
+            "--transcripts",
+            nargs="?",
+            type=existing_file,
+            const=SAMPLE,
+            metavar="FILE",
+            help=(
+                "Replay recorded conversations in OpenAI chat format (.json or .json.xz) instead; "
+                "without FILE a small sample."
+            ),
+        )
+        parser.add_argument(
+            "--verify",
+            action="store_true",
+            help="Read the replayed conversations back and compare them with the file.",
+        )
+        parser.add_argument(
+            "--format", default="table", choices=("table", "json"), help="Default: %(default)s."
+        )
+
+    def handle(
+        self,
+        *,
+        database: str,
+        tenant: str,
+        transcripts: Path | None,
+        verify: bool,
+        format: str,
+        verbosity: int,
+        **options: Any,
+    ) -> None:
+        if verify and transcripts is None:
+            raise CommandError("--verify needs --transcripts.", returncode=2)
+        self.is_silent = verbosity == 0
+        self.migrate(database)
+        store = DatabaseStateStore(database, tenant=tenant)
+        try:
+            if transcripts is None:
+                self.show_trips(demonstrate_agent(store, database, report=self.say), format)
+            else:
+                with stop_requests() as stop:
+                    summary = replay_file(
+                        store, transcripts, progress=self.progress, stop=stop, verify=verify
+                    )
+                self.show_replay(summary, format)
+        except (HelixStoreError, TranscriptError) as exc:
+            raise CommandError(str(exc)) from exc
+        except KeyboardInterrupt as exc:
+            raise CommandError("Stopped; what was committed stays, and the demo can be run again.") from exc
+        self.show_way_to_admin(database)
+
+    def migrate(self, database: str) -> None:
+        executor = MigrationExecutor(connections[database])
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        if plan:
+            self.say(f"Applying {len(plan)} migrations to {database}.")
+            call_command("migrate", database=database, interactive=False, verbosity=0)
+
+    # --- What is shown -----------------------------------------------------------------------------
+
+    def say(self, line: str) -> None:
+        """Progress goes to stderr, and nowhere with ``-v0``."""
+        if not self.is_silent:
+            self.stderr.write(line, self.style.HTTP_INFO)
+
+    def progress(self, line: str, is_last: bool) -> None:
+        """One line that is written over on a terminal, and now and then a line elsewhere."""
+        if self.is_silent:
+            return
+        if self.stderr.isatty():
+            self.stderr.write(f"\r\x1b[K{line}", self.style.HTTP_INFO, ending="\n" if is_last else "")
+            self.stderr.flush()
+        elif is_last:
+            self.say(line)
+
+    def show_trips(self, trips: Sequence[TripSummary], format: str) -> None:
+        rows = [trip.to_dict() for trip in trips]
+        self.show(rows, {"sessions": rows}, format)
+        killed, undisturbed, _ = trips
+        if not killed.same_outcome(undisturbed):
+            raise CommandError("The session of the killed worker did not end like the undisturbed one.")
+        self.say("The session of the killed worker ended exactly like the undisturbed one.")
+
+    def show_replay(self, summary: ReplaySummary, format: str) -> None:
+        self.show([summary.figures()], summary.to_dict(), format)
+        for problem in summary.problems:
+            self.stderr.write(problem, self.style.ERROR)
+        if summary.problems:
+            raise CommandError(f"{len(summary.problems)} conversations differ from the file.")
+        if summary.stopped_at is not None:
+            raise CommandError(f"Stopped after {summary.stopped_at}; the same command goes on from there.")
+
+    def show(self, rows: Sequence[dict[str, Any]], document: dict[str, Any], format: str) -> None:
+        self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
+
+    def show_way_to_admin(self, database: str) -> None:
+        """Say how to look at the sessions, with a user of its own where that is safe."""
+        if router.db_for_read(Session) != database:
+            self.say(f"The admin shows the sessions of the database {router.db_for_read(Session)!r}.")
+            return
+        self.say("Look at them: python manage.py runserver, then open http://127.0.0.1:8000/admin/")
+        if settings.DEBUG and not User.objects.filter(username=DEMO_USER).exists():
+            User.objects.create_superuser(DEMO_USER, password=DEMO_USER)
+            self.say(f"Sign in as {DEMO_USER} with the password {DEMO_USER}: a superuser for this demo only.")
+
+
+def existing_file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of ending at once, so that the conversation in hand is finished."""
+    received: list[int] = []
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: received.append(number)) for number in signals]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of text under their names, in columns."""
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,133 @@
+"""The agents of the demo: a travel planner whose model follows a script, and a visa adviser that it asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from example_project.agent import Agent, AgentKind, Reply, ToolCall
+from helix_store.core.types import Message, SessionState, SubSessionRef
+from helix_store.stores import DatabaseStateStore
+
+__all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
+
+
+@dataclass(frozen=True)
+class ScriptedModel:
+    """Says its lines one after the other; the history alone decides which is next, as with a real model."""
+
+    lines: tuple[Message, ...]
+
+    def reply(self, history: Sequence[Message]) -> Reply:
+        line = self.lines[sum(message["role"] == "assistant" for message in history)]
+        read = sum(len(json.dumps(message)) for message in history) // 4
+        written = len(json.dumps(line)) // 4
+        return Reply(line, {"prompt": read, "completion": written, "total": read + written})
+
+
+def _calls(*calls: tuple[str, str, dict[str, Any]]) -> Message:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for call_id, name, arguments in calls
+        ],
+    }
+
+
+def _says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
+    """Run the adviser as a session of its own; a second attempt goes on with the session of the first."""
+    store, question = call.store, call.arguments["question"]
+    sub_session_id = f"{call.session_id}.{call.tool_call_id}"
+    ref = SubSessionRef(
+        sub_session_id=sub_session_id, agent_type="visa-adviser", parent_tool_call_id=call.tool_call_id
+    )
+    store.add_sub_session_refs(call.session_id, [ref])
+    state = _start(store, sub_session_id, "visa-adviser", question, parent_session_id=call.session_id)
+    if not state.status.is_terminal:
+        state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
+    store.update_sub_session_ref(
+        call.session_id, sub_session_id, status=state.status.value, output=state.output
+    )
+    call.stage(merge_changes={"visa": state.output})
+    return dict(state.output)
+
+
+def _search_flights(call: ToolCall) -> dict[str, Any]:
+    found = {"flight": "TP 1357", "price_eur": 184}
+    call.stage(merge_changes={"flights": [found]})
+    return found
+
+
+def _search_hotels(call: ToolCall) -> dict[str, Any]:
+    found = {"hotel": "Casa do Rio", "price_eur": 210}
+    call.stage(merge_changes={"hotels": [found]})
+    return found
+
+
+def _book_trip(call: ToolCall) -> dict[str, Any]:
+    booking = {"reference": "LX-4711", **call.arguments}
+    call.stage(patches=[{"op": "add", "path": "/booking", "value": booking}])
+    return booking
+
+
+VISA_ADVISER: Final = AgentKind(
+    agent_type="visa-adviser",
+    model=ScriptedModel((_says("No visa is needed for a weekend; an identity card is enough."),)),
+    tools={},
+)
+
+PLANNER: Final = AgentKind(
+    agent_type="travel-planner",
+    model=ScriptedModel(
+        (
+            _calls(
+                ("call-visa", "ask_visa_adviser", {"question": "Do two Austrians need a visa for Lisbon?"})
+            ),
+            _calls(
+                ("call-flights", "search_flights", {"from": "VIE", "to": "LIS", "passengers": 2}),
+                ("call-hotels", "search_hotels", {"city": "Lisbon", "nights": 2}),
+            ),
+            _calls(
+                ("call-book", "book_trip", {"flight": "TP 1357", "hotel": "Casa do Rio", "total_eur": 394})
+            ),
+            _says("Your weekend in Lisbon is booked: flight TP 1357 and two nights at Casa do Rio, 394 EUR."),
+        )
+    ),
+    tools={
+        "ask_visa_adviser": _ask_visa_adviser,
+        "search_flights": _search_flights,
+        "search_hotels": _search_hotels,
+        "book_trip": _book_trip,
+    },
+    needs_approval=frozenset({"book_trip"}),
+)
+
+
+def start_trip(store: DatabaseStateStore, session_id: str, *, title: str) -> None:
+    """Open a session with the traveller's wish; nothing has run yet."""
+    wish = "Plan a weekend in Lisbon for two of us from Vienna, and book it."
+    _start(store, session_id, PLANNER.agent_type, wish, title=title, user_id="ana@example.org")
+
+
+def _start(
+    store: DatabaseStateStore, session_id: str, agent_type: str, wish: str, **fields: Any
+) -> SessionState:
+    """Open a session with a wish, or find it as a worker that died has left it."""
+    state = store.load_state(session_id) or store.create_session(
+        session_id, agent_type=agent_type, tags=["demo"], **fields
+    )
+    if state.message_count == 0:
+        store.append_messages(session_id, [{"role": "user", "content": wish}])
+    return state

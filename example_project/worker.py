@@ -1,0 +1,116 @@
+"""Agents in processes of their own: one that is killed in the middle of a step, and one that goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import django
+from django.apps import apps
+from django.db import connections
+
+from example_project.events import Event
+
+__all__ = ["WorkerFailed", "run_in_process", "run_until_killed"]
+
+# Not fork: the child would share the parent's database connections.
+_PROCESSES: Final = multiprocessing.get_context("spawn")
+
+
+class WorkerFailed(RuntimeError):
+    """The process of an agent ended with an error; its traceback is on stderr."""
+
+
+def run_in_process(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
+    """Run the session in another process until it ends or waits; yields what the agent reports."""
+    with _Worker(alias, tenant, session_id, stops_at=None) as worker:
+        yield from worker.reports()
+        worker.process.join()
+        if worker.process.exitcode:
+            raise WorkerFailed(f"The worker ended with code {worker.process.exitcode}.")
+
+
+def run_until_killed(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
+    """Run the session in another process and kill that when a call of its second step has staged changes.
+
+    The first step is committed then, and the second one is half done. The signal is SIGKILL: nothing in the
+    process can tidy up.
+    """
+    with _Worker(alias, tenant, session_id, stops_at="step-2") as worker:
+        for event in worker.reports():
+            yield event
+            if _is_end(event, "step-2"):
+                return
+        raise WorkerFailed("The worker ended before it could be killed.")
+
+
+def _is_end(event: Event, stops_at: str | None) -> bool:
+    return event.kind == "staged" and event.step_id == stops_at
+
+
+class _Worker:
+    """A process with an agent, and the pipe that it reports through."""
+
+    def __init__(self, alias: str, tenant: str, session_id: str, *, stops_at: str | None) -> None:
+        self._connection, connection = _PROCESSES.Pipe()
+        # The settings as they are here, so that the tests' process works on the tests' database.
+        database = dict(connections[alias].settings_dict)
+        self.process = _PROCESSES.Process(
+            target=_work, args=(alias, database, tenant, session_id, stops_at, connection), daemon=True
+        )
+        self.process.start()
+        connection.close()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self._connection.close()
+
+    def reports(self) -> Iterator[Event]:
+        while True:
+            try:
+                yield self._connection.recv()
+            except EOFError:
+                return
+
+
+def _work(
+    alias: str,
+    database: dict[str, Any],
+    tenant: str,
+    session_id: str,
+    stops_at: str | None,
+    connection: Connection,
+) -> None:
+    # Ctrl-C reaches every process of a terminal; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not apps.ready:
+        django.setup()
+    # Models can be imported only now.
+    from example_project.agent import Agent
+    from example_project.travel import PLANNER
+    from helix_store.stores import DatabaseStateStore
+
+    connections.settings[alias].update(database)
+
+    sending = threading.Lock()
+
+    def report(event: Event) -> None:
+        with sending:
+            connection.send(event)
+        if _is_end(event, stops_at):
+            # Nothing is ever sent here: this waits until the process is killed, or ends with its parent.
+            connection.recv()
+
+    try:
+        Agent(DatabaseStateStore(alias, tenant=tenant), PLANNER, report=report).run(session_id)
+    finally:
+        connections.close_all()
