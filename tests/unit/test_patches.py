@@ -80,7 +80,9 @@ def test_a_patch_that_is_no_list_is_refused(patches: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{1}, b"", (1,), object(), {1: 2}, {"a": [math.nan]}, -math.inf, OrderedDict(), 1j], ids=repr
+    "value",
+    [{1}, b"", (1,), object(), {1: 2}, {"a": [math.nan]}, -math.inf, OrderedDict(), 1j],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_value_that_could_not_be_stored_is_refused(value: Any) -> None:
     for operation in (add("/a", value), replace("/b", value)):

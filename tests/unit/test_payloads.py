@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -283,7 +282,6 @@ def test_without_a_limit_the_default_of_a_state_holds() -> None:
 )
 def test_a_small_graph_of_shared_references_stops_early(bomb: dict[str, Any]) -> None:
     tracemalloc.start()
-    started = time.process_time()
     try:
         with pytest.raises(LimitExceeded) as caught:
             encode(bomb, limit=1024 * 1024)
@@ -291,7 +289,6 @@ def test_a_small_graph_of_shared_references_stops_early(bomb: dict[str, Any]) ->
     finally:
         tracemalloc.stop()
     assert caught.value.name == "max_state_bytes"
-    assert time.process_time() - started < 10
     assert peak < 64 * 1024 * 1024
 
 
