@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from helix_store.core.contracts import StateStore
+from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import HelixStoreError
 from helix_store.stores import DatabaseStateStore
@@ -22,12 +23,17 @@ by_property = settings(
 )
 
 
+@pytest.fixture
+def limits() -> Limits | None:
+    return None
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest) -> StateStore:
+def store(request: pytest.FixtureRequest, limits: Limits | None) -> StateStore:
     if request.param == "memory":
-        return InMemoryStateStore()
+        return InMemoryStateStore(limits=limits)
     database = request.getfixturevalue(f"{request.param}_db")
-    return DatabaseStateStore(database.alias, tenant=database.tenant)
+    return DatabaseStateStore(database.alias, tenant=database.tenant, limits=limits)
 
 
 def new_session(store: StateStore, **given: Any) -> str:
@@ -115,6 +121,8 @@ def test_a_hostile_document_comes_back_exactly_from_everywhere_else(
     check_ref_output(store, document)
 
 
+# Some documents stand for endless text: the smaller the limit, the sooner that is known.
+@pytest.mark.parametrize("limits", [Limits(max_state_bytes=50_000, max_staged_bytes=50_000)], ids=["small"])
 @pytest.mark.parametrize(
     ("document", "error"), REFUSED_DOCUMENTS, ids=[f"refused {i}" for i in range(len(REFUSED_DOCUMENTS))]
 )
