@@ -25,12 +25,13 @@ def _faults(database: CommittedDatabase, session: Session) -> list[str]:
     if numbers["count"] and (numbers["first"], numbers["last"]) != (1, session.message_count):
         faults.append(f"messages run from {numbers['first']} to {numbers['last']}")
     checkpoints = Checkpoint.objects.using(database.alias).filter(session_id=session.pk)
-    current = checkpoints.filter(pk=session.current_id).first()
+    current_key = session.current_id or 0
+    current = checkpoints.filter(pk=current_key).first()
     if current is None:
         faults.append("has no current state")
     elif (current.kind == CheckpointKind.STEP) != session.current_is_checkpoint:
         faults.append(f"takes its state of kind {current.kind} for something else")
-    if checkpoints.filter(kind=CheckpointKind.STATE).exclude(pk=session.current_id).exists():
+    if checkpoints.filter(kind=CheckpointKind.STATE).exclude(pk=current_key).exists():
         faults.append("keeps a state nobody points at")
     if checkpoints.filter(version__gt=session.version).exists():
         faults.append("has a checkpoint from the future")
