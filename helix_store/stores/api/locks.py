@@ -96,7 +96,8 @@ class LockManagerBase:
         """Take a lock away from whoever holds it; ``False`` when nobody does. For operators.
 
         One statement; it joins the caller's transaction. The name moves on to a token that nobody has, so
-        that the former holder's guarded writes are refused from now on. Safe to repeat.
+        that guarded writes which the former holder starts from now on are refused; one that is under way
+        still keeps the next holder waiting. Safe to repeat.
         """
         return self._backend.force_release(validation.identifier(name, "name"))
 
