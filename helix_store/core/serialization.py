@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from datetime import datetime
+from decimal import Decimal, InvalidOperation
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,9 @@ from helix_store.core.payload_faults import join_path
 from helix_store.exceptions import InvalidPayload
 
 __all__ = ["Serializable"]
+
+_Reader = Callable[[str, Any], Any]
+"""Rebuilds a plain value; the first argument is its path, for errors."""
 
 
 class Serializable:
@@ -42,42 +46,61 @@ class Serializable:
         ]
         if missing:
             raise InvalidPayload(path=f"/{missing[0]}", reason=f"{cls.__name__} needs this field")
-        values: dict[str, Any] = {name: _read(readers[name], name, value) for name, value in data.items()}
+        values: dict[str, Any] = {
+            name: value if (reader := readers[name]) is None else reader(join_path("", name), value)
+            for name, value in data.items()
+        }
         return cls(**values)
 
 
 @cache
-def _readers(cls: type) -> dict[str, type | None]:
-    """Per field, the class its values are rebuilt as; ``None`` for values that are plain already."""
+def _readers(cls: type) -> dict[str, _Reader | None]:
+    """Per field, what rebuilds its values; ``None`` for values that are plain already."""
     hints = get_type_hints(cls)
-    return {field.name: _rebuilt_class(hints[field.name]) for field in fields(cls)}
+    return {field.name: _reader(hints[field.name]) for field in fields(cls)}
 
 
-def _rebuilt_class(hint: Any) -> type | None:
+def _reader(hint: Any) -> _Reader | None:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         options = [option for option in get_args(hint) if option is not NoneType]
-        return _rebuilt_class(options[0]) if len(options) == 1 else None
-    if origin is list:
-        return _rebuilt_class(get_args(hint)[0])
-    if isinstance(hint, type) and issubclass(hint, datetime | Enum | Serializable):
-        return hint
+        return _reader(options[0]) if len(options) == 1 else None
+    if origin in (list, dict):
+        reader = _reader(get_args(hint)[-1])
+        return None if reader is None else partial(_read_items, reader)
+    if isinstance(hint, type) and issubclass(hint, datetime | Decimal | Enum | Serializable):
+        return partial(_read_value, hint)
     return None
 
 
-def _read(cls: type | None, name: str, value: Any) -> Any:
-    if cls is None or value is None or isinstance(value, cls):
-        return value
+def _read_items(reader: _Reader, path: str, value: Any) -> Any:
     if isinstance(value, list):
-        return [_read(cls, name, item) for item in value]
+        return [reader(join_path(path, index), item) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: reader(join_path(path, key), item) for key, item in value.items()}
+    return value
+
+
+def _read_value(cls: type, path: str, value: Any) -> Any:
+    if value is None or isinstance(value, cls):
+        return value
     try:
-        if issubclass(cls, Serializable):
-            return cls.from_dict(value)
-        if issubclass(cls, datetime):
-            return cls.fromisoformat(value)
-        return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
-    except (TypeError, ValueError) as exc:
-        raise InvalidPayload(path=f"/{name}", reason=f"not a {cls.__name__}") from exc
+        return _rebuilt(cls, value)
+    except InvalidPayload as exc:
+        raise InvalidPayload(path=path + exc.path, reason=exc.reason) from exc
+    except (TypeError, ValueError, InvalidOperation) as exc:
+        raise InvalidPayload(path=path, reason=f"not a {cls.__name__}") from exc
+
+
+def _rebuilt(cls: type, value: Any) -> Any:
+    if issubclass(cls, Serializable):
+        return cls.from_dict(value)
+    if issubclass(cls, datetime):
+        return cls.fromisoformat(value)
+    if issubclass(cls, Decimal):
+        # How many digits of a float are meant is for the check of the value to say.
+        return cls(value) if isinstance(value, str) else value
+    return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
 
 
 def _plain(value: Any) -> Any:
@@ -85,6 +108,8 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):

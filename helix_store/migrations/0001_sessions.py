@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import CostField, IdentifierField, PayloadField
 
 
 class Migration(migrations.Migration):
@@ -364,7 +364,7 @@ class Migration(migrations.Migration):
                 ("custom_name", IdentifierField(blank=True, max_length=255, null=True)),
                 ("custom_unit", IdentifierField(blank=True, max_length=255, null=True)),
                 ("amount", models.FloatField(blank=True, null=True)),
-                ("cost_usd", models.DecimalField(blank=True, decimal_places=10, max_digits=20, null=True)),
+                ("cost_usd", CostField(blank=True, null=True)),
                 (
                     "session",
                     models.ForeignKey(
@@ -555,11 +555,23 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="usageentry",
-            index=models.Index(fields=["tenant", "recorded_for"], name=constraint_name("usage_recorded_idx")),
+            index=models.Index(
+                condition=models.Q(("session__isnull", True)),
+                fields=["tenant", "recorded_for", "timestamp", "id"],
+                name=constraint_name("usage_kept_idx"),
+            ),
         ),
         migrations.AddIndex(
             model_name="usageentry",
             index=models.Index(fields=["tenant", "timestamp", "id"], name=constraint_name("usage_time_idx")),
+        ),
+        migrations.AddIndex(
+            model_name="usageentry",
+            index=models.Index(
+                condition=models.Q(("user_id__isnull", False)),
+                fields=["tenant", "user_id", "timestamp", "id"],
+                name=constraint_name("usage_user_idx"),
+            ),
         ),
         migrations.AddConstraint(
             model_name="usageentry",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from django.db import models
 
-__all__ = ["IdentifierField", "PayloadField"]
+from helix_store.core.usage import cost_from_units, cost_units
+
+__all__ = ["CostField", "IdentifierField", "PayloadField"]
 
 
 class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -28,3 +31,22 @@ class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscr
 
 class PayloadField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Exact JSON text from the payload gate. Never ``jsonb``: it reorders keys and turns floats into ints."""
+
+
+class CostField(models.Field):  # type: ignore[type-arg]  # not subscriptable at run time
+    """An exact amount of dollars, stored as a whole number of its smallest unit.
+
+    SQLite would keep a ``DecimalField`` as a float, and its sums would drift.
+    """
+
+    def get_internal_type(self) -> str:
+        return "BigIntegerField"
+
+    def to_python(self, value: Any) -> Decimal | None:
+        return None if value is None else Decimal(value)
+
+    def get_prep_value(self, value: Any) -> int | None:
+        return None if value is None else cost_units(Decimal(value))
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Decimal | None:
+        return None if value is None else cost_from_units(int(value))

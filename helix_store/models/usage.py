@@ -7,7 +7,7 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import UsageKind
-from helix_store.models.fields import IdentifierField
+from helix_store.models.fields import CostField, IdentifierField
 from helix_store.models.sessions import Session
 
 __all__ = ["UsageEntry"]
@@ -50,7 +50,7 @@ class UsageEntry(models.Model):
     custom_name = IdentifierField(null=True, blank=True)
     custom_unit = IdentifierField(null=True, blank=True)
     amount = models.FloatField(null=True, blank=True)
-    cost_usd = models.DecimalField(max_digits=20, decimal_places=10, null=True, blank=True)
+    cost_usd = CostField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("usage_entry")
@@ -63,8 +63,18 @@ class UsageEntry(models.Model):
         ]
         indexes = [
             models.Index(fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")),
-            models.Index(fields=["tenant", "recorded_for"], name=constraint_name("usage_recorded_idx")),
+            # Only what has outlived its session is looked up by the session's name.
+            models.Index(
+                fields=["tenant", "recorded_for", "timestamp", "id"],
+                condition=Q(session__isnull=True),
+                name=constraint_name("usage_kept_idx"),
+            ),
             models.Index(fields=["tenant", "timestamp", "id"], name=constraint_name("usage_time_idx")),
+            models.Index(
+                fields=["tenant", "user_id", "timestamp", "id"],
+                condition=Q(user_id__isnull=False),
+                name=constraint_name("usage_user_idx"),
+            ),
         ]
 
     def __str__(self) -> str:

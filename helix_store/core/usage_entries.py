@@ -1,0 +1,149 @@
+"""What a usage entry must look like before it is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from helix_store.core import validation
+from helix_store.core.ids import new_id
+from helix_store.core.serialization import Serializable
+from helix_store.core.types import UsageKind, as_value
+from helix_store.core.usage import (
+    MAX_COST_UNITS,
+    TokenCounts,
+    UsageEntry,
+    UsageSource,
+    cost_from_units,
+    cost_units,
+)
+from helix_store.exceptions import InvalidPayload
+
+__all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_entry", "plain_amount"]
+
+T = TypeVar("T", bound=Serializable)
+
+MAX_AMOUNT: Final = 1e300
+"""The largest custom amount: hundred million of them still sum to a finite float."""
+
+MAX_EXACT_AMOUNT: Final = 2**53
+"""The largest whole custom amount: amounts are kept and summed as floats, which are exact up to here."""
+
+_TOKEN_FIELDS: Final = tuple(field.name for field in fields(TokenCounts))
+
+
+def checked_entry(entry: UsageEntry | Mapping[str, Any], path: str = "") -> UsageEntry:
+    """The entry as it will be read back, with an id. Raises `InvalidPayload` with a path below ``path``."""
+    try:
+        return _checked(as_value(UsageEntry, entry))
+    except InvalidPayload as exc:
+        raise InvalidPayload(path=f"{path}/{exc.path.removeprefix('/')}", reason=exc.reason) from exc
+
+
+def plain_amount(amount: float) -> int | float:
+    """An amount as it is given back: whole ones as ``int``."""
+    return int(amount) if amount <= MAX_EXACT_AMOUNT and amount == int(amount) else float(amount)
+
+
+def _checked(entry: UsageEntry) -> UsageEntry:
+    kind = validation.enum(UsageKind, entry.kind, "kind")
+    own_fields = _OWN_FIELDS[kind]
+    for name in _ALL_OWN_FIELDS - own_fields.keys():
+        if getattr(entry, name) is not None:
+            raise InvalidPayload(path=name, reason=f"an entry of kind {kind} has no such field")
+    own = {name: check(getattr(entry, name), name) for name, check in own_fields.items()}
+    return replace(
+        entry,
+        kind=kind,
+        session_id=validation.identifier(entry.session_id, "session_id"),
+        step_count=validation.whole_number(entry.step_count, "step_count"),
+        timestamp=validation.epoch_milliseconds(entry.timestamp, "timestamp"),
+        source=_source(entry.source, "source"),
+        run_id=validation.optional_identifier(entry.run_id, "run_id"),
+        id=new_id() if entry.id is None else validation.identifier(entry.id, "id"),
+        cost_usd=_cost(entry.cost_usd, "cost_usd"),
+        **own,
+    )
+
+
+def _source(value: Any, name: str) -> UsageSource:
+    source = _part(UsageSource, value, name)
+    return UsageSource(
+        type=validation.identifier(source.type, f"{name}/type"),
+        name=validation.identifier(source.name, f"{name}/name"),
+    )
+
+
+def _tokens(value: Any, name: str) -> TokenCounts:
+    counts = _part(TokenCounts, value, name)
+    given = {field: getattr(counts, field) for field in _TOKEN_FIELDS}
+    return TokenCounts(
+        **{
+            field: 0 if count is None else validation.whole_number(count, f"{name}/{field}")
+            for field, count in given.items()
+        }
+    )
+
+
+def _part(cls: type[T], value: Any, name: str) -> T:
+    try:
+        part: T = as_value(cls, value)
+    except InvalidPayload as exc:
+        raise InvalidPayload(path=name + exc.path, reason=exc.reason) from exc
+    return part
+
+
+def _success(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise InvalidPayload(path=name, reason=f"expected bool, got {type(value).__name__}")
+    return value
+
+
+def _amount(value: Any, name: str) -> int | float:
+    if type(value) is int:
+        return validation.whole_number(value, name, maximum=MAX_EXACT_AMOUNT)
+    if type(value) is not float or not math.isfinite(value):
+        raise InvalidPayload(path=name, reason="expected a finite number")
+    if not 0 <= value <= MAX_AMOUNT:
+        raise InvalidPayload(path=name, reason=f"expected a number from 0 to {MAX_AMOUNT}")
+    return plain_amount(value)
+
+
+def _cost(value: Any, name: str) -> Decimal | None:
+    """A cost, rounded to the places that are kept. A float stands for what it is written as."""
+    if value is None:
+        return None
+    if type(value) not in (Decimal, int, float, str):
+        raise InvalidPayload(path=name, reason=f"expected a decimal number, got {type(value).__name__}")
+    try:
+        cost = Decimal(repr(value) if type(value) is float else value)
+    except InvalidOperation as exc:
+        raise InvalidPayload(path=name, reason="expected a decimal number") from exc
+    if not cost.is_finite() or not 0 <= cost <= cost_from_units(MAX_COST_UNITS):
+        reason = f"expected dollars from 0 to {cost_from_units(MAX_COST_UNITS)}"
+        raise InvalidPayload(path=name, reason=reason)
+    return cost_from_units(cost_units(cost))
+
+
+_Check = Callable[[Any, str], Any]
+_CALL: Final[dict[str, _Check]] = {"success": _success, "duration_ms": validation.whole_number}
+_OWN_FIELDS: Final[dict[UsageKind, dict[str, _Check]]] = {
+    UsageKind.TOKENS: {"model": validation.identifier, "tokens": _tokens},
+    UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},
+    UsageKind.SUBAGENT: {
+        "agent_type": validation.identifier,
+        "sub_session_id": validation.identifier,
+        **_CALL,
+    },
+    UsageKind.CUSTOM: {
+        "type": validation.identifier,
+        "name": validation.identifier,
+        "amount": _amount,
+        "unit": partial(validation.optional_identifier, empty=True),
+    },
+}
+_ALL_OWN_FIELDS: Final = frozenset(name for own_fields in _OWN_FIELDS.values() for name in own_fields)
