@@ -29,7 +29,7 @@ __all__ = [
     "separate_postgres",
     "separate_sqlite",
     "small_disk",
-    "wait_for_the_server",
+    "wait_until_the_server_hangs_up",
 ]
 
 
@@ -100,10 +100,11 @@ def defer_to_commit(connection: BaseDatabaseWrapper, statement: str) -> None:
     )
 
 
-def wait_for_the_server(connection: BaseDatabaseWrapper) -> None:
-    """Wait until the server says something unasked, which is its farewell."""
-    readable, _, _ = select.select([connection.connection.fileno()], [], [], 30)
-    assert readable
+def wait_until_the_server_hangs_up(connection: BaseDatabaseWrapper) -> None:
+    """Wait for the end of the connection; a statement sent before it can lose the server's last words."""
+    poll = select.poll()
+    poll.register(connection.connection.fileno(), select.POLLRDHUP)
+    assert poll.poll(30_000)
 
 
 @contextmanager

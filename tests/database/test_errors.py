@@ -120,6 +120,9 @@ def test_a_lone_surrogate_that_got_past_the_gate_is_an_integrity_fault_without_t
 ) -> None:
     with pytest.raises(IntegrityFault) as raised, mapped_errors(committed_db.connection):
         execute(committed_db.connection, "SELECT %s", f"{CANARY}\ud800")
+    # The error of Python has the whole text among its arguments.
+    assert raised.value.__suppress_context__
+    assert raised.value.__cause__ is None
     assert CANARY not in "".join(traceback.format_exception(raised.value))
     assert (raised.value.retryable, raised.value.applied) == (False, "no")
 

@@ -20,7 +20,7 @@ from tests.database.separate import (
     in_transaction,
     separate_postgres,
     small_disk,
-    wait_for_the_server,
+    wait_until_the_server_hangs_up,
 )
 from tests.databases import ALIASES
 from tests.postgres import PostgresCluster
@@ -95,7 +95,7 @@ def test_the_crash_of_another_backend_ends_ours(
         def body() -> None:
             execute(connection, "INSERT INTO kept VALUES ('lost')")
             os.kill(crashing, signal.SIGKILL)
-            wait_for_the_server(connection)
+            wait_until_the_server_hangs_up(connection)
             if not at_commit:
                 execute(connection, "SELECT 1")
 

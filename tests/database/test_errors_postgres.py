@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import traceback
 
+import psycopg
+import psycopg_pool
 import pytest
-from django.db import DataError, IntegrityError, transaction
+from django.db import DataError, Error, IntegrityError, NotSupportedError, ProgrammingError, transaction
 from django.db.transaction import TransactionManagementError
 
 from helix_store.exceptions import (
@@ -29,12 +31,15 @@ from tests.database.separate import (
     fetch,
     in_transaction,
     separate_connection,
-    wait_for_the_server,
+    wait_until_the_server_hangs_up,
 )
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_threads
 
 CANARY = "canary-in-the-payload"
+
+# Long enough to read the answer before it: libpq drops the server's last words when both come together.
+IDLE_LIMIT = "500ms"
 
 
 def _kill_backend(database: CommittedDatabase) -> None:
@@ -124,8 +129,8 @@ def test_a_transaction_ended_because_it_was_idle_was_not_applied_even_when_commi
 
     def body() -> None:
         _add_lock(postgres_db)
-        execute(connection, "SET LOCAL idle_in_transaction_session_timeout = '1ms'")
-        wait_for_the_server(connection)
+        execute(connection, f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_LIMIT}'")
+        wait_until_the_server_hangs_up(connection)
 
     with pytest.raises(StoreUnavailable) as raised:
         in_transaction(connection, body)
@@ -138,12 +143,38 @@ def test_a_session_ended_because_it_was_idle_makes_the_store_unavailable_for_one
     postgres_db: CommittedDatabase,
 ) -> None:
     connection = postgres_db.connection
-    execute(connection, "SET idle_session_timeout = '1ms'")
-    wait_for_the_server(connection)
+    execute(connection, f"SET idle_session_timeout = '{IDLE_LIMIT}'")
+    wait_until_the_server_hangs_up(connection)
     with pytest.raises(StoreUnavailable) as raised, mapped_errors(connection, committing=True):
         _add_lock(postgres_db)
     assert raised.value.attributes == {"database_code": "57P05"}
     _add_lock(postgres_db)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (psycopg.OperationalError, OutcomeUnknown),
+        (psycopg.InterfaceError, OutcomeUnknown),
+        (psycopg.InternalError, OutcomeUnknown),
+        (psycopg_pool.PoolTimeout, OutcomeUnknown),
+        (psycopg.DataError, IntegrityFault),
+        (psycopg.ProgrammingError, ProgrammingError),
+        (psycopg.NotSupportedError, NotSupportedError),
+    ],
+)
+def test_what_psycopg_says_of_itself_has_no_code_and_is_told_by_its_class(
+    postgres_db: CommittedDatabase, error: type[psycopg.Error], expected: type[Exception]
+) -> None:
+    connection = postgres_db.connection
+    with (
+        pytest.raises(expected) as raised,
+        mapped_errors(connection, committing=True),
+        connection.wrap_database_errors,
+    ):
+        raise error(CANARY)
+    assert type(raised.value) is expected
+    assert isinstance(raised.value, Error) or CANARY not in str(raised.value)
 
 
 # --- The server does not accept writes -------------------------------------------------------------
@@ -273,18 +304,16 @@ def test_a_statement_over_its_time_is_a_timeout_and_is_not_retried(postgres_db: 
     assert not is_retryable_transaction(raised.value)
 
 
-def test_a_transaction_over_its_time_is_a_timeout(postgres_db: CommittedDatabase) -> None:
+def test_a_transaction_over_its_time_is_a_timeout_and_its_connection_is_dropped(
+    postgres_db: CommittedDatabase,
+) -> None:
     connection = postgres_db.connection
     connection.ensure_connection()
     if connection.connection.info.server_version < 170000:
         pytest.skip("transaction_timeout came with PostgreSQL 17")
-
-    def body() -> None:
-        execute(connection, "SET LOCAL transaction_timeout = '10ms'")
+    execute(connection, "SET transaction_timeout = '10ms'")
+    with pytest.raises(StoreTimeout) as raised, mapped_errors(connection):
         execute(connection, "SELECT pg_sleep(60)")
-
-    with pytest.raises(StoreTimeout) as raised:
-        in_transaction(connection, body)
     assert raised.value.attributes == {"database_code": "25P04"}
     assert fetch(connection, "SELECT 1") == [(1,)]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from django.db import DataError, Error, InterfaceError, OperationalError
+from django.db import DataError, Error, InterfaceError, InternalError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
@@ -173,18 +173,15 @@ def violated_constraint(error: BaseException) -> str | None:
 
 def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreError] | None:
     if code is not None:
-        return _MEANINGS.get(code) or _MEANINGS.get(_family(code)) or _meaning_of_severity(error)
-    if vendor == "postgresql" and isinstance(error, OperationalError | InterfaceError):
-        # psycopg has no SQLSTATE for a connection that broke, could not be made or was not free in the pool.
+        return _MEANINGS.get(code) or _MEANINGS.get(_family(code))
+    if vendor != "postgresql":
+        return None
+    if isinstance(error, OperationalError | InterfaceError | InternalError):
+        # psycopg has no SQLSTATE for a connection that could not be made, broke, got out of step with the
+        # protocol or was not free in the pool.
         return StoreUnavailable
-    if vendor == "postgresql" and isinstance(error, DataError):
-        # psycopg refuses NUL in text by itself.
-        return IntegrityFault
-    return None
-
-
-def _meaning_of_severity(error: Error) -> type[HelixStoreError] | None:
-    return StoreUnavailable if _has_ended_session(error) else None
+    # psycopg refuses NUL in text by itself.
+    return IntegrityFault if isinstance(error, DataError) else None
 
 
 def _leaves_outcome_open(error: Error, code: str | None, vendor: str) -> bool:
@@ -222,10 +219,7 @@ def _diagnosis(error: BaseException) -> Any:
 
 def _driver_error(error: BaseException) -> BaseException | None:
     django_error = error.__cause__ if isinstance(error, HelixStoreError) else error
-    # The cause of Django's refusal to go on in a broken block is the earlier error that broke it.
-    if django_error is None or isinstance(django_error, TransactionManagementError):
-        return None
-    return django_error.__cause__
+    return None if django_error is None else django_error.__cause__
 
 
 def _drop(connection: BaseDatabaseWrapper) -> None:
