@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from django.db import connections
 
 from example_project.events import Event, Report
-from helix_store.core.types import Message, RunStatus, SessionState, SessionStatus, StepInfo
+from helix_store.core.types import Message, Run, RunStatus, SessionState, SessionStatus, StepInfo
+from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval"]
+__all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval", "existing_state"]
 
 
 @dataclass(frozen=True)
@@ -78,30 +79,36 @@ class Agent:
     def run(self, session_id: str) -> SessionState:
         """Go on from wherever the session is until it is finished or waits for a person.
 
-        A run that is still open belongs to a worker that died: this one takes its place.
+        A run that is still open belongs to a worker that died: this one takes its place. Safe to repeat.
         """
+        state = existing_state(self.store, session_id)
+        if state.status.is_terminal:
+            open_run = self.store.get_current_run(session_id)
+            if open_run is not None:
+                self._end(open_run, state)
+            return state
         run = self.store.start_run(session_id, supersede=True)
         state = self._step(session_id, run.run_id)
         while state.status is SessionStatus.ACTIVE:
             state = self._step(session_id, run.run_id)
+        self._end(run, state)
+        return state
+
+    def _end(self, run: Run, state: SessionState) -> None:
         is_waiting = state.status is SessionStatus.PAUSED
         self.store.update_run(
-            session_id,
+            state.session_id,
             run.run_id,
             status=RunStatus.SUSPENDED_CLIENT_TOOL if is_waiting else RunStatus.COMPLETED,
             step_count=state.step_count,
             completion_reason="waits for an approval" if is_waiting else "answered",
         )
-        self._tell(
-            "paused" if is_waiting else "finished", f"step-{state.step_count}", f"turn {run.turn} ended"
-        )
-        return state
+        outcome = "paused" if is_waiting else "finished"
+        self._tell(outcome, f"step-{state.step_count}", f"turn {run.turn} {outcome}")
 
     def _step(self, session_id: str, run_id: str) -> SessionState:
         """Ask the model unless tool calls are open, run them, and commit all of it at once."""
-        state = self.store.load_state(session_id)
-        if state is None:
-            raise LookupError(f"There is no session {session_id}.")
+        state = existing_state(self.store, session_id)
         history = self.store.get_messages(session_id).messages
         step = StepInfo(f"step-{state.step_count + 1}", state.step_count + 1)
         # A worker that died in this step may have left changes of tool calls that this attempt will not make.
@@ -174,9 +181,7 @@ class Agent:
 
 def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
     """Answer every pending call of a paused session and return their ids."""
-    state = store.load_state(session_id)
-    if state is None:
-        raise LookupError(f"There is no session {session_id}.")
+    state = existing_state(store, session_id)
     answered = list(state.pending_client_tool_calls)
     decision = {"approved": approved, "submitted_at": time.time_ns() // 1_000_000}
     state.completed_client_tool_calls |= dict.fromkeys(answered, decision)
@@ -184,6 +189,14 @@ def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: boo
     state.status = SessionStatus.ACTIVE
     store.save_state(session_id, state, expected_version=state.version)
     return answered
+
+
+def existing_state(store: DatabaseStateStore, session_id: str) -> SessionState:
+    """The state of a session that has to be there. Raises `SessionNotFound`."""
+    state = store.load_state(session_id)
+    if state is None:
+        raise SessionNotFound(session_id)
+    return state
 
 
 def _open_calls(history: Sequence[Message]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from example_project.agent import Agent, answer_approval
+from example_project.agent import Agent, answer_approval, existing_state
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process, run_until_killed
 from helix_store.core.ids import new_id
@@ -94,7 +94,5 @@ def _approved_and_finished(store: DatabaseStateStore, session_id: str, say: Say)
 
 
 def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
-    state = store.load_state(session_id)
-    if state is None:
-        raise LookupError(f"There is no session {session_id}.")
-    return TripSummary(state, store.get_messages(session_id).messages, len(store.list_runs(session_id)))
+    messages = store.get_messages(session_id).messages
+    return TripSummary(existing_state(store, session_id), messages, len(store.list_runs(session_id)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall
-from helix_store.core.types import Message, SessionState, SubSessionRef
+from helix_store.core.types import Message, SubSessionRef
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
@@ -51,12 +51,13 @@ def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
     store, question = call.store, call.arguments["question"]
     sub_session_id = f"{call.session_id}.{call.tool_call_id}"
     ref = SubSessionRef(
-        sub_session_id=sub_session_id, agent_type="visa-adviser", parent_tool_call_id=call.tool_call_id
+        sub_session_id=sub_session_id,
+        agent_type=VISA_ADVISER.agent_type,
+        parent_tool_call_id=call.tool_call_id,
     )
     store.add_sub_session_refs(call.session_id, [ref])
-    state = _start(store, sub_session_id, "visa-adviser", question, parent_session_id=call.session_id)
-    if not state.status.is_terminal:
-        state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
+    _start(store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=call.session_id)
+    state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
     store.update_sub_session_ref(
         call.session_id, sub_session_id, status=state.status.value, output=state.output
     )
@@ -121,13 +122,10 @@ def start_trip(store: DatabaseStateStore, session_id: str, *, title: str) -> Non
     _start(store, session_id, PLANNER.agent_type, wish, title=title, user_id="ana@example.org")
 
 
-def _start(
-    store: DatabaseStateStore, session_id: str, agent_type: str, wish: str, **fields: Any
-) -> SessionState:
+def _start(store: DatabaseStateStore, session_id: str, agent_type: str, wish: str, **fields: Any) -> None:
     """Open a session with a wish, or find it as a worker that died has left it."""
     state = store.load_state(session_id) or store.create_session(
         session_id, agent_type=agent_type, tags=["demo"], **fields
     )
     if state.message_count == 0:
         store.append_messages(session_id, [{"role": "user", "content": wish}])
-    return state

@@ -1,0 +1,138 @@
+"""Recorded conversations: read in pieces, stored turn by turn, and compared to the last key."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from example_project import transcripts
+from example_project.management.commands.demo import SAMPLE
+from example_project.transcripts import Transcript, TranscriptError, difference, read_transcripts, replay
+from helix_store.core.types import SessionStatus
+from helix_store.stores import DatabaseStateStore
+from tests.databases import CommittedDatabase
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "2"}]},
+    {"role": "tool", "tool_call_id": "1", "content": "1"},
+    {"role": "tool", "tool_call_id": "2", "content": "2"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Thanks \ud800"},
+]
+
+
+def _store_of(database: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(database.alias, tenant=database.tenant)
+
+
+def _written(path: Path, text: str) -> Path:
+    if path.suffix == ".xz":
+        path.write_bytes(lzma.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["chats.json", "chats.json.xz"])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+def test_a_file_is_read_entry_by_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, indent: int | None, chunk: int
+) -> None:
+    monkeypatch.setattr(transcripts, "_CHUNK", chunk)
+    entries = [{"task_id": 7, "reward": 0.5, "info": {}, "traj": CHAT}, {"messages": CHAT[:3]}, CHAT[:1], []]
+    path = _written(tmp_path / name, json.dumps(entries, indent=indent) + "\n")
+    read = list(read_transcripts(path))
+    assert [transcript.session_id for transcript in read] == [f"chats-{number:04d}" for number in range(4)]
+    assert [transcript.messages for transcript in read] == [CHAT, CHAT[:3], CHAT[:1], []]
+    assert read[0].metadata == {"task_id": "7", "reward": "0.5"}
+    assert read[0].title == "One?"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[", "[[]", '[{"a": 1}]', "[3]", "[[3]]", '[[{"role": 1}]]', "[[{}]]", "[[[]]"]
+)
+def test_a_file_that_holds_no_conversations_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TranscriptError, match=r"broken\.json"):
+        list(read_transcripts(_written(tmp_path / "broken.json", text)))
+
+
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path) -> None:
+    path = _written(tmp_path / "cut.json.xz", json.dumps([CHAT] * 50))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TranscriptError, match=r"cut\.json\.xz"):
+        list(read_transcripts(path))
+    path.write_bytes(b"not compressed at all")
+    with pytest.raises(TranscriptError):
+        list(read_transcripts(path))
+
+
+def test_every_turn_of_the_assistant_is_one_step(committed_db: CommittedDatabase) -> None:
+    store = _store_of(committed_db)
+    written = replay(store, Transcript("chat", CHAT, {"task_id": "7"}))
+    assert (written.messages, written.steps) == (7, 2)
+    checkpoints = store.list_checkpoints("chat").items
+    assert [(each.step_id, each.message_count) for each in checkpoints] == [("turn-2", 6), ("turn-1", 3)]
+    state = store.load_state("chat")
+    assert state is not None
+    assert state.status is SessionStatus.COMPLETED
+    assert (state.step_count, state.message_count) == (2, 7)
+    assert state.custom_state == {"turn": 2, "tool_calls": 2}
+    assert (state.title, state.metadata) == ("One?", {"task_id": "7"})
+
+
+@pytest.mark.parametrize("stored", range(8))
+def test_a_replay_goes_on_where_an_earlier_one_was_stopped(
+    committed_db: CommittedDatabase, stored: int
+) -> None:
+    store = _store_of(committed_db)
+    replay(store, Transcript("chat", CHAT[:stored]))
+    written = replay(store, Transcript("chat", CHAT))
+    assert written.messages == 7 - stored
+    assert difference(store, Transcript("chat", CHAT)) is None
+    again = replay(store, Transcript("chat", CHAT))
+    assert (again.messages, again.steps) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (CHAT[:-1], "7 messages instead of 6"),
+        ([*CHAT, {"role": "user"}], "7 messages instead of 8"),
+        ([CHAT[1], CHAT[0], *CHAT[2:]], "message 1"),
+        ([*CHAT[:-1], {"role": "tool", "content": "Thanks \ud800"}], "message 7"),
+        ([*CHAT[:-1], {"content": "Thanks \ud800", "role": "user"}], "message 7"),
+    ],
+)
+def test_any_difference_is_found(committed_db: CommittedDatabase, changed: list[Any], problem: str) -> None:
+    store = _store_of(committed_db)
+    replay(store, Transcript("chat", CHAT))
+    assert difference(store, Transcript("chat", CHAT)) is None
+    assert problem in str(difference(store, Transcript("chat", changed)))
+
+
+def test_numbers_that_are_only_equal_are_a_difference(committed_db: CommittedDatabase) -> None:
+    store = _store_of(committed_db)
+    replay(store, Transcript("chat", [{"role": "user", "content": 1}]))
+    assert difference(store, Transcript("chat", [{"role": "user", "content": 1.0}])) is not None
+    assert difference(store, Transcript("chat", [{"role": "user", "content": True}])) is not None
+
+
+def test_the_sample_is_replayed_exactly(committed_db: CommittedDatabase) -> None:
+    store = _store_of(committed_db)
+    read = list(read_transcripts(SAMPLE))
+    assert {message["role"] for each in read for message in each.messages} == {
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    }
+    for transcript in read:
+        replay(store, transcript)
+        assert store.get_messages(transcript.session_id).messages == transcript.messages
