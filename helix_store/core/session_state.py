@@ -15,7 +15,7 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import check_metadata, check_tags, decode, encode, size_of
-from helix_store.core.types import SessionMode, SessionState, SessionStatus
+from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "encode_custom_state",
     "encode_state",
     "settled_mode",
+    "suspension_kind",
 ]
 
 STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
@@ -51,6 +52,7 @@ HEAD_FIELDS: Final = (
     "root_session_id",
     "stream_id",
     "message_count",
+    "suspension_kind",
     "suspended_step_id",
     "expires_at",
     "created_at",
@@ -154,6 +156,7 @@ def _checked_head(state: SessionState) -> dict[str, Any]:
         "parent_session_id": validation.optional_identifier(state.parent_session_id, "parent_session_id"),
         "root_session_id": validation.optional_identifier(state.root_session_id, "root_session_id"),
         "stream_id": validation.optional_identifier(state.stream_id, "stream_id"),
+        "suspension_kind": None if state.suspension_kind is None else suspension_kind(state.suspension_kind),
         "suspended_step_id": validation.optional_identifier(state.suspended_step_id, "suspended_step_id"),
         "expires_at": (
             None
@@ -161,6 +164,14 @@ def _checked_head(state: SessionState) -> dict[str, Any]:
             else validation.epoch_milliseconds(state.expires_at, "expires_at")
         ),
     }
+
+
+def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
+    """The status of a run that waits, as text."""
+    kind = validation.enum(RunStatus, value, path)
+    if not kind.is_suspended:
+        raise InvalidPayload(path=path, reason="expected one of the suspended statuses of a run")
+    return kind.value
 
 
 def _check_shape(name: str, value: Any) -> None:
@@ -205,6 +216,8 @@ def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: columns[name] for name in HEAD_FIELDS}
     values["status"] = SessionStatus(values["status"])
     values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
+    kind = values["suspension_kind"]
+    values["suspension_kind"] = None if kind is None else RunStatus(kind)
     if values["expires_at"] is not None:
         values["expires_at"] = validation.datetime_to_milliseconds(values["expires_at"])
     return values
@@ -239,6 +252,8 @@ def checkpoint_state(
 def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
     fields["status"] = SessionStatus(fields["status"])
     fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
+    kind = fields.get("suspension_kind")
+    fields["suspension_kind"] = None if kind is None else RunStatus(kind)
     return fields
 
 

@@ -17,6 +17,7 @@ from helix_store.core.serialization import Serializable
 
 __all__ = [
     "NON_TERMINAL_STATUSES",
+    "SUSPENDED_STATUSES",
     "TERMINAL_STATUSES",
     "UNSET",
     "Checkpoint",
@@ -96,6 +97,17 @@ class RunStatus(StrEnum):
     SUSPENDED_AWAITING_CHILDREN = "suspended_awaiting_children"
     SUSPENDED_STEP_PARTIAL = "suspended_step_partial"
 
+    @property
+    def is_suspended(self) -> bool:
+        return self in SUSPENDED_STATUSES
+
+
+SUSPENDED_STATUSES: Final = (
+    RunStatus.SUSPENDED_CLIENT_TOOL,
+    RunStatus.SUSPENDED_AWAITING_CHILDREN,
+    RunStatus.SUSPENDED_STEP_PARTIAL,
+)
+
 
 class SessionMode(StrEnum):
     STANDARD = "standard"
@@ -164,6 +176,7 @@ class SessionState(Serializable):
     pending_client_tool_calls: dict[str, Any] = field(default_factory=dict)
     completed_client_tool_calls: dict[str, Any] = field(default_factory=dict)
     client_tool_call_ownership: dict[str, Any] = field(default_factory=dict)
+    suspension_kind: RunStatus | None = None
     suspension_context: dict[str, Any] | None = None
     suspended_awaiting_children: list[Any] | None = None
     suspended_step_id: str | None = None
@@ -196,6 +209,7 @@ class SessionHead(Serializable):
     root_session_id: str | None
     stream_id: str | None
     message_count: int
+    suspension_kind: RunStatus | None
     suspended_step_id: str | None
     expires_at: int | None
     created_at: datetime

@@ -20,7 +20,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="session",
             index=models.Index(
-                condition=models.Q(("pending_deadline__isnull", False)),
+                condition=models.Q(
+                    ("pending_deadline__isnull", False),
+                    ("status__in", ["active", "running", "paused", "interrupted"]),
+                ),
                 fields=["pending_deadline", "id"],
                 name=constraint_name("session_pending_idx"),
             ),

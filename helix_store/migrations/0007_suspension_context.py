@@ -12,6 +12,20 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.AddField(
+            model_name="session",
+            name="suspension_kind",
+            field=models.CharField(
+                blank=True,
+                choices=[
+                    ("suspended_client_tool", "suspended_client_tool"),
+                    ("suspended_awaiting_children", "suspended_awaiting_children"),
+                    ("suspended_step_partial", "suspended_step_partial"),
+                ],
+                max_length=32,
+                null=True,
+            ),
+        ),
+        migrations.AddField(
             model_name="session", name="suspension_context", field=PayloadField(blank=True, null=True)
         ),
         migrations.AddField(
@@ -41,8 +55,31 @@ class Migration(migrations.Migration):
                 name=constraint_name("session_expiry_idx"),
             ),
         ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                condition=models.Q(("expires_at__isnull", False), ("failure_reason", "session_expired")),
+                fields=["expires_at", "id"],
+                name=constraint_name("session_expired_idx"),
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="session",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("suspension_kind__isnull", True),
+                    (
+                        "suspension_kind__in",
+                        ["suspended_client_tool", "suspended_awaiting_children", "suspended_step_partial"],
+                    ),
+                    _connector="OR",
+                ),
+                name=constraint_name("session_kind_ck"),
+            ),
+        ),
         refuse_to_lose(
             "session",
+            "suspension_kind",
             "suspension_context",
             "suspended_awaiting_children",
             "suspended_step_id",

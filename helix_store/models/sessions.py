@@ -8,7 +8,13 @@ from django.db import models
 from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.core.types import NON_TERMINAL_STATUSES, SessionMode, SessionStatus
+from helix_store.core.expiry import SESSION_EXPIRED
+from helix_store.core.types import (
+    NON_TERMINAL_STATUSES,
+    SUSPENDED_STATUSES,
+    SessionMode,
+    SessionStatus,
+)
 from helix_store.models.fields import IdentifierField, PayloadField
 
 __all__ = ["Session"]
@@ -29,7 +35,8 @@ class SessionQuerySet(models.QuerySet["Session"]):
 
     def suspended(self) -> Self:
         return self.filter(
-            Q(suspension_context__isnull=False)
+            Q(suspension_kind__isnull=False)
+            | Q(suspension_context__isnull=False)
             | Q(suspended_awaiting_children__isnull=False)
             | Q(suspended_step_id__isnull=False)
         )
@@ -61,6 +68,9 @@ class Session(models.Model):
     pending_deadline = models.DateTimeField(null=True, blank=True)
     completed_client_tool_calls = PayloadField(null=True, blank=True)
     client_tool_call_ownership = PayloadField(null=True, blank=True)
+    suspension_kind = models.CharField(  # noqa: DJ001  None while it is not suspended
+        max_length=32, null=True, blank=True, choices=[(s.value, s.value) for s in SUSPENDED_STATUSES]
+    )
     suspension_context = PayloadField(null=True, blank=True)
     suspended_awaiting_children = PayloadField(null=True, blank=True)
     suspended_step_id = IdentifierField(null=True, blank=True)
@@ -96,6 +106,11 @@ class Session(models.Model):
                 condition=Q(mode__isnull=True) | Q(mode__in=[mode.value for mode in SessionMode]),
                 name=constraint_name("session_mode_ck"),
             ),
+            models.CheckConstraint(
+                condition=Q(suspension_kind__isnull=True)
+                | Q(suspension_kind__in=[status.value for status in SUSPENDED_STATUSES]),
+                name=constraint_name("session_kind_ck"),
+            ),
         ]
         indexes = [
             models.Index(
@@ -129,13 +144,18 @@ class Session(models.Model):
             models.Index(fields=["tenant", "root_session_id"], name=constraint_name("session_root_idx")),
             models.Index(
                 fields=["pending_deadline", "id"],
-                condition=Q(pending_deadline__isnull=False),
+                condition=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
                 name=constraint_name("session_pending_idx"),
             ),
             models.Index(
                 fields=["expires_at", "id"],
                 condition=Q(status__in=NON_TERMINAL, expires_at__isnull=False),
                 name=constraint_name("session_expiry_idx"),
+            ),
+            models.Index(
+                fields=["expires_at", "id"],
+                condition=Q(failure_reason=SESSION_EXPIRED, expires_at__isnull=False),
+                name=constraint_name("session_expired_idx"),
             ),
         ]
 
