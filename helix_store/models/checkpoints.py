@@ -25,7 +25,8 @@ class Checkpoint(models.Model):
 
     Kind ``state`` is the current state of a session whose last write was not a step; it is in no list, there
     is at most one per session, and the next step turns it into that step's checkpoint. ``payload`` is the
-    custom state, ``envelope`` the rest of the session state.
+    custom state, ``envelope`` the rest of the session state. Graphs and snapshots use the payload alone; the
+    columns of a claim are those of a snapshot that somebody resumes or has resumed.
     """
 
     session = models.ForeignKey(
@@ -47,6 +48,11 @@ class Checkpoint(models.Model):
     envelope = PayloadField(default="{}")
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField()
+    snapshot_version = models.BigIntegerField(null=True, blank=True)
+    claim_owner = IdentifierField(null=True, blank=True)
+    claim_token = models.BigIntegerField(null=True, blank=True)
+    claim_expires_at = models.DateTimeField(null=True, blank=True)
+    claim_done_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("checkpoint")
@@ -71,6 +77,14 @@ class Checkpoint(models.Model):
             models.CheckConstraint(
                 condition=Q(source__in=[source.value for source in CheckpointSource]),
                 name=constraint_name("checkpoint_source_ck"),
+            ),
+        ]
+        indexes = [
+            # Graph checkpoints are asked for by their id alone.
+            models.Index(
+                fields=["checkpoint_id"],
+                condition=Q(kind=CheckpointKind.GRAPH),
+                name=constraint_name("checkpoint_graph_idx"),
             ),
         ]
 

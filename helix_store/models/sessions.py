@@ -9,6 +9,7 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.expiry import SESSION_EXPIRED
+from helix_store.core.graph import GRAPH_AGENT_TYPE
 from helix_store.core.types import (
     NON_TERMINAL_STATUSES,
     SUSPENDED_STATUSES,
@@ -55,6 +56,8 @@ class Session(models.Model):
     user_id = IdentifierField(null=True, blank=True)
     tags = models.JSONField(default=list, blank=True)
     metadata = models.JSONField(default=dict, blank=True)
+    # Metadata of a graph session: typed values, which are text and not to be queried.
+    typed_metadata = PayloadField(null=True, blank=True)
     title = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different states
     workspace_id = IdentifierField(null=True, blank=True)
     directory = models.TextField(default="", blank=True)
@@ -118,6 +121,11 @@ class Session(models.Model):
             ),
             models.Index(
                 fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")
+            ),
+            models.Index(
+                fields=["tenant", "updated_at", "session_id"],
+                condition=Q(agent_type=GRAPH_AGENT_TYPE),
+                name=constraint_name("session_graph_idx"),
             ),
             models.Index(
                 fields=["tenant", "agent_type", "status", "updated_at", "session_id"],

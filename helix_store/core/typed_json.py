@@ -1,0 +1,240 @@
+"""JSON text for values that plain JSON does not have, in which value and type come back.
+
+Beyond what the payload gate takes: ``datetime``, ``date``, ``Decimal``, ``UUID``, ``tuple``, ``set``,
+``frozenset``, ``bytes`` and dicts with keys of any of these kinds. Classes must match exactly; subclasses are
+refused, because what comes back would be something else. A time zone comes back as its offset from UTC.
+
+A tagged value is an object with a single key that begins with ``$``. A dict of the caller's that looks like
+one is written as a ``$dict`` of pairs, the form of dicts with other keys, so no dict is mistaken for a tag.
+The set of tags is closed: nothing is imported, called or looked up by a name that was read.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Context, Decimal, DecimalException
+from math import isfinite
+from typing import Any, Final
+from uuid import UUID
+
+from helix_store.core.limits import MAX_DEPTH
+from helix_store.core.payloads import decode, encode, join_path
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+
+__all__ = ["dumps", "loads"]
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_DICT: Final = "$dict"
+_SEQUENCES: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+
+
+def dumps(value: Any, *, limit: int | None = None, name: str = "max_state_bytes", path: str = "") -> str:
+    """The exact text of `value`, under the rules and limits of `payloads.encode`.
+
+    Equal sets give the same text. Raises `InvalidPayload` and `LimitExceeded`.
+    """
+    return encode(_Tagging(path).tagged(value), limit=limit, name=name, path=path)
+
+
+def loads(text: str) -> Any:
+    """The value that `dumps` wrote; `IntegrityFault` for a text that `dumps` cannot have written."""
+    tree = decode(text)
+    try:
+        return _value_of(tree, 0)
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        pass
+    # Raised out here: the error of a parser holds the stored text and would become its context.
+    raise IntegrityFault("A stored typed payload is not readable; other rows are not affected.")
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
+
+class _Tagging:
+    """One walk over a value, which turns every container into a new one of plain JSON.
+
+    One Python frame per level, so that the deepest value fits into the interpreter's stack.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._keys: list[str | int] = []
+        self._around: set[int] = set()
+        # A container that occurs many times is tagged once, so that a small graph of shared references stays
+        # small until the gate has counted what it stands for.
+        self._finished: dict[int, Any] = {}
+
+    def tagged(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind in _SCALARS:
+            tag, write, _ = _SCALARS[kind]
+            return {tag: write(value)}
+        if id(value) in self._finished:
+            return self._finished[id(value)]
+        self._enter(value, kind)
+        result: Any
+        if kind is not dict:
+            items = []
+            for index, item in enumerate(value):
+                self._keys.append(index)
+                items.append(self.tagged(item))
+                self._keys.pop()
+            result = items if kind is list else _tagged_sequence(kind, items)
+        elif _is_plain_object(value):
+            result = {}
+            for key, item in value.items():
+                self._keys.append(key)
+                result[key] = self.tagged(item)
+                self._keys.pop()
+        else:
+            pairs = []
+            for index, (key, item) in enumerate(value.items()):
+                self._keys.append(index)
+                pairs.append([self.tagged(key), self.tagged(item)])
+                self._keys.pop()
+            result = {_DICT: pairs}
+        self._around.remove(id(value))
+        self._finished[id(value)] = result
+        return result
+
+    def _enter(self, value: Any, kind: type) -> None:
+        if kind is not dict and kind is not list and kind not in _SEQUENCES:
+            raise InvalidPayload(path=self._pointer(), reason=f"{kind.__name__} has no typed form")
+        if id(value) in self._around:
+            raise InvalidPayload(path=self._pointer(), reason="it contains itself")
+        if len(self._around) >= MAX_DEPTH:
+            raise LimitExceeded(name="depth", limit=MAX_DEPTH, actual=MAX_DEPTH + 1)
+        self._around.add(id(value))
+
+    def _pointer(self) -> str:
+        return functools.reduce(join_path, self._keys, self._path)
+
+
+def _is_plain_object(value: dict[Any, Any]) -> bool:
+    """Whether a dict can be a JSON object as it is: text keys, and not in the form of a tag."""
+    return all(type(key) is str for key in value) and not _has_form_of_a_tag(value)
+
+
+def _has_form_of_a_tag(value: dict[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value))[:1] == "$"
+
+
+def _tagged_sequence(kind: type, items: list[Any]) -> dict[str, list[Any]]:
+    if kind is not tuple:
+        items.sort(key=encode)
+    return {_SEQUENCES[kind]: items}
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def _value_of(tree: Any, depth: int) -> Any:
+    kind = type(tree)
+    if kind is list:
+        return _values_of(tree, depth)
+    if kind is not dict:
+        _require(kind is not float or isfinite(tree))
+        return tree
+    if _has_form_of_a_tag(tree):
+        ((tag, content),) = tree.items()
+        return _tagged_value(tag, content, depth)
+    _require(depth < MAX_DEPTH)
+    value = {}
+    for key, item in tree.items():
+        value[key] = _value_of(item, depth + 1)
+    return value
+
+
+def _values_of(trees: list[Any], depth: int) -> list[Any]:
+    _require(depth < MAX_DEPTH)
+    values = []
+    for tree in trees:
+        values.append(_value_of(tree, depth + 1))
+    return values
+
+
+def _tagged_value(tag: str, content: Any, depth: int) -> Any:
+    read = _READERS.get(tag)
+    if read is not None:
+        _require(type(content) is str)
+        return read(content)
+    build = _BUILDERS.get(tag)
+    _require(build is not None and type(content) is list)
+    items = _values_of(content, depth + 1)
+    value = build(items)  # type: ignore[misc]  # it was required just now
+    # Two equal members or keys are one in Python: not what was written.
+    _require(len(value) == len(items))
+    return value
+
+
+def _dict_of(pairs: list[Any]) -> dict[Any, Any]:
+    _require(all(type(pair) is list and len(pair) == 2 for pair in pairs))
+    return dict(pairs)
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+# --- The closed set -------------------------------------------------------------------------------
+
+_FOLD: Final = " fold"
+_DECIMALS: Final = Context(capitals=1)
+"""A caller's own context may write another spelling."""
+
+
+def _write_datetime(value: datetime) -> str:
+    # The second of two equal wall-clock times when clocks are put back; ISO 8601 has no word for it.
+    return value.isoformat() + (_FOLD if value.fold else "")
+
+
+def _read_datetime(text: str) -> datetime:
+    return datetime.fromisoformat(text.removesuffix(_FOLD)).replace(fold=int(text.endswith(_FOLD)))
+
+
+def _write_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _read_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _read_decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except DecimalException as exc:
+        raise ValueError from exc
+
+
+_SCALARS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]]] = {
+    datetime: ("$datetime", _write_datetime, _read_datetime),
+    date: ("$date", date.isoformat, date.fromisoformat),
+    Decimal: ("$decimal", _DECIMALS.to_sci_string, _read_decimal),
+    UUID: ("$uuid", str, UUID),
+    bytes: ("$bytes", _write_bytes, _read_bytes),
+}
+
+
+def _exact_reader(write: Callable[[Any], str], read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of nothing but what ``write`` writes; parsers accept more spellings than there are values."""
+
+    def exact(text: str) -> Any:
+        value = read(text)
+        _require(write(value) == text)
+        return value
+
+    return exact
+
+
+_READERS: Final = {tag: _exact_reader(write, read) for tag, write, read in _SCALARS.values()}
+_BUILDERS: Final[dict[str, Callable[[list[Any]], Any]]] = {
+    _DICT: _dict_of,
+    **{tag: kind for kind, tag in _SEQUENCES.items()},
+}

@@ -1,0 +1,56 @@
+"""Graph sessions with typed metadata, graph checkpoints by their id alone, and claims of snapshots."""
+
+from django.db import migrations, models
+
+from helix_store.conf import constraint_name
+from helix_store.migration_operations import refuse_to_lose
+from helix_store.models.fields import IdentifierField, PayloadField
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0008_operations")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session", name="typed_metadata", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                condition=models.Q(("agent_type", "graph")),
+                fields=["tenant", "updated_at", "session_id"],
+                name=constraint_name("session_graph_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="checkpoint",
+            index=models.Index(
+                condition=models.Q(("kind", "graph")),
+                fields=["checkpoint_id"],
+                name=constraint_name("checkpoint_graph_idx"),
+            ),
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="snapshot_version",
+            field=models.BigIntegerField(blank=True, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="claim_owner",
+            field=IdentifierField(blank=True, max_length=255, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint", name="claim_token", field=models.BigIntegerField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="claim_expires_at",
+            field=models.DateTimeField(blank=True, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint", name="claim_done_at", field=models.DateTimeField(blank=True, null=True)
+        ),
+        refuse_to_lose("session", "typed_metadata"),
+        refuse_to_lose("checkpoint", "snapshot_version"),
+    ]
