@@ -158,11 +158,13 @@ def advisory_locks(connection: BaseDatabaseWrapper) -> int:
 def test_the_advisory_lock_ends_with_the_transaction(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:
-    acquired(locks, "alone")
+    acquired(locks, "free").release()
     assert advisory_locks(impatient.connection) == 0
     with transaction.atomic(using=impatient.alias):
-        acquired(locks, "created")
+        acquired(locks, "free")
         assert advisory_locks(impatient.connection) == 1
+        acquired(locks, "new")
+        assert advisory_locks(impatient.connection) == 2
     assert advisory_locks(impatient.connection) == 0
 
 

@@ -77,8 +77,9 @@ class Lock:
     def refresh(self, ttl_ms: int | None = None) -> datetime:
         """Start the TTL, or another one, anew and return the new end of the term.
 
-        One statement; it joins the caller's transaction. Raises `LockLostError` when the term is over:
-        released, expired or taken over. Safe to repeat.
+        One statement; it joins the caller's transaction, and a rollback takes the new end back although the
+        lock is still trusted: better refresh outside. Raises `LockLostError` when the term is over: released,
+        expired or taken over. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         changes, requested_at = self._changes, time.monotonic()

@@ -20,7 +20,7 @@ from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.statements import fetched_rows
 
-__all__ = ["admit", "bump", "lock_session", "lock_sessions", "session_key"]
+__all__ = ["admit", "bump", "hold_fence", "lock_session", "lock_sessions", "session_key"]
 
 _LOCKED_COLUMNS = (
     "id",
@@ -57,13 +57,18 @@ def lock_session(scope: Scope, session_id: str, guard: Guard | None = None) -> S
 
 
 def admit(scope: Scope, head: Session, guard: Guard) -> None:
-    """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`.
+    """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
+    hold_fence(scope, head.session_id, guard)
+    guard.check_version(head.version)
 
-    The lock named after the session cannot be taken over from here to the end of the transaction.
+
+def hold_fence(scope: Scope, name: str, guard: Guard) -> None:
+    """Refuse a former holder of a lock, and let nobody take it over until the transaction ends.
+
+    Raises `FencedOutError`.
     """
     if guard.fencing_token is not None:
-        guard.check_fence(_newest_token(scope, head.session_id))
-    guard.check_version(head.version)
+        guard.check_fence(_newest_token(scope, name))
 
 
 def _newest_token(scope: Scope, name: str) -> int | None:
