@@ -102,8 +102,8 @@ FIELD_VALUES: Final[list[tuple[str, Any]]] = [
 """Every field that a caller may write, with values that must come back as they are."""
 
 
-def message(text: str, role: str = "user") -> Message:
-    return {"role": role, "content": text}
+def message(content: Any, role: str = "user") -> Message:
+    return {"role": role, "content": content}
 
 
 def messages(count: int, *, first: int = 1) -> list[Message]:

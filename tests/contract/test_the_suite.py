@@ -1,0 +1,108 @@
+"""The contract suite itself: it needs pytest alone, hides none of its tests, and catches faulty stores."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from helix_store.core.contracts import REQUIRED_METHODS, StateStore, require_state_store
+from helix_store.stores import DatabaseStateStore
+from helix_store.stores.memory import InMemoryStateStore
+from helix_store.testing import StateStoreContract
+from tests.contract.faulty_stores import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFTEST = """
+import django
+from django.conf import settings
+
+settings.configure(SECRET_KEY="for this test", INSTALLED_APPS=["helix_store"])
+django.setup()
+"""
+OWN_STORE = """
+from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.testing import StateStoreContract
+
+
+class TestMyStore(StateStoreContract):
+    world = None
+
+    def make_store(self, *, tenant="", limits=None):
+        self.world = self.world or MemoryWorld()
+        return InMemoryStateStore(tenant=tenant, limits=limits, world=self.world)
+"""
+
+
+def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, text=True, check=False)
+
+
+def test_no_part_of_the_suite_hides_a_test_of_another() -> None:
+    parts = StateStoreContract.__mro__[1:-2]
+    names = Counter(name for part in parts for name in vars(part) if not name.startswith("__"))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert sum(name.startswith("test_") for name in names) > 250
+
+
+def test_the_suite_needs_no_plugin_of_pytest_and_no_database(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_my_store.py").write_text(OWN_STORE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    plugins = ("django", "asyncio", "hypothesispytest", "xdist", "pytest_cov", "anyio")
+    run = _pytest(
+        *(f"-pno:{plugin}" for plugin in plugins),
+        f"--override-ini=pythonpath={ROOT}",
+        "test_my_store.py",
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stdout
+    assert " passed" in run.stdout
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Of every faulty store, the tests that failed."""
+    report = tmp_path_factory.mktemp("faults") / "report.xml"
+    run = _pytest("tests/contract/faulty_stores.py", f"--junit-xml={report}", cwd=ROOT)
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
+    failures: dict[str, set[str]] = {name: set() for name in FAULTS}
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  our own report
+        if case.find("failure") is not None:
+            failures[case.attrib["classname"].rpartition(".")[2]].add(case.attrib["name"].partition("[")[0])
+    return failures
+
+
+@pytest.mark.parametrize("store", FAULTS)
+def test_a_faulty_store_fails_at_the_test_that_is_about_its_fault(
+    failed: dict[str, set[str]], store: str
+) -> None:
+    assert FAULTS[store] in failed[store]
+
+
+# --- Refusing what is no store ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store_class", [InMemoryStateStore, DatabaseStateStore])
+def test_our_stores_are_state_stores(store_class: type[StateStore]) -> None:
+    require_state_store(store_class())
+
+
+@pytest.mark.parametrize("missing", REQUIRED_METHODS)
+def test_a_store_that_lacks_any_method_is_refused_by_name(missing: str) -> None:
+    faulty = type("Faulty", (InMemoryStateStore,), {missing: "not callable"})
+    with pytest.raises(TypeError, match=rf"Faulty .* {missing}\.") as caught:
+        require_state_store(faulty())
+    assert not {name for name in REQUIRED_METHODS if name != missing and f" {name}," in str(caught.value)}
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(TypeError) as caught:
+        require_state_store(object())
+    assert all(name in str(caught.value) for name in REQUIRED_METHODS)
