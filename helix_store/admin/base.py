@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
+from django.utils.safestring import SafeString
+
+from helix_store.admin.elements import identifier, link
+from helix_store.models import Session
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -20,7 +24,10 @@ else:
     ModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-__all__ = ["BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
+__all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
+
+OF_SESSION: Final = "session__id__exact"
+"""The filter of a list that shows the rows of one session."""
 
 
 class BoundedPaginator(AnyPaginator):
@@ -98,9 +105,31 @@ class ReadOnlyAdmin(ModelAdmin):
 
 
 class SessionChildAdmin(ReadOnlyAdmin):
-    """A page of rows that belong to a session; a row whose session is gone does not appear."""
+    """A page of rows that belong to a session; a row whose session is gone does not appear.
+
+    A list of one session's rows names the session once, above it.
+    """
 
     list_select_related = ("session",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("session")
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        columns = super().get_list_display(request)
+        return [column for column in columns if column != "of_session" or OF_SESSION not in request.GET]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        key = request.GET.get(OF_SESSION, "")
+        session = Session.objects.filter(pk=key).only("session_id").first() if key.isdecimal() else None
+        above = {"of_session": None if session is None else self.session_link(session)}
+        return super().changelist_view(request, above | (extra_context or {}))
+
+    @admin.display(description="session")
+    def of_session(self, row: Any) -> SafeString:
+        return self.session_link(row.session)
+
+    def session_link(self, session: Session) -> SafeString:
+        return link(self.page_url(Session, session.pk), identifier(session.session_id))

@@ -10,9 +10,9 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import badge, json_block, link
+from helix_store.admin.elements import NOTHING, badge, identifier, json_block
 from helix_store.admin.readable import hide_secrets
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import Checkpoint, CheckpointKind
 
 __all__ = ["CheckpointAdmin", "without_secrets"]
 
@@ -30,16 +30,7 @@ class CheckpointAdmin(SessionChildAdmin):
         "created_at",
         "session__session_id",
     )
-    list_display = (
-        "checkpoint_id",
-        "of_session",
-        "kind",
-        "step_count",
-        "status_badge",
-        "message_count",
-        "size_bytes",
-        "created_at",
-    )
+    list_display = ("name", "of_session", "kind", "steps", "messages", "status_badge", "size", "created_at")
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (
         (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "created_at")}),
@@ -67,9 +58,21 @@ class CheckpointAdmin(SessionChildAdmin):
         # A state between checkpoints is shown on its session's page; it is not a checkpoint.
         return super().get_queryset(request).exclude(kind=CheckpointKind.STATE)
 
-    @admin.display(description="session", ordering="session")
-    def of_session(self, checkpoint: Checkpoint) -> SafeString:
-        return link(self.page_url(Session, checkpoint.session_id), checkpoint.session.session_id)
+    @admin.display(description="checkpoint")
+    def name(self, checkpoint: Checkpoint) -> SafeString:
+        return identifier(checkpoint.checkpoint_id or NOTHING)
+
+    @admin.display(description="steps")
+    def steps(self, checkpoint: Checkpoint) -> int:
+        return checkpoint.step_count
+
+    @admin.display(description="messages")
+    def messages(self, checkpoint: Checkpoint) -> int:
+        return checkpoint.message_count
+
+    @admin.display(description="bytes")
+    def size(self, checkpoint: Checkpoint) -> str:
+        return f"{checkpoint.size_bytes:,}"
 
     @admin.display(description="status", empty_value="-")
     def status_badge(self, checkpoint: Checkpoint) -> SafeString | None:

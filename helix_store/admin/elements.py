@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -13,7 +15,19 @@ from helix_store.admin.readable import json_start, printable
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 
-__all__ = ["JSON_LIMIT", "NOTHING", "badge", "json_block", "link", "note", "table"]
+__all__ = [
+    "JSON_LIMIT",
+    "NOTHING",
+    "badge",
+    "counted",
+    "identifier",
+    "json_block",
+    "link",
+    "note",
+    "table",
+    "text_block",
+    "under",
+]
 
 NOTHING: Final = "-"
 
@@ -43,7 +57,27 @@ def badge(label: str) -> SafeString:
 
 
 def link(url: str, label: str) -> SafeString:
-    return format_html('<a href="{}">{}</a>', url, printable(label))
+    return format_html('<a href="{}">{}</a>', url, label)
+
+
+def identifier(text: str) -> SafeString:
+    """An id, which may be long, in a narrow column."""
+    return format_html('<span class="helix-id">{}</span>', printable(text))
+
+
+def under(text: str) -> SafeString:
+    """A second, quiet line of a cell."""
+    return format_html('<span class="helix-under">{}</span>', printable(text))
+
+
+def counted(count: int, name: str) -> str:
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
+def text_block(text: str) -> SafeString:
+    """A text with its lines, cut when it is very long."""
+    ending = note(f"Cut after {JSON_LIMIT:,} characters.") if len(text) > JSON_LIMIT else ""
+    return format_html('<pre class="helix-text">{}</pre>{}', printable(text[:JSON_LIMIT]), ending)
 
 
 def note(text: str) -> SafeString:
@@ -62,13 +96,13 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
         text, is_cut = json_start(document if shown is None else shown(document), JSON_LIMIT)
     except (IntegrityFault, RecursionError):
         return note(f"The stored text of {len(stored):,} characters cannot be read as JSON.")
-    ending = note(f"Cut after {JSON_LIMIT:,} characters.") if is_cut else ""
+    line_count = text.count("\n") + 1
     return format_html(
-        '<details class="helix-json"{}><summary>{} characters</summary><pre>{}</pre>{}</details>',
+        '<details class="helix-json"{}><summary>{} lines of JSON</summary><pre>{}</pre>{}</details>',
         " open" if len(text) <= _OPEN_UP_TO else "",
-        f"{len(stored):,}",
+        f"more than {line_count:,}" if is_cut else f"{line_count:,}",
         printable(text),
-        ending,
+        note(f"Cut after {JSON_LIMIT:,} characters.") if is_cut else "",
     )
 
 
@@ -92,4 +126,6 @@ def _cells(row: Sequence[Any]) -> SafeString:
 def _cell(value: Any) -> Any:
     if value is None:
         return NOTHING
+    if isinstance(value, datetime):
+        return formats.localize(timezone.localtime(value) if timezone.is_aware(value) else value)
     return printable(value) if type(value) is str else value

@@ -10,11 +10,13 @@ from django.db.models.functions import Substr
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import json_block, link, note
-from helix_store.admin.previews import PREVIEW_SOURCE, message_preview
-from helix_store.models import Message, Session
+from helix_store.admin.elements import json_block, note, text_block
+from helix_store.admin.previews import PREVIEW_SOURCE, message_preview, message_text
+from helix_store.models import Message
 
 __all__ = ["MessageAdmin"]
+
+_UNREADABLE = "This message cannot be read."
 
 
 @admin.register(Message)
@@ -23,8 +25,8 @@ class MessageAdmin(SessionChildAdmin):
     list_display = ("sequence", "role", "preview", "of_session", "created_at")
     list_display_links = ("sequence", "preview")
     ordering = ("session_id", "sequence")
-    fields = ("of_session", "sequence", "role", "created_at", "document")
-    readonly_fields = ("of_session", "document")
+    fields = ("of_session", "sequence", "role", "created_at", "said", "document")
+    readonly_fields = ("of_session", "said", "document")
 
     def list_heads(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         heads: QuerySet[Any] = (
@@ -32,15 +34,16 @@ class MessageAdmin(SessionChildAdmin):
         )
         return heads
 
-    @admin.display(description="session", ordering="session")
-    def of_session(self, message: Message) -> SafeString:
-        return link(self.page_url(Session, message.session_id), message.session.session_id)
-
     @admin.display(description="message")
     def preview(self, message: Any) -> SafeString | str:
         text = message_preview(message.payload_start)
-        return note("This message cannot be read.") if text is None else text
+        return note(_UNREADABLE) if text is None else text
 
-    @admin.display(description="message")
+    @admin.display(description="says")
+    def said(self, message: Message) -> SafeString:
+        text = message_text(message.payload)
+        return note(_UNREADABLE) if text is None else text_block(text)
+
+    @admin.display(description="as stored")
     def document(self, message: Message) -> SafeString | str:
         return json_block(message.payload)

@@ -1,4 +1,4 @@
-"""What a message says, in one line, from no more than the beginning of its stored text."""
+"""What a message says: all of it, or one line from no more than the beginning of its stored text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helix_store.admin.readable import one_line
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 
-__all__ = ["PREVIEW_SOURCE", "message_preview"]
+__all__ = ["PREVIEW_SOURCE", "message_preview", "message_text"]
 
 PREVIEW_SOURCE: Final = 1_500
 """Characters of the stored text that a preview needs."""
@@ -33,10 +33,22 @@ def message_preview(start: str) -> str | None:
         return None
     if not isinstance(message, dict):
         return None
-    spoken = " ".join(_texts(message.get("content")))
-    called = " ".join(f"→ {name}({arguments})" for name, arguments in _calls(message))
-    line = one_line(f"{spoken} {called}".strip(), _PREVIEW_LENGTH)
+    line = one_line(" ".join(_parts(message)), _PREVIEW_LENGTH)
     return f"{line}…" if len(start) > PREVIEW_SOURCE and not line.endswith("…") else line
+
+
+def message_text(stored: str) -> str | None:
+    """All that a message says, a paragraph per part, or ``None`` when it cannot be read."""
+    try:
+        message = decode(stored)
+    except IntegrityFault:
+        return None
+    return "\n\n".join(_parts(message)) if isinstance(message, dict) else None
+
+
+def _parts(message: dict[str, Any]) -> list[str]:
+    """What is spoken, then what is called."""
+    return _texts(message.get("content")) + [f"→ {name}({arguments})" for name, arguments in _calls(message)]
 
 
 def _texts(content: Any) -> list[str]:

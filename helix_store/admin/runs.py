@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import badge, json_block, link
-from helix_store.models import Run, Session
+from helix_store.admin.elements import badge, identifier, json_block, under
+from helix_store.admin.readable import one_line
+from helix_store.models import Run
 
 __all__ = ["RunAdmin"]
+
+_REASON_LENGTH = 60
 
 
 @admin.register(Run)
@@ -24,16 +28,7 @@ class RunAdmin(SessionChildAdmin):
         "ended_at",
         "session__session_id",
     )
-    list_display = (
-        "run_id",
-        "of_session",
-        "turn",
-        "status_badge",
-        "step_count",
-        "completion_reason",
-        "started_at",
-        "ended_at",
-    )
+    list_display = ("name", "of_session", "turn", "outcome", "steps", "started_at", "ended_at")
     list_filter = ("status",)
     ordering = ("-session_id", "-turn")
     fields = (
@@ -51,9 +46,18 @@ class RunAdmin(SessionChildAdmin):
     )
     readonly_fields = ("of_session", "status_badge", "error_document")
 
-    @admin.display(description="session", ordering="session")
-    def of_session(self, run: Run) -> SafeString:
-        return link(self.page_url(Session, run.session_id), run.session.session_id)
+    @admin.display(description="run")
+    def name(self, run: Run) -> SafeString:
+        return identifier(run.run_id)
+
+    @admin.display(description="steps")
+    def steps(self, run: Run) -> int:
+        return run.step_count
+
+    @admin.display(description="outcome")
+    def outcome(self, run: Run) -> SafeString:
+        reason = one_line(run.completion_reason or "", _REASON_LENGTH)
+        return format_html("{}{}", badge(run.status), under(reason) if reason else "")
 
     @admin.display(description="status")
     def status_badge(self, run: Run) -> SafeString:

@@ -1,28 +1,25 @@
-"""Sessions: the list, and one page that shows what a session is, knows and waits for."""
+"""Sessions: the list, with its filters and its search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from helix_store.admin.base import ReadOnlyAdmin
-from helix_store.admin.elements import NOTHING, badge, json_block, link, note, table
-from helix_store.admin.readable import hide_secrets, one_line
-from helix_store.models import Checkpoint, CheckpointKind, InterruptRequest, Message, Run, Session
+from helix_store.admin.elements import NOTHING, identifier, under
+from helix_store.admin.readable import one_line
+from helix_store.admin.session_page import SessionPage
+from helix_store.models import Session
 
 __all__ = ["SessionAdmin"]
 
 _TITLE_LENGTH = 80
-_ROWS_SHOWN = 50
-_STAGED_SHOWN = 20
-_IN_ENVELOPE_ONLY = ("output", "error", "workspace_refs")
 
 
 class AgentTypeFilter(SimpleListFilter):
@@ -45,7 +42,7 @@ class AgentTypeFilter(SimpleListFilter):
 
 
 @admin.register(Session)
-class SessionAdmin(ReadOnlyAdmin):
+class SessionAdmin(SessionPage):
     list_columns = (
         "tenant",
         "session_id",
@@ -62,70 +59,17 @@ class SessionAdmin(ReadOnlyAdmin):
         "name",
         "agent_type",
         "status_badge",
-        "user_id",
-        "step_count",
-        "message_count",
-        "expires_at",
-        "updated_at",
+        "user",
+        "steps",
+        "messages",
+        "expires",
+        "updated",
     )
     list_filter = ("status", AgentTypeFilter)
     # The order of the index on (tenant, updated_at, session_id), read backwards.
     ordering = ("-tenant", "-updated_at", "-session_id")
     search_fields = ("session_id", "user_id", "title")
     search_help_text = "The beginning of a session id, user id or title."
-    fieldsets = (
-        (
-            None,
-            {
-                "fields": (
-                    "session_id",
-                    "tenant",
-                    "title",
-                    "agent_type",
-                    "status_badge",
-                    "failure_reason",
-                    "user_id",
-                    "mode",
-                    ("version", "step_count", "message_count", "resume_count"),
-                    ("created_at", "updated_at", "expires_at"),
-                )
-            },
-        ),
-        ("History", {"fields": ("history", "tree", "sub_sessions")}),
-        ("State", {"fields": ("custom_state", "outcome")}),
-        (
-            "Waiting for",
-            {
-                "fields": (
-                    "pending_calls",
-                    "completed_calls",
-                    "call_ownership",
-                    "suspension",
-                    "awaited_children",
-                    "suspended_step_id",
-                    "interrupt",
-                    "staged",
-                )
-            },
-        ),
-        ("Labels", {"fields": ("tags", "metadata", "workspace_id", "directory", "stream_id", "tracing")}),
-    )
-    readonly_fields = (
-        "status_badge",
-        "history",
-        "tree",
-        "sub_sessions",
-        "custom_state",
-        "outcome",
-        "pending_calls",
-        "completed_calls",
-        "call_ownership",
-        "suspension",
-        "awaited_children",
-        "interrupt",
-        "staged",
-        "tracing",
-    )
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -143,137 +87,28 @@ class SessionAdmin(ReadOnlyAdmin):
     def name(self, session: Session) -> SafeString:
         title = one_line(session.title or "", _TITLE_LENGTH)
         return format_html(
-            '<span class="helix-id">{}</span>{}{}',
-            session.session_id,
-            format_html('<span class="helix-under">{}</span>', title) if title else "",
-            format_html('<span class="helix-under">{}</span>', session.tenant) if session.tenant else "",
+            "{}{}{}",
+            identifier(session.session_id),
+            under(title) if title else "",
+            under(f"tenant {session.tenant}") if session.tenant else "",
         )
 
-    @admin.display(description="status")
-    def status_badge(self, session: Session) -> SafeString:
-        return badge(session.status)
+    @admin.display(description="user", empty_value=NOTHING)
+    def user(self, session: Session) -> Any:
+        return session.user_id
 
-    @admin.display(description="history")
-    def history(self, session: Session) -> SafeString:
-        checkpoints = session.checkpoints.exclude(kind=CheckpointKind.STATE).count()
-        return format_html_join(
-            " · ",
-            "{}",
-            (
-                (link(self.list_url(model, session__id__exact=session.pk), f"{count:,} {name}"),)
-                for model, count, name in (
-                    (Message, session.message_count, "messages"),
-                    (Checkpoint, checkpoints, "checkpoints"),
-                    (Run, session.runs.count(), "runs"),
-                )
-            ),
-        )
+    @admin.display(description="steps")
+    def steps(self, session: Session) -> int:
+        return session.step_count
 
-    @admin.display(description="tree")
-    def tree(self, session: Session) -> SafeString:
-        above = self._session_links(session, (session.parent_session_id, session.root_session_id))
-        below = {"tenant": session.tenant, "parent_session_id": session.session_id}
-        children = _sessions_beside(session).filter(**below).count()
-        return format_html(
-            "parent {} · root {} · {}",
-            above.get(session.parent_session_id, NOTHING),
-            above.get(session.root_session_id, NOTHING),
-            link(self.list_url(Session, **below), f"{children:,} children") if children else "no children",
-        )
+    @admin.display(description="messages")
+    def messages(self, session: Session) -> int:
+        return session.message_count
 
-    @admin.display(description="sub-agents")
-    def sub_sessions(self, session: Session) -> SafeString | str:
-        refs = list(session.sub_session_refs.order_by("id")[: _ROWS_SHOWN + 1])
-        links = self._session_links(session, (ref.sub_session_id for ref in refs if ref.location == "local"))
-        rows = (
-            (
-                links.get(ref.sub_session_id, ref.sub_session_id),
-                ref.agent_type,
-                badge(ref.status),
-                ref.location,
-                ref.parent_tool_call_id,
-                json_block(ref.output),
-                json_block(ref.error),
-            )
-            for ref in refs
-        )
-        headings = ("Session", "Agent type", "Status", "Location", "Tool call", "Output", "Error")
-        return table(headings, rows, limit=_ROWS_SHOWN)
+    @admin.display(description="expires", empty_value=NOTHING)
+    def expires(self, session: Session) -> datetime | None:
+        return session.expires_at
 
-    def _session_links(
-        self, session: Session, session_ids: Iterable[str | None]
-    ) -> dict[str | None, SafeString | str]:
-        """A link per id whose session exists in the same tenant, else the id itself."""
-        wanted = {session_id for session_id in session_ids if session_id is not None}
-        found = _sessions_beside(session).filter(tenant=session.tenant, session_id__in=wanted)
-        links: dict[str | None, SafeString | str] = {session_id: session_id for session_id in wanted}
-        for session_id, key in found.values_list("session_id", "pk"):
-            links[session_id] = link(self.page_url(Session, key), session_id)
-        return links
-
-    @admin.display(description="custom state")
-    def custom_state(self, session: Session) -> SafeString | str:
-        stored = _current_state(session, "payload")
-        return note("The state of this session is missing.") if stored is None else json_block(stored)
-
-    @admin.display(description="output, error, workspaces")
-    def outcome(self, session: Session) -> SafeString | str:
-        return json_block(_current_state(session, "envelope"), shown=_outcome)
-
-    @admin.display(description="pending tool calls")
-    def pending_calls(self, session: Session) -> SafeString | str:
-        return json_block(session.pending_client_tool_calls)
-
-    @admin.display(description="answered tool calls")
-    def completed_calls(self, session: Session) -> SafeString | str:
-        return json_block(session.completed_client_tool_calls)
-
-    @admin.display(description="owners of tool calls")
-    def call_ownership(self, session: Session) -> SafeString | str:
-        return json_block(session.client_tool_call_ownership)
-
-    @admin.display(description="suspension")
-    def suspension(self, session: Session) -> SafeString | str:
-        return json_block(session.suspension_context)
-
-    @admin.display(description="awaited sub-agents")
-    def awaited_children(self, session: Session) -> SafeString | str:
-        return json_block(session.suspended_awaiting_children)
-
-    @admin.display(description="tracing context")
-    def tracing(self, session: Session) -> SafeString | str:
-        return json_block(session.tracing_context, shown=hide_secrets)
-
-    @admin.display(description="interrupt request")
-    def interrupt(self, session: Session) -> SafeString | str:
-        requests = InterruptRequest.objects.using(session._state.db).filter(session=session)
-        rows = ((asked.kind, asked.reason, asked.run_id, asked.requested_at) for asked in requests)
-        return table(("Kind", "Reason", "Run", "Requested at"), rows, limit=1)
-
-    @admin.display(description="staged changes")
-    def staged(self, session: Session) -> SafeString | str:
-        changes = session.staged_changes.order_by("id")[: _STAGED_SHOWN + 1]
-        rows = (
-            (change.step_id, change.tool_call_id, change.created_at, json_block(change.payload))
-            for change in changes
-        )
-        return table(("Step", "Tool call", "Staged at", "Changes"), rows, limit=_STAGED_SHOWN)
-
-
-def _sessions_beside(session: Session) -> QuerySet[Session]:
-    """The sessions of the same database."""
-    return Session.objects.using(session._state.db)
-
-
-def _current_state(session: Session, column: str) -> str | None:
-    """One column of the row that holds the current state."""
-    if session.current_id is None:
-        return None
-    return session.checkpoints.filter(pk=session.current_id).values_list(column, flat=True).first()
-
-
-def _outcome(envelope: Any) -> Any:
-    """What a state holds beside the columns of its session."""
-    if not isinstance(envelope, dict):
-        return envelope
-    return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}
+    @admin.display(description="updated")
+    def updated(self, session: Session) -> datetime:
+        return session.updated_at

@@ -12,13 +12,18 @@ from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.elements import JSON_LIMIT
 from helix_store.core.types import StepInfo
 from helix_store.models import Checkpoint, Message, Run, Session
-from tests.admin.conftest import Browser
+from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
 
 PAYLOAD_COLUMNS = re.compile(
     r"\"(payload|envelope|error|pending_client_tool_calls|completed_client_tool_calls|client_tool_call_ownership"
     r"|suspension_context|suspended_awaiting_children|tracing_context)\""
 )
+
+
+def _row(browser: Browser, session_id: str) -> Session:
+    sessions = Session.objects.using(browser.database.alias)
+    return sessions.get(tenant=browser.database.tenant, session_id=session_id)
 
 
 def test_a_list_of_fifty_rows_takes_as_many_queries_as_a_list_of_one(browser: Browser) -> None:
@@ -62,7 +67,7 @@ def test_a_session_page_takes_as_many_queries_whatever_belongs_to_the_session(br
     long = browser.page_of(session)
     assert short.status == long.status == 200
     assert len(long.statements) == len(short.statements)
-    assert "30 children" in long.text
+    assert "30 child sessions" in long.text
     assert "31 messages" in long.text
 
 
@@ -92,19 +97,52 @@ def test_a_session_page_leads_to_its_parent_and_sub_agents(browser: Browser) -> 
     parent = write_session(browser.database, session_id="parent")
     child = store.create_session("child", agent_type="helper", parent_session_id="parent")
     store.add_sub_session_refs("parent", [{"sub_session_id": child.session_id, "agent_type": "helper"}])
-    child_row = Session.objects.using(browser.database.alias).get(
-        tenant=browser.database.tenant, session_id="child"
-    )
-    assert f'/session/{child_row.pk}/change/">child</a>' in browser.page_of(parent).html
-    assert f'/session/{parent.pk}/change/">parent</a>' in browser.page_of(child_row).html
+    child_row = _row(browser, "child")
+    assert _leads_to(child_row, browser.page_of(parent))
+    assert _leads_to(parent, browser.page_of(child_row))
+    assert "parent - · root" in browser.page_of(parent).text
+
+
+def _leads_to(session: Session, page: Page) -> bool:
+    address = f"/admin/helix_store/session/{session.pk}/change/"
+    return ("a", {"href": address}) in page.elements.started and session.session_id in page.text
+
+
+def test_a_session_page_leaves_out_what_the_session_does_not_have(browser: Browser) -> None:
+    full = write_session(browser.database)
+    store_of(browser.database).create_session("bare", agent_type="a")
+    bare = _row(browser, "bare")
+    for label in ("Title:", "Failure reason:", "Pending tool calls:", "Tracing context:", "Metadata:"):
+        assert label in browser.page_of(full).text
+        assert label not in browser.page_of(bare).text
+
+
+def test_a_list_of_one_session_names_it_once_above(browser: Browser) -> None:
+    session = write_session(browser.database, session_id="the-session")
+    for model in (Message, Checkpoint, Run):
+        page = browser.list_of(model, session__id__exact=session.pk)
+        assert _leads_to(session, page)
+        assert page.elements.text.count("the-session") == (2 if model is Checkpoint else 1)
+        assert browser.list_of(model, session__id__exact=2**40).status == 200
+        assert browser.list_of(model, session__id__exact="none").status == 302
+
+
+def test_a_message_page_shows_all_that_the_message_says(browser: Browser) -> None:
+    store = store_of(browser.database)
+    store.create_session("s", agent_type="a")
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    content = "First line\n" + "word " * 1_000 + "last"
+    store.append_messages("s", [{"role": "assistant", "content": content, "tool_calls": [call]}])
+    message = Message.objects.using(browser.database.alias).get(session=_row(browser, "s"))
+    page = browser.page_of(message)
+    assert f"{content}\n\n→ find({{}})" in page.elements.text
+    assert '"tool_calls": [' in page.text
 
 
 def test_a_state_that_is_not_a_checkpoint_appears_on_the_page_of_its_session_alone(browser: Browser) -> None:
     store = store_of(browser.database)
     state = store.create_session("s", agent_type="a", custom_state={"kept": "between checkpoints"})
-    session = Session.objects.using(browser.database.alias).get(
-        tenant=browser.database.tenant, session_id=state.session_id
-    )
+    session = _row(browser, state.session_id)
     assert "between checkpoints" in browser.page_of(session).text
     assert "0 checkpoints" in browser.page_of(session).text
     assert "0 checkpoints" in browser.list_of(Checkpoint, session__id__exact=session.pk).text
@@ -122,9 +160,7 @@ def test_messages_of_a_session_are_listed_in_order_with_what_they_say(browser: B
             {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "found"}]},
         ],
     )
-    session = Session.objects.using(browser.database.alias).get(
-        tenant=browser.database.tenant, session_id="s"
-    )
+    session = _row(browser, "s")
     text = browser.list_of(Message, session__id__exact=session.pk).text
     first, second, third = (
         text.index(part)
@@ -168,9 +204,7 @@ def test_a_long_state_is_folded_and_cut(browser: Browser) -> None:
     state = store.create_session("s", agent_type="a")
     state.custom_state = {"first": 1, "long": ["x" * 100] * 2_000, "last": 2}
     store.save_state_and_promote_staging("s", state, [], StepInfo("1", 1))
-    session = Session.objects.using(browser.database.alias).get(
-        tenant=browser.database.tenant, session_id="s"
-    )
+    session = _row(browser, "s")
     for page in (browser.page_of(session), browser.page_of(_latest_checkpoint(session))):
         assert f"Cut after {JSON_LIMIT:,} characters." in page.text
         assert '"first": 1' in page.text

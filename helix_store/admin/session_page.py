@@ -1,0 +1,255 @@
+"""The page of one session: what it is, what it knows, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from helix_store.admin.base import OF_SESSION, ReadOnlyAdmin
+from helix_store.admin.elements import NOTHING, badge, counted, identifier, json_block, link, note, table
+from helix_store.admin.readable import hide_secrets
+from helix_store.models import Checkpoint, CheckpointKind, InterruptRequest, Message, Run, Session
+
+__all__ = ["SessionPage"]
+
+_ROWS_SHOWN = 50
+_STAGED_SHOWN = 20
+_PAYLOADS = {
+    "pending_calls": "pending_client_tool_calls",
+    "completed_calls": "completed_client_tool_calls",
+    "call_ownership": "client_tool_call_ownership",
+    "suspension": "suspension_context",
+    "awaited_children": "suspended_awaiting_children",
+    "tracing": "tracing_context",
+}
+_MAY_BE_EMPTY = {
+    "tenant",
+    "title",
+    "failure_reason",
+    "user_id",
+    "mode",
+    "expires_at",
+    "suspended_step_id",
+    "tags",
+    "metadata",
+    "workspace_id",
+    "directory",
+    "stream_id",
+}
+_IN_ENVELOPE_ONLY = ("output", "error", "workspace_refs")
+
+
+class SessionPage(ReadOnlyAdmin):
+    """The fields of a session's page, each a column or a piece that is read for it."""
+
+    fieldsets = (
+        (
+            None,
+            {
+                "fields": (
+                    "session_id",
+                    "tenant",
+                    "title",
+                    "agent_type",
+                    "status_badge",
+                    "failure_reason",
+                    "user_id",
+                    "mode",
+                    "progress",
+                    "created_at",
+                    "updated_at",
+                    "expires_at",
+                )
+            },
+        ),
+        ("Records", {"fields": ("records", "tree", "sub_sessions")}),
+        ("State", {"fields": ("custom_state", "outcome")}),
+        (
+            "Waiting for",
+            {
+                "fields": (
+                    "pending_calls",
+                    "completed_calls",
+                    "call_ownership",
+                    "suspension",
+                    "awaited_children",
+                    "suspended_step_id",
+                    "interrupt",
+                    "staged",
+                )
+            },
+        ),
+        ("Labels", {"fields": ("tags", "metadata", "workspace_id", "directory", "stream_id", "tracing")}),
+    )
+    readonly_fields = (
+        "status_badge",
+        "progress",
+        "records",
+        "tree",
+        "sub_sessions",
+        "custom_state",
+        "outcome",
+        "pending_calls",
+        "completed_calls",
+        "call_ownership",
+        "suspension",
+        "awaited_children",
+        "interrupt",
+        "staged",
+        "tracing",
+    )
+
+    def get_fieldsets(self, request: HttpRequest, obj: Session | None = None) -> Any:
+        """Without the fields that this session has no value for."""
+        return [
+            (heading, {"fields": [name for name in options["fields"] if _has_value(obj, name)]})
+            for heading, options in self.fieldsets
+        ]
+
+    @admin.display(description="status")
+    def status_badge(self, session: Session) -> SafeString:
+        return badge(session.status)
+
+    @admin.display(description="progress")
+    def progress(self, session: Session) -> str:
+        return " · ".join(
+            (
+                f"version {session.version}",
+                counted(session.step_count, "step"),
+                counted(session.message_count, "message"),
+                counted(session.resume_count, "resume"),
+            )
+        )
+
+    @admin.display(description="records")
+    def records(self, session: Session) -> SafeString:
+        checkpoints = session.checkpoints.exclude(kind=CheckpointKind.STATE).count()
+        counts = (
+            (Message, counted(session.message_count, "message")),
+            (Checkpoint, counted(checkpoints, "checkpoint")),
+            (Run, counted(session.runs.count(), "run")),
+        )
+        links = ((link(self.list_url(model, **{OF_SESSION: session.pk}), text),) for model, text in counts)
+        return format_html_join(" · ", "{}", links)
+
+    @admin.display(description="tree")
+    def tree(self, session: Session) -> SafeString:
+        above = self._session_links(session, (session.parent_session_id, session.root_session_id))
+        below = {"tenant": session.tenant, "parent_session_id": session.session_id}
+        children = _sessions_beside(session).filter(**below).count()
+        return format_html(
+            "parent {} · root {} · {}",
+            above.get(session.parent_session_id, NOTHING),
+            above.get(session.root_session_id, NOTHING),
+            link(self.list_url(Session, **below), counted(children, "child session")),
+        )
+
+    @admin.display(description="sub-agents")
+    def sub_sessions(self, session: Session) -> SafeString | str:
+        refs = list(session.sub_session_refs.order_by("id")[: _ROWS_SHOWN + 1])
+        links = self._session_links(session, (ref.sub_session_id for ref in refs if ref.location == "local"))
+        rows = (
+            (
+                links.get(ref.sub_session_id, identifier(ref.sub_session_id)),
+                ref.agent_type,
+                badge(ref.status),
+                ref.location,
+                ref.parent_tool_call_id,
+                json_block(ref.output),
+                json_block(ref.error),
+            )
+            for ref in refs
+        )
+        headings = ("Session", "Agent type", "Status", "Location", "Tool call", "Output", "Error")
+        return table(headings, rows, limit=_ROWS_SHOWN)
+
+    def _session_links(
+        self, session: Session, session_ids: Iterable[str | None]
+    ) -> dict[str | None, SafeString | str]:
+        """A link per id whose session exists in the same tenant, else the id itself."""
+        wanted = {session_id for session_id in session_ids if session_id is not None}
+        found = _sessions_beside(session).filter(tenant=session.tenant, session_id__in=wanted)
+        links: dict[str | None, SafeString | str] = {each: identifier(each) for each in wanted}
+        for session_id, key in found.values_list("session_id", "pk"):
+            links[session_id] = link(self.page_url(Session, key), identifier(session_id))
+        return links
+
+    @admin.display(description="custom state")
+    def custom_state(self, session: Session) -> SafeString | str:
+        stored = _current_state(session, "payload")
+        return note("The state of this session is missing.") if stored is None else json_block(stored)
+
+    @admin.display(description="output, error, workspaces")
+    def outcome(self, session: Session) -> SafeString | str:
+        return json_block(_current_state(session, "envelope"), shown=_outcome)
+
+    @admin.display(description="pending tool calls")
+    def pending_calls(self, session: Session) -> SafeString | str:
+        return json_block(session.pending_client_tool_calls)
+
+    @admin.display(description="answered tool calls")
+    def completed_calls(self, session: Session) -> SafeString | str:
+        return json_block(session.completed_client_tool_calls)
+
+    @admin.display(description="owners of tool calls")
+    def call_ownership(self, session: Session) -> SafeString | str:
+        return json_block(session.client_tool_call_ownership)
+
+    @admin.display(description="suspension")
+    def suspension(self, session: Session) -> SafeString | str:
+        return json_block(session.suspension_context)
+
+    @admin.display(description="awaited sub-agents")
+    def awaited_children(self, session: Session) -> SafeString | str:
+        return json_block(session.suspended_awaiting_children)
+
+    @admin.display(description="tracing context")
+    def tracing(self, session: Session) -> SafeString | str:
+        return json_block(session.tracing_context, shown=hide_secrets)
+
+    @admin.display(description="interrupt request")
+    def interrupt(self, session: Session) -> SafeString | str:
+        requests = InterruptRequest.objects.using(session._state.db).filter(session=session)
+        rows = ((asked.kind, asked.reason, asked.run_id, asked.requested_at) for asked in requests)
+        return table(("Kind", "Reason", "Run", "Requested at"), rows, limit=1)
+
+    @admin.display(description="staged changes")
+    def staged(self, session: Session) -> SafeString | str:
+        changes = session.staged_changes.order_by("id")[: _STAGED_SHOWN + 1]
+        rows = (
+            (change.step_id, change.tool_call_id, change.created_at, json_block(change.payload))
+            for change in changes
+        )
+        return table(("Step", "Tool call", "Staged at", "Changes"), rows, limit=_STAGED_SHOWN)
+
+
+def _has_value(session: Session | None, name: Any) -> bool:
+    """Whether there is anything to show; an empty payload is damage, and shown."""
+    if name in _PAYLOADS:
+        return getattr(session, _PAYLOADS[name]) is not None
+    return name not in _MAY_BE_EMPTY or getattr(session, name) not in (None, "", [], {})
+
+
+def _sessions_beside(session: Session) -> QuerySet[Session]:
+    """The sessions of the same database."""
+    return Session.objects.using(session._state.db)
+
+
+def _current_state(session: Session, column: str) -> str | None:
+    """One column of the row that holds the current state."""
+    if session.current_id is None:
+        return None
+    return session.checkpoints.filter(pk=session.current_id).values_list(column, flat=True).first()
+
+
+def _outcome(envelope: Any) -> Any:
+    """What a state holds beside the columns of its session."""
+    if not isinstance(envelope, dict):
+        return envelope
+    return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}
