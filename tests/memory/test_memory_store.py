@@ -11,6 +11,7 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, StepInfo, SubSessionRef
 from helix_store.exceptions import InvalidPayload, LimitExceeded, SessionExists, SessionNotFound
 from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.stores.memory.usage import InMemoryUsageStore
 from tests.memory.steps import commit_step, loaded
 
 
@@ -80,13 +81,15 @@ class TestWorlds:
     def test_usage_goes_with_its_session_unless_it_is_kept(
         self, world: MemoryWorld, store: InMemoryStateStore
     ) -> None:
-        usage = world.tenant("").usage
+        usage = InMemoryUsageStore(world=world)
+        source = {"type": "agent", "name": "planner"}
         for session_id in ("kept", "gone", "untouched"):
             store.create_session(session_id, agent_type="planner")
-            usage[session_id] = [{"kind": "tokens"}]
+            entry = {"kind": "custom", "session_id": session_id, "step_count": 1, "timestamp": 0}
+            usage.record_entry({**entry, "source": source, "type": "api", "name": "search", "amount": 1})
         store.delete_session("kept", keep_usage=True)
         store.delete_session("gone")
-        assert list(usage) == ["kept", "untouched"]
+        assert usage.get_all_session_ids() == ["kept", "untouched"]
 
     def test_limits_of_the_store_hold_for_what_a_merge_makes(self, world: MemoryWorld) -> None:
         store = InMemoryStateStore(world=world, limits=Limits(max_state_bytes=2_000))

@@ -57,5 +57,4 @@ class TenantScope:
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
         """Drop a session with everything recorded for it. The lock is held."""
         del self.data.sessions[session_id]
-        if not keep_usage:
-            self.data.usage.pop(session_id, None)
+        self.data.usage.session_is_gone(session_id, keep=keep_usage)

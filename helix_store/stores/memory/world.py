@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from helix_store.stores.memory.lock_records import StoredLock
 from helix_store.stores.memory.records import SessionRecord
+from helix_store.stores.memory.usage_ledger import UsageLedger
 
 __all__ = ["MemoryWorld", "TenantData"]
 
@@ -17,8 +17,7 @@ class TenantData:
     """What one tenant owns; change it with the world's lock held."""
 
     sessions: dict[str, SessionRecord] = field(default_factory=dict)
-    usage: dict[str, list[Any]] = field(default_factory=dict)
-    """Usage entries in order of recording, by the session they were recorded for."""
+    usage: UsageLedger = field(default_factory=UsageLedger)
     locks: dict[str, StoredLock] = field(default_factory=dict)
     """One per name for ever: without its lock a name's token would start again."""
 
