@@ -22,6 +22,7 @@ from helix_store.core.types import (
     StepCommit,
 )
 from helix_store.stores.backend import EncodedRef
+from helix_store.stores.memory.snapshot_records import StoredSnapshot
 
 __all__ = [
     "SessionRecord",
@@ -86,7 +87,8 @@ class StoredRun:
 class SessionRecord:
     """One session. A published record never changes: a write fills a `draft`, which takes its place.
 
-    ``columns`` are those of the session's head; checkpoints, runs and refs are in the order they were made.
+    ``columns`` are those of the session's head; checkpoints, runs, refs and snapshots are in the order they
+    were made.
     """
 
     columns: dict[str, Any]
@@ -98,6 +100,7 @@ class SessionRecord:
     operations: dict[str, StoredOperation] = field(default_factory=dict)
     runs: dict[str, StoredRun] = field(default_factory=dict)
     refs: dict[str, EncodedRef] = field(default_factory=dict)
+    snapshots: dict[str, StoredSnapshot] = field(default_factory=dict)
     interrupt: InterruptRequest | None = None
 
     @classmethod
@@ -124,6 +127,7 @@ class SessionRecord:
             operations=self.operations.copy(),
             runs=self.runs.copy(),
             refs=self.refs.copy(),
+            snapshots=self.snapshots.copy(),
             interrupt=self.interrupt,
         )
 
