@@ -11,6 +11,7 @@ from helix_store.models.operations import Operation
 from helix_store.models.runs import InterruptRequest, Run
 from helix_store.models.sessions import Session
 from helix_store.models.staging import StagedChange
+from helix_store.models.streams import Stream, StreamChunk
 from helix_store.models.sub_sessions import SubSessionRef
 from helix_store.models.usage import UsageEntry
 
@@ -24,6 +25,8 @@ __all__ = [
     "Run",
     "Session",
     "StagedChange",
+    "Stream",
+    "StreamChunk",
     "SubSessionRef",
     "UsageEntry",
 ]

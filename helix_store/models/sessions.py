@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.expiry import SESSION_EXPIRED
@@ -23,6 +23,10 @@ __all__ = ["Session"]
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 
 
+WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id"))
+"""A session whose stream is not the one of its own name, which is found without an index of its own."""
+
+
 class SessionQuerySet(models.QuerySet["Session"]):
     def of_tenant(self, tenant: str) -> Self:
         return self.filter(tenant=tenant)
@@ -33,6 +37,12 @@ class SessionQuerySet(models.QuerySet["Session"]):
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)
+
+    def naming_stream(self, stream_id: str) -> Self:
+        # In two parts, so that either is one look-up in an index.
+        return self.filter(
+            Q(session_id=stream_id, stream_id=stream_id) | Q(WRITES_ELSEWHERE, stream_id=stream_id)
+        )
 
     def suspended(self) -> Self:
         return self.filter(
@@ -118,6 +128,11 @@ class Session(models.Model):
         indexes = [
             models.Index(
                 fields=["tenant", "updated_at", "session_id"], name=constraint_name("session_updated_idx")
+            ),
+            models.Index(
+                fields=["tenant", "stream_id"],
+                condition=WRITES_ELSEWHERE,
+                name=constraint_name("session_stream_idx"),
             ),
             models.Index(
                 fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")

@@ -1,0 +1,186 @@
+"""Streams: what is stored of one, who may write to it, and which positions a reader can go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import encode
+from helix_store.core.serialization import Serializable
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import (
+    InvalidPayload,
+    InvalidQuery,
+    StreamClosed,
+    StreamNotFound,
+    StreamTruncated,
+)
+
+__all__ = [
+    "WRITER_LOST",
+    "PrunedStreams",
+    "StoredChunk",
+    "StreamHead",
+    "StreamInfo",
+    "StreamPage",
+    "encode_chunks",
+    "next_page_length",
+    "page_length",
+    "position",
+    "same_stream",
+    "settles",
+]
+
+WRITER_LOST: Final = {
+    "code": "writer_lost",
+    "message": "The writer stopped without ending the stream.",
+}
+"""The error of a stream whose writer's lease ran out."""
+
+_LARGEST_BIGINT: Final = 2**63 - 1
+_PAGE_BYTES: Final = 512 * 1024
+_LONGEST_PAGE: Final = 500
+FIRST_PAGE: Final = 50
+CLOSED: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk(Serializable):
+    chunk: dict[str, Any]
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo(Serializable):
+    """``chunk_count`` is what is stored: after pruning it is less than ``last_sequence``.
+
+    ``run_id`` and ``agent_name`` are those of the newest writer.
+    """
+
+    stream_id: str
+    status: StreamStatus
+    chunk_count: int
+    last_sequence: int
+    output: Any
+    error: Any
+    run_id: str
+    agent_name: str
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedStreams(Serializable):
+    """What was removed, or would be: chunks, of how many streams, and how many streams were failed."""
+
+    streams: int
+    chunks: int
+    failed: int
+
+
+class StreamHead(NamedTuple):
+    """What a reader has to know before it reads: two heads differ when there is something new to see.
+
+    ``incarnation`` tells a stream from one of the same name that took its place after a reset or a deletion.
+    Chunks up to ``floor`` were removed.
+    """
+
+    incarnation: tuple[int, int]
+    status: StreamStatus
+    last_sequence: int
+    floor: int
+
+    @property
+    def was_reset(self) -> bool:
+        return self.incarnation[1] > 0
+
+    def check_open(self) -> None:
+        """Raise `StreamClosed` unless the stream takes chunks."""
+        if self.status is not StreamStatus.ACTIVE:
+            raise StreamClosed
+
+    def check_readable(self, after: int) -> None:
+        """Raise `StreamTruncated` when chunks after this position are gone.
+
+        A position beyond the end of a stream that was reset is one of chunks that the reset removed.
+        """
+        if after < self.floor:
+            raise StreamTruncated(self.floor + 1)
+        if self.was_reset and after > self.last_sequence:
+            raise StreamTruncated(1)
+
+
+class StreamPage(NamedTuple):
+    """A head, and the texts of the chunks that follow a position, read at one moment or the head first."""
+
+    head: StreamHead
+    first_sequence: int
+    texts: Sequence[str]
+
+
+def same_stream(page: StreamPage | None, stream_id: str, incarnation: tuple[int, int]) -> StreamPage:
+    """The page, if its stream is still the one that the reader began with.
+
+    Raises `StreamNotFound` once the stream is gone, and `StreamTruncated` once another one has its name.
+    """
+    if page is None:
+        raise StreamNotFound(stream_id)
+    if page.head.incarnation != incarnation:
+        raise StreamTruncated(1)
+    return page
+
+
+def settles(current: StreamStatus, wanted: StreamStatus) -> bool:
+    """Whether a stream goes from one status to another; ``False`` when it is there already.
+
+    Only a reactivation leaves a terminal status. Raises `StreamClosed`.
+    """
+    if current is wanted:
+        return False
+    if current in CLOSED and wanted is not StreamStatus.ACTIVE:
+        raise StreamClosed
+    return True
+
+
+def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
+    """The texts of chunks, each a dict with a ``type``. Raises `InvalidPayload` and `LimitExceeded`."""
+    if isinstance(chunks, dict | str | bytes) or not isinstance(chunks, Iterable):
+        raise InvalidPayload(path="chunks", reason=f"expected chunks, got {type(chunks).__name__}")
+    return [_encoded(chunk, f"chunks/{index}", limits) for index, chunk in enumerate(chunks)]
+
+
+def _encoded(chunk: Any, path: str, limits: Limits) -> str:
+    if type(chunk) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(chunk).__name__}")
+    if type(chunk.get("type")) is not str or not chunk["type"]:
+        raise InvalidPayload(path=f"{path}/type", reason="expected a text that is not empty")
+    return encode(chunk, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path=path)
+
+
+def position(value: Any) -> int:
+    """The last sequence that a reader has seen; 0 for none. Raises `InvalidQuery`."""
+    if type(value) is not int or not 0 <= value <= _LARGEST_BIGINT:
+        raise InvalidQuery(
+            "A stream is read from a whole number from 0 to 2**63 - 1: the last sequence that was seen.",
+            path="from_sequence",
+        )
+    return value
+
+
+def page_length(value: Any) -> int:
+    """How many chunks a caller takes at once. Raises `InvalidQuery`."""
+    if type(value) is not int or not 1 <= value <= _LARGEST_BIGINT:
+        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
+    return value
+
+
+def next_page_length(texts: Sequence[str]) -> int:
+    """How many chunks to read next so that a page stays small, whatever the size of the chunks."""
+    if not texts:
+        return FIRST_PAGE
+    average = sum(map(len, texts)) // len(texts) + 1
+    return max(1, min(_LONGEST_PAGE, _PAGE_BYTES // average))

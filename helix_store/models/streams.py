@@ -1,0 +1,89 @@
+"""Streams: a head that numbers the chunks, and the chunks."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.types import StreamStatus
+from helix_store.models.fields import IdentifierField, PayloadField
+
+__all__ = ["Stream", "StreamChunk"]
+
+
+class Stream(models.Model):
+    """``floor`` is the highest sequence that was removed: what is stored runs from there to ``last_sequence``.
+
+    ``generation`` counts resets. The lease is that of the newest writer; without one nobody is waited for.
+    ``is_emptied`` says that pruning has nothing more to take from a stream that is over.
+    """
+
+    tenant = IdentifierField(default="", blank=True)
+    stream_id = IdentifierField()
+    status = models.CharField(max_length=16, choices=[(s.value, s.value) for s in StreamStatus])
+    last_sequence = models.BigIntegerField(default=0)
+    floor = models.BigIntegerField(default=0)
+    generation = models.BigIntegerField(default=0)
+    run_id = IdentifierField()
+    agent_name = IdentifierField()
+    writer_id = IdentifierField(null=True, blank=True)
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    output = PayloadField(null=True, blank=True)
+    error = PayloadField(null=True, blank=True)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    keep_until = models.DateTimeField(null=True, blank=True)
+    is_emptied = models.BooleanField(default=False)
+
+    class Meta:
+        db_table = table_name("stream")
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "stream_id"], name=constraint_name("stream_id_uniq")),
+            models.CheckConstraint(
+                condition=Q(status__in=[status.value for status in StreamStatus]),
+                name=constraint_name("stream_status_ck"),
+            ),
+            models.CheckConstraint(
+                condition=Q(floor__gte=0, floor__lte=F("last_sequence")),
+                name=constraint_name("stream_floor_ck"),
+            ),
+        ]
+        indexes = [
+            # None on what an append changes, the lease among it: every append would move in the index.
+            models.Index(
+                fields=["id"], condition=Q(status="active"), name=constraint_name("stream_active_idx")
+            ),
+            models.Index(
+                fields=["ended_at"],
+                condition=Q(ended_at__isnull=False, is_emptied=False),
+                name=constraint_name("stream_ended_idx"),
+            ),
+            models.Index(
+                fields=["keep_until"],
+                condition=Q(keep_until__isnull=False, is_emptied=False),
+                name=constraint_name("stream_keep_idx"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.stream_id)
+
+
+class StreamChunk(models.Model):
+    # The unique constraint serves every look-up by stream, and the stream row's lock guards the reference.
+    stream = models.ForeignKey(
+        Stream, on_delete=models.CASCADE, related_name="chunks", db_constraint=False, db_index=False
+    )
+    sequence = models.BigIntegerField()
+    payload = PayloadField()
+
+    class Meta:
+        db_table = table_name("stream_chunk")
+        constraints = [
+            models.UniqueConstraint(fields=["stream", "sequence"], name=constraint_name("chunk_seq_uniq")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.sequence)
