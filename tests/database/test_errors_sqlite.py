@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import sqlite3
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.db import ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.exceptions import (
@@ -228,6 +230,26 @@ def test_a_damaged_page_is_an_integrity_fault(file: Path) -> None:
         fetch(connection, "SELECT * FROM kept")
     assert raised.value.attributes == {"database_code": "SQLITE_CORRUPT"}
     assert "corrupt" in str(raised.value)
+
+
+def test_stored_text_that_is_not_utf_8_is_an_integrity_fault_without_the_text(
+    connection: BaseDatabaseWrapper,
+) -> None:
+    execute(connection, "INSERT INTO kept VALUES (CAST(x'63616e617279ff' AS TEXT))")
+    with pytest.raises(IntegrityFault) as raised, mapped_errors(connection):
+        fetch(connection, "SELECT value FROM kept")
+    assert raised.value.attributes == {"database_code": None}
+    assert str(raised.value) == IntegrityFault.default_message()
+    assert "canary" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_connection_that_was_closed_behind_djangos_back_is_a_fault_of_the_caller(
+    connection: BaseDatabaseWrapper,
+) -> None:
+    connection.ensure_connection()
+    connection.connection.close()
+    with pytest.raises(ProgrammingError), mapped_errors(connection):
+        execute(connection, "SELECT 1")
 
 
 def test_a_value_longer_than_sqlite_takes_is_an_integrity_fault(connection: BaseDatabaseWrapper) -> None:

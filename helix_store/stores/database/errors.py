@@ -103,7 +103,7 @@ def translate(
     meaning = _meaning(error, code, vendor)
     if meaning is None:
         return None
-    return meaning(_message(meaning, code), database_code=code)
+    return meaning(_message(meaning, code, vendor), database_code=code)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def mapped_errors(
         if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(exc):
             _drop(connection)
         if isinstance(translated, IntegrityFault):
-            # psycopg's message includes DETAIL and CONTEXT, in which PostgreSQL quotes the refused value.
+            # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
             raise translated from None
         raise translated from exc
     except (StoreUnavailable, OutcomeUnknown):
@@ -174,8 +174,9 @@ def violated_constraint(error: BaseException) -> str | None:
 def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreError] | None:
     if code is not None:
         return _MEANINGS.get(code) or _MEANINGS.get(_family(code))
-    if vendor != "postgresql":
-        return None
+    if vendor == "sqlite":
+        # Python has no code for stored text that is not UTF-8, and the text itself in its message.
+        return IntegrityFault if isinstance(error, OperationalError) else None
     if isinstance(error, OperationalError | InterfaceError | InternalError):
         # psycopg has no SQLSTATE for a connection that could not be made, broke, got out of step with the
         # protocol or was not free in the pool.
@@ -196,11 +197,12 @@ def _has_ended_session(error: Error) -> bool:
     return getattr(_diagnosis(error), "severity_nonlocalized", None) in {"FATAL", "PANIC"}
 
 
-def _message(meaning: type[HelixStoreError], code: str | None) -> str | None:
-    if meaning is not IntegrityFault:
+def _message(meaning: type[HelixStoreError], code: str | None, vendor: str) -> str | None:
+    is_unreadable_row = code is None and vendor == "sqlite"
+    if meaning is not IntegrityFault or is_unreadable_row:
         return None
-    corrupt = code is not None and _family(code) in {"XX", "SQLITE_CORRUPT", "SQLITE_NOTADB"}
-    return _CORRUPT if corrupt else _REFUSED_VALUE
+    is_corrupt_file = code is not None and _family(code) in {"XX", "SQLITE_CORRUPT", "SQLITE_NOTADB"}
+    return _CORRUPT if is_corrupt_file else _REFUSED_VALUE
 
 
 def _family(code: str) -> str:
