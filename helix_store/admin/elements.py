@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.timesince import timesince, timeuntil
 
 from helix_store.admin.readable import json_start, printable
 from helix_store.core.payloads import decode
@@ -20,9 +21,12 @@ __all__ = [
     "NOTHING",
     "badge",
     "counted",
+    "distance",
     "identifier",
     "json_block",
     "link",
+    "moment",
+    "narrow",
     "note",
     "table",
     "text_block",
@@ -65,6 +69,11 @@ def identifier(text: str) -> SafeString:
     return format_html('<span class="helix-id">{}</span>', printable(text))
 
 
+def narrow(text: str) -> SafeString:
+    """A text that may break anywhere rather than push other columns out."""
+    return format_html('<span class="helix-narrow">{}</span>', printable(text))
+
+
 def under(text: str) -> SafeString:
     """A second, quiet line of a cell."""
     return format_html('<span class="helix-under">{}</span>', printable(text))
@@ -72,6 +81,18 @@ def under(text: str) -> SafeString:
 
 def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
+def moment(value: datetime) -> str:
+    """A time as the admin shows times, but as text, which a list may break into two lines."""
+    return str(formats.localize(timezone.localtime(value) if timezone.is_aware(value) else value))
+
+
+def distance(value: datetime) -> SafeString:
+    """How far a time is from now, which is short; the time itself appears under the pointer."""
+    is_past = value <= timezone.now()
+    words = f"{timesince(value, depth=1)} ago" if is_past else f"in {timeuntil(value, depth=1)}"
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment(value), words)
 
 
 def text_block(text: str) -> SafeString:
@@ -127,5 +148,5 @@ def _cell(value: Any) -> Any:
     if value is None:
         return NOTHING
     if isinstance(value, datetime):
-        return formats.localize(timezone.localtime(value) if timezone.is_aware(value) else value)
+        return moment(value)
     return printable(value) if type(value) is str else value

@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import badge, identifier, json_block, under
+from helix_store.admin.elements import NOTHING, badge, identifier, json_block, moment, under
 from helix_store.admin.readable import one_line
 from helix_store.models import Run
 
@@ -28,7 +28,7 @@ class RunAdmin(SessionChildAdmin):
         "ended_at",
         "session__session_id",
     )
-    list_display = ("name", "of_session", "turn", "outcome", "steps", "started_at", "ended_at")
+    list_display = ("name", "of_session", "turn", "outcome", "steps", "started", "ended")
     list_filter = ("status",)
     ordering = ("-session_id", "-turn")
     fields = (
@@ -58,6 +58,14 @@ class RunAdmin(SessionChildAdmin):
     def outcome(self, run: Run) -> SafeString:
         reason = one_line(run.completion_reason or "", _REASON_LENGTH)
         return format_html("{}{}", badge(run.status), under(reason) if reason else "")
+
+    @admin.display(description="started")
+    def started(self, run: Run) -> str:
+        return moment(run.started_at)
+
+    @admin.display(description="ended", empty_value=NOTHING)
+    def ended(self, run: Run) -> str | None:
+        return None if run.ended_at is None else moment(run.ended_at)
 
     @admin.display(description="status")
     def status_badge(self, run: Run) -> SafeString:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
@@ -12,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from helix_store.admin.elements import NOTHING, identifier, under
+from helix_store.admin.elements import NOTHING, distance, identifier, narrow, under
 from helix_store.admin.readable import one_line
 from helix_store.admin.session_page import SessionPage
 from helix_store.models import Session
@@ -94,8 +93,8 @@ class SessionAdmin(SessionPage):
         )
 
     @admin.display(description="user", empty_value=NOTHING)
-    def user(self, session: Session) -> Any:
-        return session.user_id
+    def user(self, session: Session) -> SafeString | None:
+        return None if session.user_id is None else narrow(session.user_id)
 
     @admin.display(description="steps")
     def steps(self, session: Session) -> int:
@@ -106,9 +105,9 @@ class SessionAdmin(SessionPage):
         return session.message_count
 
     @admin.display(description="expires", empty_value=NOTHING)
-    def expires(self, session: Session) -> datetime | None:
-        return session.expires_at
+    def expires(self, session: Session) -> SafeString | None:
+        return None if session.expires_at is None else distance(session.expires_at)
 
     @admin.display(description="updated")
-    def updated(self, session: Session) -> datetime:
-        return session.updated_at
+    def updated(self, session: Session) -> SafeString:
+        return distance(session.updated_at)

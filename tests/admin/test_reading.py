@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 from django.contrib.staticfiles import finders
@@ -197,6 +198,16 @@ def test_sessions_are_filtered_by_status_and_agent_type(browser: Browser) -> Non
     assert "writer-active" not in shown.text
     assert "reader-paused" not in shown.text
     assert "?agent_type=reader" in browser.list_of(Session).html
+
+
+def test_a_list_tells_how_far_an_expiry_is(browser: Browser) -> None:
+    store = store_of(browser.database)
+    now = int(datetime.now(UTC).timestamp() * 1_000)
+    store.create_session("late", agent_type="a", expires_at=now - 3 * 3_600_000 - 1_000)
+    store.create_session("early", agent_type="a", expires_at=now + 2 * 86_400_000 + 60_000)
+    page = browser.list_of(Session)
+    assert "a active - 0 0 3 hours ago 0 minutes ago" in page.text
+    assert "a active - 0 0 in 2 days 0 minutes ago" in page.text
 
 
 def test_a_long_state_is_folded_and_cut(browser: Browser) -> None:
