@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
-from django.db import Error, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
+from helix_store.exceptions import StoreBusy
 from helix_store.models import Session
-from helix_store.stores.database.errors import is_retryable_transaction, translate
+from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
 
 __all__ = ["DatabaseVerbs", "Scope", "reads", "writes"]
 
@@ -49,11 +50,8 @@ class Scope:
 
     def read(self, body: Callable[[], R]) -> R:
         """Run queries with the driver's errors mapped to ours."""
-        try:
+        with mapped_errors(self.connection):
             return body()
-        except Error as exc:
-            self._raise_translated(exc, committing=False)
-            raise
 
     def write(self, body: Callable[[], R]) -> R:
         """Run ``body`` in one transaction.
@@ -62,36 +60,24 @@ class Scope:
         retry. Otherwise a transaction that the database gave up for another one's sake is run again.
         """
         connection = self.connection
-        if connection.in_atomic_block:
-            return self._attempt(connection, body)
-        for attempt in range(_ATTEMPTS - 1):
+        attempts = 1 if connection.in_atomic_block else _ATTEMPTS
+        for attempt in range(attempts - 1):
             try:
-                return self._attempt(connection, body, retryable_errors_pass=True)
-            except Error as exc:
+                return _attempt(connection, body)
+            except StoreBusy as exc:
                 if not is_retryable_transaction(exc):
                     raise
             time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt))  # noqa: S311  jitter, not a secret
-        return self._attempt(connection, body)
+        return _attempt(connection, body)
 
-    def _attempt(
-        self, connection: BaseDatabaseWrapper, body: Callable[[], R], *, retryable_errors_pass: bool = False
-    ) -> R:
-        committing = False
-        try:
-            with transaction.atomic(using=connection.alias):
-                result = body()
-                committing = not connection.savepoint_ids
-            return result
-        except Error as exc:
-            if retryable_errors_pass and is_retryable_transaction(exc):
-                raise
-            self._raise_translated(exc, committing=committing)
-            raise
 
-    def _raise_translated(self, error: Error, *, committing: bool) -> None:
-        translated = translate(error, vendor=self.connection.vendor, committing=committing)
-        if translated is not None:
-            raise translated from error
+def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
+    committing = False
+    with mapped_errors(connection, committing=lambda: committing):
+        with transaction.atomic(using=connection.alias):
+            result = body()
+            committing = not connection.savepoint_ids
+        return result
 
 
 class DatabaseVerbs:
