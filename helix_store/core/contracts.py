@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from helix_store.core.tool_calls import PendingToolCall, Submission
 from helix_store.core.types import (
     UNSET,
     Checkpoint,
@@ -272,6 +273,52 @@ class StateStore(Protocol):
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None: ...
 
     def clear_interrupt(self, session_id: str) -> bool: ...
+
+    # Human in the loop
+
+    def add_pending_tool_calls(
+        self,
+        session_id: str,
+        calls: Mapping[str, dict[str, Any]],
+        *,
+        owner_session_id: str | None = None,
+    ) -> None: ...
+
+    def submit_tool_result(
+        self,
+        session_id: str,
+        tool_call_id: str,
+        *,
+        result: Any = None,
+        error: Any = None,
+        approval_id: str | None = None,
+        approved: bool | None = None,
+        reason: str | None = None,
+    ) -> Submission: ...
+
+    def take_tool_results(
+        self, session_id: str, *, expected_version: int | None = None
+    ) -> dict[str, dict[str, Any]]: ...
+
+    def find_expired_pending(
+        self, *, now: datetime | int | None = None, limit: int = 200
+    ) -> list[PendingToolCall]: ...
+
+    def suspend(
+        self,
+        session_id: str,
+        *,
+        kind: RunStatus | str,
+        context: dict[str, Any],
+        pending: Mapping[str, dict[str, Any]] | None = None,
+        awaiting_children: list[Any] | None = None,
+        step_id: str | None = None,
+        tracing: dict[str, Any] | None = None,
+        expires_at: int | None = None,
+        expected_version: int | None = None,
+    ) -> int: ...
+
+    def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState: ...
 
 
 _SYNCHRONOUS: Final = tuple(name for name in vars(StateStore) if not name.startswith("_"))

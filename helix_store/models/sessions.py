@@ -44,6 +44,10 @@ class SessionQuerySet(models.QuerySet["Session"]):
             Q(session_id=stream_id, stream_id=stream_id) | Q(WRITES_ELSEWHERE, stream_id=stream_id)
         )
 
+    def overdue(self, at: Any) -> Self:
+        """With a tool call that nobody answered by its deadline."""
+        return self.filter(pending_deadline__lte=at)
+
     def suspended(self) -> Self:
         return self.filter(
             Q(suspension_kind__isnull=False)

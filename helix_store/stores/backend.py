@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from helix_store.core.requests import (
@@ -20,6 +21,8 @@ from helix_store.core.requests import (
     StepRequest,
 )
 from helix_store.core.session_state import EncodedState
+from helix_store.core.suspension import Suspension
+from helix_store.core.tool_calls import Answer, PendingToolCall, Submission
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -47,6 +50,8 @@ __all__ = [
     "StagingVerbs",
     "StepVerbs",
     "SubSessionVerbs",
+    "SuspensionVerbs",
+    "ToolCallVerbs",
 ]
 
 Counter = Literal["step_count", "resume_count"]
@@ -195,6 +200,28 @@ class InterruptVerbs(Protocol):
     def clear(self, session_id: str) -> bool: ...
 
 
+class ToolCallVerbs(Protocol):
+    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+        """Ask calls of the owner, and record on the root of both sessions who owns them."""
+        ...
+
+    def submit(
+        self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
+    ) -> Submission: ...
+
+    def take(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
+
+    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        """By deadline; ``None`` is the moment that the back end's own clock shows."""
+        ...
+
+
+class SuspensionVerbs(Protocol):
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
+
+    def resume(self, session_id: str, guard: Guard) -> SessionState: ...
+
+
 class Backend(Protocol):
     """Everything a state store needs from below."""
 
@@ -221,3 +248,9 @@ class Backend(Protocol):
 
     @property
     def interrupts(self) -> InterruptVerbs: ...
+
+    @property
+    def tool_calls(self) -> ToolCallVerbs: ...
+
+    @property
+    def suspensions(self) -> SuspensionVerbs: ...

@@ -11,6 +11,8 @@ from helix_store.stores.database.sessions import DatabaseSessions
 from helix_store.stores.database.staging import DatabaseStaging
 from helix_store.stores.database.steps import DatabaseSteps
 from helix_store.stores.database.sub_sessions import DatabaseSubSessions
+from helix_store.stores.database.suspension import DatabaseSuspensions
+from helix_store.stores.database.tool_calls import DatabaseToolCalls
 
 __all__ = ["DatabaseBackend"]
 
@@ -25,3 +27,5 @@ class DatabaseBackend:
         self.runs = DatabaseRuns(scope)
         self.sub_sessions = DatabaseSubSessions(scope)
         self.interrupts = DatabaseInterrupts(scope)
+        self.tool_calls = DatabaseToolCalls(scope)
+        self.suspensions = DatabaseSuspensions(scope)

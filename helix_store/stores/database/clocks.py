@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["CLOCKS", "Clock", "moment"]
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["CLOCKS", "Clock", "database_now", "moment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,14 @@ CLOCKS: Final = {
         in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
     ),
 }
+
+
+def database_now(connection: BaseDatabaseWrapper) -> datetime:
+    """What the database's clock shows: one statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {CLOCKS[connection.vendor].now.replace('%%', '%')}")
+        (value,) = cursor.fetchone()
+    return moment(datetime.fromisoformat(value) if isinstance(value, str) else value)
 
 
 def moment(value: datetime) -> datetime:

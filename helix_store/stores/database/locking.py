@@ -6,7 +6,7 @@ into the locking statement is as old as that statement's start, also when the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,16 @@ from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.statements import fetched_rows
 
-__all__ = ["admit", "bump", "hold_fence", "lock_session", "lock_sessions", "session_key"]
+__all__ = [
+    "admit",
+    "bump",
+    "hold_fence",
+    "lock_session",
+    "lock_sessions",
+    "lock_sessions_of_tree",
+    "root_of",
+    "session_key",
+]
 
 _LOCKED_COLUMNS = (
     "id",
@@ -38,15 +47,16 @@ _LOCKED_COLUMNS = (
 )
 
 
-def lock_session(scope: Scope, session_id: str, guard: Guard | None = None) -> Session:
+def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
     """The session's narrow head, locked until the transaction ends, and fit for a guarded write.
 
-    SQLite has no row locks: there the immediate write transaction is the lock.
+    ``more_columns`` are read with it. SQLite has no row locks: there the immediate write transaction is the
+    lock.
     """
     head = first_row(
         Session.objects.using(scope.alias)
         .select_for_update(no_key=True)
-        .only(*_LOCKED_COLUMNS)
+        .only(*_LOCKED_COLUMNS, *more_columns)
         .filter(tenant=scope.tenant, session_id=session_id)
     )
     if head is None:
@@ -88,6 +98,32 @@ def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:
         .filter(pk__in=list(keys))
         .order_by("pk")
     )
+
+
+def lock_sessions_of_tree(
+    scope: Scope, session_ids: Collection[str], *more_columns: str
+) -> dict[str, Session]:
+    """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
+    heads = (
+        Session.objects.using(scope.alias)
+        .select_for_update(no_key=True)
+        .only(*_LOCKED_COLUMNS, *more_columns)
+        .filter(tenant=scope.tenant, session_id__in=session_ids)
+        .order_by("pk")
+    )
+    return {head.session_id: head for head in heads}
+
+
+def root_of(scope: Scope, session_id: str) -> str:
+    """The id of the session at the top of the tree. Raises `SessionNotFound`."""
+    head = first_row(
+        Session.objects.using(scope.alias)
+        .filter(tenant=scope.tenant, session_id=session_id)
+        .only("root_session_id")
+    )
+    if head is None:
+        raise SessionNotFound(session_id)
+    return head.root_session_id or session_id
 
 
 def session_key(scope: Scope, session_id: str) -> int:

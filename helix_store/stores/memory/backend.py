@@ -11,6 +11,8 @@ from helix_store.stores.backend import (
     StagingVerbs,
     StepVerbs,
     SubSessionVerbs,
+    SuspensionVerbs,
+    ToolCallVerbs,
 )
 from helix_store.stores.memory.checkpoints import MemoryCheckpoints
 from helix_store.stores.memory.interrupts import MemoryInterrupts
@@ -21,6 +23,8 @@ from helix_store.stores.memory.sessions import MemorySessions
 from helix_store.stores.memory.staging import MemoryStaging
 from helix_store.stores.memory.steps import MemorySteps
 from helix_store.stores.memory.sub_sessions import MemorySubSessions
+from helix_store.stores.memory.suspension import MemorySuspensions
+from helix_store.stores.memory.tool_calls import MemoryToolCalls
 
 __all__ = ["MemoryBackend"]
 
@@ -35,3 +39,5 @@ class MemoryBackend:
         self.runs: RunVerbs = MemoryRuns(scope)
         self.sub_sessions: SubSessionVerbs = MemorySubSessions(scope)
         self.interrupts: InterruptVerbs = MemoryInterrupts(scope)
+        self.tool_calls: ToolCallVerbs = MemoryToolCalls(scope)
+        self.suspensions: SuspensionVerbs = MemorySuspensions(scope)

@@ -24,7 +24,9 @@ from helix_store.testing.state_store.staging import StagingContract
 from helix_store.testing.state_store.statuses import StatusContract
 from helix_store.testing.state_store.steps import StepContract
 from helix_store.testing.state_store.sub_sessions import SubSessionContract
+from helix_store.testing.state_store.suspension import SuspensionContract
 from helix_store.testing.state_store.tenants import TenantContract
+from helix_store.testing.state_store.tool_calls import ToolCallContract
 from helix_store.testing.state_store.unknown_sessions import UnknownSessionContract
 from helix_store.testing.state_store.versions import VersionContract
 
@@ -56,7 +58,9 @@ __all__ = [
     "StepContract",
     "StoreTests",
     "SubSessionContract",
+    "SuspensionContract",
     "TenantContract",
+    "ToolCallContract",
     "UnknownSessionContract",
     "VersionContract",
 ]
@@ -80,6 +84,8 @@ class StateStoreContract(
     RunContract,
     SubSessionContract,
     InterruptContract,
+    ToolCallContract,
+    SuspensionContract,
     VersionContract,
     UnknownSessionContract,
     TenantContract,

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionState, StagedChanges, SubSessionRef
-from helix_store.exceptions import NotFoundError
+from helix_store.exceptions import ConflictError, NotFoundError
 from helix_store.testing.state_store.samples import message, step
 
 __all__ = ["ANSWERING_READS", "CALLS", "RAISING_READS", "WRITES", "Call", "outcome"]
 
+ASKED_CALL: Final = {"tool_name": "ask", "requested_at": 1_900_000_000_000}
 UNKNOWN_CHECKPOINT: Final = "cpv1-nobody-s1-t1900000000000-abcdef"
 
 
@@ -51,6 +52,13 @@ RAISING_READS: Final = [
 
 def _state(session_id: str) -> SessionState:
     return SessionState(session_id=session_id, agent_type="agent")
+
+
+def _resume_if_suspended(store: StateStore, session_id: str) -> SessionState | None:
+    try:
+        return store.resume(session_id)
+    except ConflictError:
+        return None
 
 
 WRITES: Final = [
@@ -103,6 +111,20 @@ WRITES: Final = [
     ),
     Call("request_interrupt", lambda store, session_id: store.request_interrupt(session_id)),
     Call("clear_interrupt", lambda store, session_id: store.clear_interrupt(session_id)),
+    Call(
+        "add_pending_tool_calls",
+        lambda store, session_id: store.add_pending_tool_calls(session_id, {"call-1": ASKED_CALL}),
+    ),
+    Call(
+        "submit_tool_result",
+        lambda store, session_id: store.submit_tool_result(session_id, "call-1", result=1),
+    ),
+    Call("take_tool_results", lambda store, session_id: store.take_tool_results(session_id)),
+    Call(
+        "suspend",
+        lambda store, session_id: store.suspend(session_id, kind="suspended_step_partial", context={}),
+    ),
+    Call("resume", _resume_if_suspended),
 ]
 """Writes that raise `SessionNotFound` for an unknown session; `delete_session` answers 0."""
 

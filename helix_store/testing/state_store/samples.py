@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import (
+    SUSPENDED_STATUSES,
     Message,
     SessionMode,
     SessionState,
@@ -82,6 +83,8 @@ FIELD_VALUES: Final[list[tuple[str, Any]]] = [
     ("completed_client_tool_calls", {"call-0": {"result": [1, 2], "submitted_at": 1_900_000_000_001}}),
     ("client_tool_call_ownership", {}),
     ("client_tool_call_ownership", {"call-2": "child"}),
+    ("suspension_kind", None),
+    *(("suspension_kind", kind) for kind in SUSPENDED_STATUSES),
     ("suspension_context", None),
     ("suspension_context", {}),
     ("suspension_context", {"kind": "suspended_client_tool", "resume": {"at": 3}}),

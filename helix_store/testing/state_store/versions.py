@@ -19,6 +19,14 @@ def _oldest(store: StateStore) -> str:
     return store.list_checkpoints("session").items[-1].checkpoint_id
 
 
+def _ask(store: StateStore) -> None:
+    store.add_pending_tool_calls("session", {"call": {"tool_name": "ask"}})
+
+
+def _suspend(store: StateStore) -> None:
+    store.suspend("session", kind="suspended_client_tool", context={}, pending={"call": {"tool_name": "ask"}})
+
+
 Write = Callable[[StateStore], Any]
 
 NEW_VERSION: dict[str, Write] = {
@@ -33,6 +41,8 @@ NEW_VERSION: dict[str, Write] = {
     "promote_staging": lambda store: store.promote_staging("session", "step-3"),
     "save_state_and_promote_staging": lambda store: commit_step(store, "session", 3, append=[message("a")]),
     "restore_checkpoint": lambda store: store.restore_checkpoint("session", _oldest(store)),
+    "add_pending_tool_calls": lambda store: _ask(store),
+    "suspend": lambda store: _suspend(store),
 }
 
 NO_NEW_VERSION: dict[str, Write] = {
@@ -55,6 +65,9 @@ NO_NEW_VERSION: dict[str, Write] = {
         agent_type="a", parent_session_id="session"
     ),
     "append no messages": lambda store: store.append_messages("session", []),
+    "ask no tool calls": lambda store: store.add_pending_tool_calls("session", {}),
+    "answer an unknown tool call": lambda store: store.submit_tool_result("session", "nobody", result=1),
+    "take no tool results": lambda store: store.take_tool_results("session"),
     "truncate beyond the end": lambda store: store.truncate_messages("session", 4),
     "promote nothing": lambda store: store.promote_staging("session", "step-1"),
     "merge nothing": lambda store: store.merge_custom_state("session", {}),
