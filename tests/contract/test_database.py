@@ -1,24 +1,29 @@
-"""The database store under the contract suite, on every database."""
+"""The database store under the contract suite, on every database: by itself, and inside a caller's transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.core.limits import Limits
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from helix_store.testing import StateStoreContract
 from tests.databases import CommittedDatabase
+from tests.invariants import broken_invariants
 
 
 class TestDatabaseStateStore(StateStoreContract):
     @pytest.fixture(autouse=True)
-    def committed_database(self, committed_db: CommittedDatabase) -> None:
+    def sound_database(self, committed_db: CommittedDatabase) -> Iterator[None]:
+        """A tenant of its own, whose rows agree with each other in the end."""
         self.database = committed_db
+        yield
+        assert broken_invariants(committed_db) == []
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> DatabaseStateStore:
         return DatabaseStateStore(self.database.alias, tenant=self.database.tenant + tenant, limits=limits)
@@ -34,3 +39,17 @@ class TestDatabaseStateStore(StateStoreContract):
 
     def leave_thread(self) -> None:
         connections.close_all()
+
+
+class TestDatabaseStateStoreInACallersTransaction(TestDatabaseStateStore):
+    """The same answers, and after every refusal a transaction that the caller can go on with."""
+
+    @pytest.fixture(autouse=True)
+    def callers_transaction(self, sound_database: None) -> Iterator[None]:
+        with transaction.atomic(using=self.database.alias):
+            yield
+            assert broken_invariants(self.database) == []
+            transaction.set_rollback(True, using=self.database.alias)
+
+    def at_once(self, *calls: Any) -> Any:
+        pytest.skip("other threads cannot see what the caller's transaction has not committed")
