@@ -15,6 +15,7 @@ from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
 
 from helix_store.admin.elements import identifier, link
+from helix_store.admin.payloads import without_payloads
 from helix_store.models import Session
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class ReadOnlyAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return without_payloads(super().get_queryset(request))
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return HeadsChangeList
 
@@ -113,7 +117,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
     list_select_related = ("session",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).select_related("session")
+        return without_payloads(super().get_queryset(request).select_related("session"), session=True)
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         columns = super().get_list_display(request)

@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import NOTHING, badge, identifier, json_block
+from helix_store.admin.payloads import payload_of
 from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind
 
@@ -80,11 +81,11 @@ class CheckpointAdmin(SessionChildAdmin):
 
     @admin.display(description="custom state")
     def custom_state(self, checkpoint: Checkpoint) -> SafeString | str:
-        return json_block(checkpoint.payload)
+        return json_block(payload_of(checkpoint, "payload"))
 
     @admin.display(description="rest of the state")
     def rest_of_state(self, checkpoint: Checkpoint) -> SafeString | str:
-        return json_block(checkpoint.envelope, shown=without_secrets)
+        return json_block(payload_of(checkpoint, "envelope"), shown=without_secrets)
 
 
 def without_secrets(envelope: Any) -> Any:

@@ -116,7 +116,7 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
         document = decode(stored)
         text, is_cut = json_start(document if shown is None else shown(document), JSON_LIMIT)
     except (IntegrityFault, RecursionError):
-        return note(f"The stored text of {len(stored):,} characters cannot be read as JSON.")
+        return note("What is stored here cannot be read as JSON.")
     line_count = text.count("\n") + 1
     return format_html(
         '<details class="helix-json"{}><summary>{} lines of JSON</summary><pre>{}</pre>{}</details>',

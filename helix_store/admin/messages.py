@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import json_block, note, text_block
+from helix_store.admin.payloads import PayloadText, payload_of
 from helix_store.admin.previews import PREVIEW_SOURCE, message_preview, message_text
 from helix_store.models import Message
 
@@ -30,7 +31,9 @@ class MessageAdmin(SessionChildAdmin):
 
     def list_heads(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         heads: QuerySet[Any] = (
-            super().list_heads(queryset).annotate(payload_start=Substr("payload", 1, PREVIEW_SOURCE + 1))
+            super()
+            .list_heads(queryset)
+            .annotate(payload_start=PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1)))
         )
         return heads
 
@@ -41,9 +44,9 @@ class MessageAdmin(SessionChildAdmin):
 
     @admin.display(description="says")
     def said(self, message: Message) -> SafeString:
-        text = message_text(message.payload)
+        text = message_text(payload_of(message, "payload") or "")
         return note(_UNREADABLE) if text is None else text_block(text)
 
     @admin.display(description="as stored")
     def document(self, message: Message) -> SafeString | str:
-        return json_block(message.payload)
+        return json_block(payload_of(message, "payload"))

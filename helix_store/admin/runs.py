@@ -8,6 +8,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import NOTHING, badge, identifier, json_block, moment, under
+from helix_store.admin.payloads import payload_of
 from helix_store.admin.readable import one_line
 from helix_store.models import Run
 
@@ -73,4 +74,4 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description="error")
     def error_document(self, run: Run) -> SafeString | str:
-        return json_block(run.error)
+        return json_block(payload_of(run, "error"))

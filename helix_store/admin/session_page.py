@@ -13,6 +13,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import OF_SESSION, ReadOnlyAdmin
 from helix_store.admin.elements import NOTHING, badge, counted, identifier, json_block, link, note, table
+from helix_store.admin.payloads import PayloadText, payload_of, with_payloads
 from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind, InterruptRequest, Message, Run, Session
 
@@ -27,6 +28,7 @@ _PAYLOADS = {
     "suspension": "suspension_context",
     "awaited_children": "suspended_awaiting_children",
     "tracing": "tracing_context",
+    "graph_metadata": "typed_metadata",
 }
 _MAY_BE_EMPTY = {
     "tenant",
@@ -36,6 +38,7 @@ _MAY_BE_EMPTY = {
     "mode",
     "expires_at",
     "suspended_step_id",
+    "suspension_kind",
     "tags",
     "metadata",
     "workspace_id",
@@ -77,6 +80,7 @@ class SessionPage(ReadOnlyAdmin):
                     "pending_calls",
                     "completed_calls",
                     "call_ownership",
+                    "suspension_kind",
                     "suspension",
                     "awaited_children",
                     "suspended_step_id",
@@ -85,7 +89,20 @@ class SessionPage(ReadOnlyAdmin):
                 )
             },
         ),
-        ("Labels", {"fields": ("tags", "metadata", "workspace_id", "directory", "stream_id", "tracing")}),
+        (
+            "Labels",
+            {
+                "fields": (
+                    "tags",
+                    "metadata",
+                    "graph_metadata",
+                    "workspace_id",
+                    "directory",
+                    "stream_id",
+                    "tracing",
+                )
+            },
+        ),
     )
     readonly_fields = (
         "status_badge",
@@ -103,6 +120,7 @@ class SessionPage(ReadOnlyAdmin):
         "interrupt",
         "staged",
         "tracing",
+        "graph_metadata",
     )
 
     def get_fieldsets(self, request: HttpRequest, obj: Session | None = None) -> Any:
@@ -152,7 +170,7 @@ class SessionPage(ReadOnlyAdmin):
 
     @admin.display(description="sub-agents")
     def sub_sessions(self, session: Session) -> SafeString | str:
-        refs = list(session.sub_session_refs.order_by("id")[: _ROWS_SHOWN + 1])
+        refs = list(with_payloads(session.sub_session_refs.order_by("id"))[: _ROWS_SHOWN + 1])
         links = self._session_links(session, (ref.sub_session_id for ref in refs if ref.location == "local"))
         rows = (
             (
@@ -161,8 +179,8 @@ class SessionPage(ReadOnlyAdmin):
                 badge(ref.status),
                 ref.location,
                 ref.parent_tool_call_id,
-                json_block(ref.output),
-                json_block(ref.error),
+                json_block(payload_of(ref, "output")),
+                json_block(payload_of(ref, "error")),
             )
             for ref in refs
         )
@@ -191,27 +209,31 @@ class SessionPage(ReadOnlyAdmin):
 
     @admin.display(description="pending tool calls")
     def pending_calls(self, session: Session) -> SafeString | str:
-        return json_block(session.pending_client_tool_calls)
+        return json_block(payload_of(session, "pending_client_tool_calls"))
 
     @admin.display(description="answered tool calls")
     def completed_calls(self, session: Session) -> SafeString | str:
-        return json_block(session.completed_client_tool_calls)
+        return json_block(payload_of(session, "completed_client_tool_calls"))
 
     @admin.display(description="owners of tool calls")
     def call_ownership(self, session: Session) -> SafeString | str:
-        return json_block(session.client_tool_call_ownership)
+        return json_block(payload_of(session, "client_tool_call_ownership"))
 
     @admin.display(description="suspension")
     def suspension(self, session: Session) -> SafeString | str:
-        return json_block(session.suspension_context)
+        return json_block(payload_of(session, "suspension_context"))
 
     @admin.display(description="awaited sub-agents")
     def awaited_children(self, session: Session) -> SafeString | str:
-        return json_block(session.suspended_awaiting_children)
+        return json_block(payload_of(session, "suspended_awaiting_children"))
+
+    @admin.display(description="metadata of the graph")
+    def graph_metadata(self, session: Session) -> SafeString | str:
+        return json_block(payload_of(session, "typed_metadata"))
 
     @admin.display(description="tracing context")
     def tracing(self, session: Session) -> SafeString | str:
-        return json_block(session.tracing_context, shown=hide_secrets)
+        return json_block(payload_of(session, "tracing_context"), shown=hide_secrets)
 
     @admin.display(description="interrupt request")
     def interrupt(self, session: Session) -> SafeString | str:
@@ -221,9 +243,14 @@ class SessionPage(ReadOnlyAdmin):
 
     @admin.display(description="staged changes")
     def staged(self, session: Session) -> SafeString | str:
-        changes = session.staged_changes.order_by("id")[: _STAGED_SHOWN + 1]
+        changes = with_payloads(session.staged_changes.order_by("id"))[: _STAGED_SHOWN + 1]
         rows = (
-            (change.step_id, change.tool_call_id, change.created_at, json_block(change.payload))
+            (
+                change.step_id,
+                change.tool_call_id,
+                change.created_at,
+                json_block(payload_of(change, "payload")),
+            )
             for change in changes
         )
         return table(("Step", "Tool call", "Staged at", "Changes"), rows, limit=_STAGED_SHOWN)
@@ -232,7 +259,7 @@ class SessionPage(ReadOnlyAdmin):
 def _has_value(session: Session | None, name: Any) -> bool:
     """Whether there is anything to show; an empty payload is damage, and shown."""
     if name in _PAYLOADS:
-        return getattr(session, _PAYLOADS[name]) is not None
+        return payload_of(session, _PAYLOADS[name]) is not None
     return name not in _MAY_BE_EMPTY or getattr(session, name) not in (None, "", [], {})
 
 
@@ -245,7 +272,9 @@ def _current_state(session: Session, column: str) -> str | None:
     """One column of the row that holds the current state."""
     if session.current_id is None:
         return None
-    return session.checkpoints.filter(pk=session.current_id).values_list(column, flat=True).first()
+    return (
+        session.checkpoints.filter(pk=session.current_id).values_list(PayloadText(column), flat=True).first()
+    )
 
 
 def _outcome(envelope: Any) -> Any:

@@ -79,13 +79,13 @@ def write_lock_and_usage(session: Session, text: str) -> None:
 
 
 def rows_of(session: Session) -> list[Any]:
-    """One row per model with a page of its own."""
+    """One row per model with a page of its own; only their keys, since payloads may be damaged."""
     alias = session._state.db
     return [
         session,
-        Message.objects.using(alias).filter(session=session).latest("sequence"),
-        Checkpoint.objects.using(alias).filter(session=session).latest("version"),
-        Run.objects.using(alias).filter(session=session).latest("turn"),
+        Message.objects.using(alias).filter(session=session).only("pk").latest("sequence"),
+        Checkpoint.objects.using(alias).filter(session=session).only("pk").latest("version"),
+        Run.objects.using(alias).filter(session=session).only("pk").latest("turn"),
         Lock.objects.using(alias).filter(tenant=session.tenant).latest("pk"),
         UsageEntry.objects.using(alias).get(session=session),
     ]

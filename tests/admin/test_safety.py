@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
-from django.db.models import Model
+from django.db import OperationalError
+from django.db.models import Model, TextField, Value
+from django.db.models.functions import Cast
 from django.urls import reverse
 
 from helix_store.admin.readable import HIDDEN
@@ -60,12 +62,8 @@ def test_text_that_cannot_be_encoded_or_seen_is_shown_as_escapes(browser: Browse
     assert "turned \\u202e around" in browser.list_of(Session).text
 
 
-@pytest.mark.parametrize("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
-def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str) -> None:
-    session = write_session(browser.database)
+def _damage(browser: Browser, session: Session, broken: Any) -> None:
     alias = browser.database.alias
-    readable = store_of(browser.database).create_session("readable", agent_type="a").session_id
-    store_of(browser.database).append_messages(readable, [{"role": "user", "content": "still here"}])
     Message.objects.using(alias).filter(session=session).update(payload=broken)
     Checkpoint.objects.using(alias).filter(session=session).update(payload=broken, envelope=broken)
     Run.objects.using(alias).filter(session=session).update(error=broken)
@@ -74,12 +72,34 @@ def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str)
     Session.objects.using(alias).filter(pk=session.pk).update(
         pending_client_tool_calls=broken, suspension_context=broken, tracing_context=broken
     )
+
+
+def _check_that_pages_survive(browser: Browser, session: Session) -> None:
+    store = store_of(browser.database)
+    store.create_session("readable", agent_type="a")
+    store.append_messages("readable", [{"role": "user", "content": "still here"}])
     for name, page in _all_pages(browser, session).items():
         assert page.status == 200, name
     messages = browser.list_of(Message)
     assert "This message cannot be read." in messages.text
     assert "still here" in messages.text
     assert browser.page_of(session).text.count("cannot be read as JSON") == 7
+
+
+@pytest.mark.parametrize("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
+def test_a_row_that_cannot_be_read_breaks_no_page(browser: Browser, broken: str) -> None:
+    session = write_session(browser.database)
+    _damage(browser, session, broken)
+    _check_that_pages_survive(browser, session)
+
+
+@pytest.mark.parametrize("length", [1, 5_000])
+def test_text_that_is_not_utf_8_breaks_no_page(sqlite_browser: Browser, length: int) -> None:
+    session = write_session(sqlite_browser.database)
+    _damage(sqlite_browser, session, Cast(Value(b"\xff" * length), TextField()))
+    with pytest.raises(OperationalError):
+        Message.objects.using(sqlite_browser.database.alias).get(session=session)
+    _check_that_pages_survive(sqlite_browser, session)
 
 
 @pytest.mark.parametrize("document", ["[]", '"text"', "null", "1"])

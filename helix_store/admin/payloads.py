@@ -1,0 +1,71 @@
+"""Payload columns, read so that one damaged text does not take its whole page along.
+
+SQLite stores any bytes as text, and a statement that fetches what is not UTF-8 fails. So pages fetch a row
+without its payloads, and the payloads in a form that always arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Func, Model, QuerySet, TextField
+
+from helix_store.models import Session
+from helix_store.models.fields import PayloadField
+
+__all__ = ["PayloadText", "payload_of", "with_payloads", "without_payloads"]
+
+_UNREADABLE: Final = ""
+"""What stands for text that is not UTF-8: no payload is empty, so this cannot be read either."""
+
+_SUFFIX: Final = "_text"
+
+
+class _ArrivingText(TextField):  # type: ignore[type-arg]  # not a generic class at run time
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
+        try:
+            text: str | None = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            return _UNREADABLE
+        return text
+
+
+class PayloadText(Func):
+    """A payload, or a part of one, that can be fetched whatever it holds."""
+
+    template = "%(expressions)s"
+    arity = 1
+    output_field = _ArrivingText()
+
+    def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="CAST(%(expressions)s AS BLOB)", **context)
+
+
+def without_payloads(queryset: QuerySet[Any], *, session: bool = False) -> QuerySet[Any]:
+    """Rows, and with ``session`` the sessions joined to them, whose payloads are not fetched."""
+    joined = [f"session__{column}" for column in _columns(Session)] if session else []
+    return queryset.defer(*_columns(queryset.model), *joined)
+
+
+def with_payloads(queryset: QuerySet[Any]) -> QuerySet[Any]:
+    """Rows whose payloads `payload_of` finds without a query for each."""
+    rows: QuerySet[Any] = without_payloads(queryset).annotate(**_texts(queryset.model))
+    return rows
+
+
+def payload_of(row: Any, column: str) -> str | None:
+    """The text of a payload column; one query for all of a row's payloads, the first time."""
+    if column + _SUFFIX not in row.__dict__:
+        same_row = type(row)._base_manager.using(row._state.db).filter(pk=row.pk)
+        row.__dict__.update(same_row.values(**_texts(type(row))).get())
+    text: str | None = row.__dict__[column + _SUFFIX]
+    return text
+
+
+def _texts(model: type[Model]) -> dict[str, PayloadText]:
+    return {column + _SUFFIX: PayloadText(column) for column in _columns(model)}
+
+
+def _columns(model: type[Model]) -> list[str]:
+    return [field.name for field in model._meta.concrete_fields if isinstance(field, PayloadField)]
