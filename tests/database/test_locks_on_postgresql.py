@@ -404,6 +404,24 @@ def test_a_holders_refresh_gives_up_when_the_database_tells_it_to(
     lock.refresh()
 
 
+def test_a_call_that_fails_leaves_the_callers_transaction_usable(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    locks: DatabaseLockManager,
+    store: DatabaseStateStore,
+) -> None:
+    lock = acquired(locks)
+    execute(impatient.connection, "SET lock_timeout = '50ms'")
+    with transaction.atomic(using=impatient.alias):
+        with transaction.atomic(using=other.alias):
+            table = LockRow._meta.db_table
+            fetch(other, f"SELECT 1 FROM {table} WHERE tenant = %s FOR UPDATE", impatient.tenant)
+            with pytest.raises(StoreBusy):
+                lock.refresh()
+        store.append_messages("session", [MESSAGE], fencing_token=lock.fencing_token)
+    assert store.get_message_count("session") == 1
+
+
 def test_waiters_are_many_and_the_server_sees_no_queue(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:

@@ -33,6 +33,13 @@ class TokenContract(LockTests):
             ENDS[end](self, locks, lock)
         assert all(earlier < later for earlier, later in pairwise(tokens))
 
+    def test_taking_a_lock_away_uses_up_a_token_that_fences_its_former_holder(
+        self, locks: LockManagerBase
+    ) -> None:
+        held = self.acquired(locks)
+        locks.force_release("name")
+        assert self.acquired(locks).fencing_token == held.fencing_token + 2
+
     def test_tokens_grow_by_name(self, locks: LockManagerBase) -> None:
         for _ in range(3):
             self.acquired(locks, "busy").release()
