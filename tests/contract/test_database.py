@@ -1,4 +1,4 @@
-"""The database store under the contract suite, on every database: by itself, and inside a caller's transaction."""
+"""The database store under the contract suite: by itself, and inside a caller's transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.core.limits import Limits
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
@@ -53,3 +53,14 @@ class TestDatabaseStateStoreInACallersTransaction(TestDatabaseStateStore):
 
     def at_once(self, *calls: Any) -> Any:
         pytest.skip("other threads cannot see what the caller's transaction has not committed")
+
+
+class TestDatabaseStateStoreInThePortableForm(TestDatabaseStateStore):
+    """PostgreSQL without its fast paths."""
+
+    @pytest.fixture(autouse=True)
+    def sound_database(self, postgres_db: CommittedDatabase) -> Iterator[None]:
+        self.database = postgres_db
+        with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+            yield
+        assert broken_invariants(postgres_db) == []
