@@ -13,12 +13,14 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from helix_store.core.limits import Limits
+from helix_store.core.stream_options import StreamOptions
 
 __all__ = [
     "DEFAULTS",
     "constraint_name",
     "get",
     "limits",
+    "stream_options",
     "table_name",
     "table_prefix_problem",
 ]
@@ -33,6 +35,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "STREAM_PERMISSION": None,
     "ASYNC_THREADS": 0,
     "PAGE_SIZE": 200,
+    "FAST_PATHS": True,
 }
 
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -59,6 +62,14 @@ def limits() -> Limits:
         return Limits(**get("LIMITS"))
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
+
+
+def stream_options() -> StreamOptions:
+    """The options of ``HELIX_STORE["STREAMS"]`` over the defaults."""
+    try:
+        return StreamOptions(**get("STREAMS"))
+    except (TypeError, ValueError) as exc:
+        raise ImproperlyConfigured(f'HELIX_STORE["STREAMS"]: {exc}') from exc
 
 
 def table_prefix_problem(prefix: object) -> str | None:

@@ -20,6 +20,8 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
+    "CLOSED",
+    "FIRST_PAGE",
     "WRITER_LOST",
     "PrunedStreams",
     "StoredChunk",
@@ -43,7 +45,8 @@ WRITER_LOST: Final = {
 _LARGEST_BIGINT: Final = 2**63 - 1
 _PAGE_BYTES: Final = 512 * 1024
 _LONGEST_PAGE: Final = 500
-FIRST_PAGE: Final = 50
+FIRST_PAGE: Final = 20
+"""How many chunks to read before anything is known of their size."""
 CLOSED: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
 
 

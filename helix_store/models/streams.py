@@ -13,7 +13,7 @@ __all__ = ["Stream", "StreamChunk"]
 
 
 class Stream(models.Model):
-    """``floor`` is the highest sequence that was removed: what is stored runs from there to ``last_sequence``.
+    """What is stored runs from above ``floor``, the highest sequence that was removed, to ``last_sequence``.
 
     ``generation`` counts resets. The lease is that of the newest writer; without one nobody is waited for.
     ``is_emptied`` says that pruning has nothing more to take from a stream that is over.

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from helix_store.stores.memory.lock_records import StoredLock
 from helix_store.stores.memory.records import SessionRecord
+from helix_store.stores.memory.stream_records import StreamRecord
 from helix_store.stores.memory.usage_ledger import UsageLedger
+from helix_store.stores.stream_watchers import Watchers
 
 __all__ = ["MemoryWorld", "TenantData"]
 
@@ -20,6 +22,7 @@ class TenantData:
     usage: UsageLedger = field(default_factory=UsageLedger)
     locks: dict[str, StoredLock] = field(default_factory=dict)
     """One per name for ever: without its lock a name's token would start again."""
+    streams: dict[str, StreamRecord] = field(default_factory=dict)
 
 
 class MemoryWorld:
@@ -30,6 +33,7 @@ class MemoryWorld:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.stream_watchers: Watchers[int] = Watchers()
         self._tenants: dict[str, TenantData] = {}
 
     def tenant(self, name: str) -> TenantData:
