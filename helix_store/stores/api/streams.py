@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from datetime import datetime, timedelta
 from contextlib import aclosing
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 

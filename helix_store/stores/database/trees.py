@@ -9,6 +9,7 @@ from django.db.models import CASCADE
 from helix_store.models import Session, SubSessionRef, UsageEntry
 from helix_store.stores.database.locking import lock_sessions
 from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.stream_trees import delete_unnamed, streams_of
 
 __all__ = ["delete_tree", "tree_keys"]
 
@@ -62,6 +63,7 @@ def delete_tree(scope: Scope, session_id: str, *, keep_usage: bool) -> int:
         locked = {head.pk for head in lock_sessions(scope, keys)}
         if not locked:
             return 0
+    stream_ids = streams_of(scope, locked)
     if not keep_usage:
         UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).delete()
     for relation in _children():
@@ -69,6 +71,7 @@ def delete_tree(scope: Scope, session_id: str, *, keep_usage: bool) -> int:
         rows.filter(**{f"{relation.field.name}__in": locked}).delete()
     UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).update(session=None)
     Session.objects.using(scope.alias).filter(pk__in=locked)._raw_delete(scope.alias)
+    delete_unnamed(scope, stream_ids)
     return len(locked)
 
 

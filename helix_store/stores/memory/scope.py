@@ -22,6 +22,7 @@ class TenantScope:
 
     def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
         self.lock = world.lock
+        self.stream_watchers = world.stream_watchers
         self.data = world.tenant(tenant)
         self._given_limits = limits
 
@@ -56,5 +57,17 @@ class TenantScope:
 
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
         """Drop a session with everything recorded for it. The lock is held."""
-        del self.data.sessions[session_id]
+        stream_id = self.data.sessions.pop(session_id).columns["stream_id"]
+        if stream_id in self.data.streams and not self._is_named(stream_id):
+            self.forget_stream(stream_id)
         self.data.usage.session_is_gone(session_id, keep=keep_usage)
+
+    def _is_named(self, stream_id: str) -> bool:
+        return any(record.columns["stream_id"] == stream_id for record in self.data.sessions.values())
+
+    def forget_stream(self, stream_id: str) -> bool:
+        """Drop a stream and tell its readers; ``False`` when there is none. The lock is held."""
+        stream = self.data.streams.pop(stream_id, None)
+        if stream is not None:
+            self.stream_watchers.wake(stream.key)
+        return stream is not None

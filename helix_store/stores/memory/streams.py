@@ -48,7 +48,7 @@ class InMemoryStreamManager(StreamManagerBase):
         world = MemoryWorld() if world is None else world
         self._scope = TenantScope(world, tenant=tenant, limits=limits)
         super().__init__(
-            MemoryStreams(self._scope, world.stream_watchers),
+            MemoryStreams(self._scope),
             tenant=tenant,
             retention=retention,
             writer_lease=writer_lease,
@@ -78,9 +78,9 @@ class InMemoryStreamManager(StreamManagerBase):
 
 
 class MemoryStreams:
-    def __init__(self, scope: TenantScope, watchers: Watchers[int]) -> None:
+    def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
-        self._watchers = watchers
+        self._watchers = scope.stream_watchers
 
     async def call(self, verb: Callable[[], R]) -> R:
         return verb()
@@ -152,10 +152,7 @@ class MemoryStreams:
 
     def delete(self, stream_id: str) -> bool:
         with self._scope.lock:
-            record = self._streams.pop(stream_id, None)
-            if record is not None:
-                self._watchers.wake(record.key)
-            return record is not None
+            return self._scope.forget_stream(stream_id)
 
     # Reading
 
