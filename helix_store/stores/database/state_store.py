@@ -25,3 +25,9 @@ class DatabaseStateStore(StateStoreBase):
         conf.require_usable_prefix()
         scope = Scope(using, validation.tenant(tenant), limits)
         super().__init__(DatabaseBackend(scope), tenant=scope.tenant, limits=limits)
+        self._scope = scope
+
+    @property
+    def alias(self) -> str:
+        """The database that the store works on."""
+        return self._scope.alias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -21,7 +22,7 @@ from helix_store.core.tool_calls import (
     owner_of,
 )
 from helix_store.core.validation import datetime_to_milliseconds
-from helix_store.exceptions import ConflictError, SessionNotFound
+from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
 from helix_store.models import Session
 from helix_store.stores.database.clocks import database_now
 from helix_store.stores.database.locking import bump, lock_session, lock_sessions_of_tree
@@ -86,9 +87,11 @@ class DatabaseToolCalls(DatabaseVerbs):
             .values_list("session_id", "pending_client_tool_calls")[:limit]
         )
         now_milliseconds = datetime_to_milliseconds(moment)
-        calls = [
-            call for session_id, pending in rows for call in due_calls(session_id, pending, now_milliseconds)
-        ]
+        calls: list[PendingToolCall] = []
+        for session_id, pending in rows:
+            # A row that cannot be read hides its own calls, and no others.
+            with suppress(IntegrityFault):
+                calls += due_calls(session_id, pending, now_milliseconds)
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
     @property
