@@ -7,14 +7,23 @@ class TestMyStore(StateStoreContract):
 class TestMyLockManager(LockManagerContract):
     def make_manager(self, *, tenant="", default_ttl_ms=None):
         return MyLockManager(tenant=tenant, default_ttl_ms=default_ttl_ms)
+
+class TestMyUsageStore(UsageStoreContract):
+    def make_store(self, *, tenant=""):
+        return MyUsageStore(tenant=tenant)
+    def make_state_store(self, *, tenant=""):
+        return MyStore(tenant=tenant)
 """
 
 import pytest
 
 # Before the suite is imported: assertions then show their values as they do in the reader's own tests.
-pytest.register_assert_rewrite("helix_store.testing.locks", "helix_store.testing.state_store")
+pytest.register_assert_rewrite(
+    "helix_store.testing.locks", "helix_store.testing.state_store", "helix_store.testing.usage"
+)
 
 from helix_store.testing.locks import LockManagerContract  # noqa: E402
 from helix_store.testing.state_store import StateStoreContract  # noqa: E402
+from helix_store.testing.usage import UsageStoreContract  # noqa: E402
 
-__all__ = ["LockManagerContract", "StateStoreContract"]
+__all__ = ["LockManagerContract", "StateStoreContract", "UsageStoreContract"]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from helix_store import pricing
 from helix_store.core import validation
@@ -28,6 +28,8 @@ from helix_store.stores.usage_backend import EntryFilter, TimeSeriesQuery, Usage
 __all__ = ["UsageStoreBase"]
 
 E = TypeVar("E", bound=Enum)
+
+_NO_LIMIT: Final = 2**63 - 1
 
 Kinds = UsageKind | str | Collection[UsageKind | str]
 
@@ -58,7 +60,7 @@ class UsageStoreBase:
 
     def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]:
         """Record many entries, all or none, and return their ids in order; otherwise as `record_entry`."""
-        if isinstance(entries, str | bytes | Mapping | UsageEntry):
+        if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
             raise InvalidPayload(path="entries", reason="expected a collection of entries")
         checked = [
             _priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in enumerate(entries)
@@ -84,12 +86,10 @@ class UsageStoreBase:
         session these are the entries that were kept; empty for an unknown one.
         """
         first_step, last_step = _step_range(step_range)
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidQuery("limit must be a whole number from 1.", path="limit")
         return self._backend.select(
             validation.identifier(session_id, "session_id"),
             EntryFilter(kinds=_kinds(kinds), first_step=first_step, last_step=last_step),
-            limit=limit,
+            limit=None if limit is None else validation.page_limit(limit, maximum=_NO_LIMIT),
             offset=validation.page_offset(offset),
         )
 

@@ -33,7 +33,14 @@ from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.statements import returned_rows
 from helix_store.stores.database.trees import tree_keys
-from helix_store.stores.database.usage_statements import ROWS_PER_STATEMENT, entry_values, usage_statements
+from helix_store.stores.database.usage_statements import (
+    ROWS_PER_STATEMENT,
+    SESSION_COLUMNS,
+    entry_columns,
+    insert_many,
+    insert_one,
+    keep_sessions,
+)
 from helix_store.stores.usage_backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
 
 __all__ = ["DatabaseUsage", "DatabaseUsageStore"]
@@ -79,34 +86,32 @@ class DatabaseUsage(DatabaseVerbs):
         self._record_all(entries)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """In a single statement, which returns nothing both for a known id and for an unknown session."""
+        """In a single statement, which records nothing both for a known id and for an unknown session."""
         connection = self.scope.connection
-        parameters = {"tenant": self.scope.tenant, **entry_values(connection, entry)}
-        return bool(returned_rows(self.scope, usage_statements(connection).insert_one, parameters))
+        sql, parameters = insert_one(connection, self.scope.tenant, entry_columns(connection, entry))
+        return bool(returned_rows(self.scope, sql, parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
         connection = self.scope.connection
-        statements = usage_statements(connection)
-        of_session = self._locked_sessions(entries)
+        of_session = self._kept_sessions(entries)
         with connection.cursor() as cursor:
             for batch in _batches(entries, ROWS_PER_STATEMENT):
-                parameters: list[Any] = []
-                for entry in batch:
-                    parameters += (self.scope.tenant, *of_session[entry.session_id])
-                    parameters += entry_values(connection, entry).values()
-                cursor.execute(statements.insert(len(batch)), parameters)
+                rows = [of_session[entry.session_id] | entry_columns(connection, entry) for entry in batch]
+                cursor.execute(*insert_many(connection, rows))
 
-    def _locked_sessions(self, entries: Sequence[UsageEntry]) -> Mapping[str, tuple[Any, ...]]:
+    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> Mapping[str, dict[str, Any]]:
         """What entries take over from their sessions, by id; they cannot be deleted until the commit."""
         connection = self.scope.connection
-        statements = usage_statements(connection)
         names = dict.fromkeys(entry.session_id for entry in entries)
-        found: dict[str, tuple[Any, ...]] = {}
+        found: dict[str, dict[str, Any]] = {}
         with connection.cursor() as cursor:
             for batch in _batches(names, _SESSIONS_PER_QUERY):
-                cursor.execute(statements.sessions(len(batch)), [self.scope.tenant, *batch])
-                found |= {name: columns for name, *columns in cursor.fetchall()}
+                cursor.execute(*keep_sessions(connection, self.scope.tenant, batch))
+                found |= {
+                    name: dict(zip(SESSION_COLUMNS, columns, strict=True))
+                    for name, *columns in cursor.fetchall()
+                }
         for name in names:
             if name not in found:
                 raise SessionNotFound(name)

@@ -1,103 +1,126 @@
-"""The SQL that records usage, for both databases."""
+"""The SQL that records usage. A row whose id is known is left out of every insertion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Field
 
 from helix_store.core import validation
-from helix_store.core.usage import UsageEntry
+from helix_store.core.usage import UsageEntry, cost_units
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 
-__all__ = ["ROWS_PER_STATEMENT", "UsageStatements", "entry_values", "usage_statements"]
+__all__ = [
+    "ROWS_PER_STATEMENT",
+    "SESSION_COLUMNS",
+    "entry_columns",
+    "insert_many",
+    "insert_one",
+    "keep_sessions",
+]
 
-_OF_SESSION: Final = ("tenant", "session_id", "session_agent_type", "user_id")
-_COLUMNS: Final[dict[str, Field[Any, Any]]] = {
-    field.attname: field
-    for field in UsageRow._meta.concrete_fields
-    if not field.primary_key and field.attname not in _OF_SESSION
+Statement = tuple[str, Any]
+"""SQL and its parameters."""
+
+_TABLE: Final = UsageRow._meta.db_table
+_SESSIONS: Final = Session._meta.db_table
+_COLUMNS: Final = {field.attname: field for field in UsageRow._meta.concrete_fields if not field.primary_key}
+_OF_SESSION: Final = {
+    "tenant": "tenant",
+    "session_id": "id",
+    "session_agent_type": "agent_type",
+    "user_id": "user_id",
 }
+SESSION_COLUMNS: Final = tuple(_OF_SESSION)
+"""What an entry takes over from its session."""
 
 # What SQLite allows in one statement since 3.32, unless it was built to allow more.
 _SQLITE_PARAMETERS: Final = 32_766
-ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // (len(_OF_SESSION) + len(_COLUMNS)))
+ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // len(_COLUMNS))
+
+_UNLESS_KNOWN: Final = "ON CONFLICT (tenant, entry_id) DO NOTHING"
 
 
-@dataclass(frozen=True, slots=True)
-class UsageStatements:
-    """A row whose id is known is left out. The lists of placeholders are repeated by the methods."""
+def entry_columns(connection: BaseDatabaseWrapper, entry: UsageEntry) -> dict[str, Any]:
+    """What is stored of an entry, as the driver takes it: without nulls and the columns of its session."""
+    tokens = {} if entry.tokens is None else entry.tokens.to_dict()
+    columns = {
+        "entry_id": entry.id,
+        "recorded_for": entry.session_id,
+        "run_id": entry.run_id,
+        "kind": entry.kind.value,
+        "step_count": entry.step_count,
+        "timestamp": connection.ops.adapt_datetimefield_value(
+            validation.milliseconds_to_datetime(entry.timestamp)
+        ),
+        "source_type": entry.source.type,
+        "source_name": entry.source.name,
+        "model": entry.model,
+        **{f"{name}_tokens": count for name, count in tokens.items()},
+        "tool_name": entry.tool_name,
+        "agent_type": entry.agent_type,
+        "sub_session_id": entry.sub_session_id,
+        "success": entry.success,
+        "duration_ms": entry.duration_ms,
+        "custom_type": entry.type,
+        "custom_name": entry.name,
+        "custom_unit": entry.unit,
+        "amount": None if entry.amount is None else float(entry.amount),
+        "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
+    }
+    return {name: value for name, value in columns.items() if value is not None}
 
-    insert_one: str
-    """Takes named parameters and finds the session by itself; returns nothing when it recorded nothing."""
-    insert_head: str
-    insert_tail: str
-    sessions_head: str
-    sessions_tail: str
 
-    def insert(self, count: int) -> str:
-        """Takes the columns of the session and of the entry, row after row."""
-        row = f"({_placeholders(len(_OF_SESSION) + len(_COLUMNS))})"
-        return f"{self.insert_head} {', '.join([row] * count)} {self.insert_tail}"
-
-    def sessions(self, count: int) -> str:
-        """Takes the tenant and names; returns those that exist with the columns that an entry takes over."""
-        return f"{self.sessions_head} ({_placeholders(count)}) {self.sessions_tail}"
-
-
-def usage_statements(connection: BaseDatabaseWrapper) -> UsageStatements:
-    quote = connection.ops.quote_name
-    return _statements(connection.vendor, quote(UsageRow._meta.db_table), quote(Session._meta.db_table))
+def insert_one(connection: BaseDatabaseWrapper, tenant: str, columns: Mapping[str, Any]) -> Statement:
+    """One entry, whose session it finds by itself; nothing is returned when nothing was recorded."""
+    return _insert_one(connection.vendor, tuple(columns)), {"tenant": tenant, **columns}
 
 
 @cache
-def _statements(vendor: str, table: str, sessions: str) -> UsageStatements:
-    columns = ", ".join(f'"{name}"' for name in (*_OF_SESSION, *_COLUMNS))
-    own_values = ", ".join(f"%({name})s" for name in _COLUMNS)
-    # Against a deletion of the session, which would otherwise only be noticed when the transaction ends. It
-    # does not wait for a step: that takes a lock which allows for this one.
-    keep = "FOR KEY SHARE" if vendor == "postgresql" else ""
-    unless_known = "ON CONFLICT (tenant, entry_id) DO NOTHING"
-    return UsageStatements(
-        insert_one=f"""
-            INSERT INTO {table} ({columns})
-            SELECT tenant, id, agent_type, user_id, {own_values} FROM {sessions}
-            WHERE tenant = %(tenant)s AND session_id = %(recorded_for)s {keep}
-            {unless_known} RETURNING id""",  # noqa: S608  own tables and columns
-        insert_head=f"INSERT INTO {table} ({columns}) VALUES",
-        insert_tail=unless_known,
-        sessions_head=f"""
-            SELECT session_id, id, agent_type, user_id FROM {sessions}
-            WHERE tenant = %s AND session_id IN""",  # noqa: S608
-        # The order in which whole trees are locked, so that neither can wait for the other.
-        sessions_tail=f"ORDER BY id {keep}",
-    )
+def _insert_one(vendor: str, columns: tuple[str, ...]) -> str:
+    values = ", ".join((*_OF_SESSION.values(), *(f"%({name})s" for name in columns)))
+    return f"""
+        INSERT INTO "{_TABLE}" ({_quoted([*_OF_SESSION, *columns])}) SELECT {values} FROM "{_SESSIONS}"
+        WHERE tenant = %(tenant)s AND session_id = %(recorded_for)s {_keep(vendor)}
+        {_UNLESS_KNOWN} RETURNING id"""  # noqa: S608  own tables and columns
+
+
+def insert_many(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any]]) -> Statement:
+    """Rows with the columns of their sessions, in this order; a column that a row does not have is null."""
+    insert = f'INSERT INTO "{_TABLE}" ({_quoted(_COLUMNS)})'
+    if connection.vendor == "postgresql":
+        # A fourth of the time that it takes to write and read every value of every row as SQL.
+        arrays = ", ".join(f"%s::{field.db_type(connection)}[]" for field in _COLUMNS.values())
+        given = f"unnest({arrays}) WITH ORDINALITY AS given({_quoted(_COLUMNS)}, place)"
+        sql = f"{insert} SELECT {_quoted(_COLUMNS)} FROM {given} ORDER BY place {_UNLESS_KNOWN}"  # noqa: S608
+        return sql, [[row.get(name) for row in rows] for name in _COLUMNS]
+    row_of_placeholders = f"({_placeholders(len(_COLUMNS))})"
+    sql = f"{insert} VALUES {', '.join([row_of_placeholders] * len(rows))} {_UNLESS_KNOWN}"
+    return sql, [row.get(name) for row in rows for name in _COLUMNS]
+
+
+def keep_sessions(connection: BaseDatabaseWrapper, tenant: str, session_ids: Sequence[str]) -> Statement:
+    """Ids of the sessions that exist, with what entries take over; none can be deleted until the commit."""
+    # In the order in which whole trees are locked, so that neither waits for the other.
+    sql = f"""
+        SELECT session_id, {", ".join(_OF_SESSION.values())} FROM "{_SESSIONS}"
+        WHERE tenant = %s AND session_id IN ({_placeholders(len(session_ids))})
+        ORDER BY id {_keep(connection.vendor)}"""  # noqa: S608
+    return sql, [tenant, *session_ids]
+
+
+def _keep(vendor: str) -> str:
+    # Without it a deletion meanwhile would only be noticed at the commit, as a broken foreign key. It does
+    # not wait for steps: those lock the row in a way that allows for this.
+    return "FOR KEY SHARE" if vendor == "postgresql" else ""
+
+
+def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _placeholders(count: int) -> str:
     return ", ".join(["%s"] * count)
-
-
-def entry_values(connection: BaseDatabaseWrapper, entry: UsageEntry) -> Mapping[str, Any]:
-    """What is stored of an entry, by column, as the driver takes it; the session's part is not in it."""
-    values: dict[str, Any] = {
-        "entry_id": entry.id,
-        "recorded_for": entry.session_id,
-        "timestamp": validation.milliseconds_to_datetime(entry.timestamp),
-        "source_type": entry.source.type,
-        "source_name": entry.source.name,
-        "custom_type": entry.type,
-        "custom_name": entry.name,
-        "custom_unit": entry.unit,
-    }
-    if entry.tokens is not None:
-        values |= {f"{name}_tokens": count for name, count in entry.tokens.to_dict().items()}
-    return {
-        name: field.get_db_prep_save(values.get(name, getattr(entry, name, None)), connection)
-        for name, field in _COLUMNS.items()
-    }

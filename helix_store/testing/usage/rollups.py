@@ -1,0 +1,129 @@
+"""What one session spent."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from helix_store.core.usage import CallStats, TokenCounts, ToolStats, UsageRollup
+from helix_store.core.usage_store import UsageStore
+from helix_store.testing.usage.base import UsageTests
+from helix_store.testing.usage.samples import EVERY_KIND, custom, rolled_up, sub_agent, tokens, tool
+
+__all__ = ["RollupContract"]
+
+NOTHING = UsageRollup(
+    tokens=TokenCounts(),
+    tokens_by_model={},
+    tool_stats=ToolStats(),
+    sub_agents={},
+    custom={},
+    cost_usd=Decimal(0),
+    entry_count=0,
+    session_count=1,
+)
+
+
+class RollupContract(UsageTests):
+    @pytest.mark.parametrize("tree", [False, True])
+    def test_a_session_that_spent_nothing_adds_up_to_nothing(self, usage: UsageStore, tree: bool) -> None:
+        assert usage.get_rollup("session", include_sub_agents=tree) == NOTHING
+
+    @pytest.mark.parametrize("tree", [False, True])
+    def test_an_unknown_session_has_no_rollup(self, usage: UsageStore, tree: bool) -> None:
+        assert usage.get_rollup("nobody", include_sub_agents=tree) is None
+
+    @pytest.mark.parametrize("tree", [False, True])
+    def test_every_kind_is_added_up(self, usage: UsageStore, tree: bool) -> None:
+        usage.record_entries(
+            [
+                tokens(model="b", prompt=100, completion=50, total=150, cost_usd="0.00075"),
+                tokens(model="a", prompt=1, completion=2, reasoning=3, cached=4, total=5, cost_usd="0.1"),
+                tokens(model="b", prompt=10, cached=7, total=10),
+                tool(tool_name="search", duration_ms=10),
+                tool(tool_name="search", success=False, duration_ms=20, cost_usd="0.2"),
+                tool(tool_name="fetch", duration_ms=5),
+                sub_agent(agent_type="writer", duration_ms=1_000),
+                sub_agent(agent_type="writer", success=False, duration_ms=500, sub_session_id="sub-2"),
+                sub_agent(agent_type="critic", duration_ms=1),
+                custom(type="api_calls", name="tavily", amount=1),
+                custom(type="api_calls", name="tavily", amount=1),
+                custom(type="api_calls", name="bing", amount=0.5),
+                custom(type="storage", name="tavily", amount=0.25, unit="MB"),
+            ]
+        )
+        assert rolled_up(usage, tree=tree) == UsageRollup(
+            tokens=TokenCounts(prompt=111, completion=52, reasoning=3, cached=11, total=165),
+            tokens_by_model={
+                "a": TokenCounts(prompt=1, completion=2, reasoning=3, cached=4, total=5),
+                "b": TokenCounts(prompt=110, completion=50, cached=7, total=160),
+            },
+            tool_stats=ToolStats(
+                total_calls=3,
+                by_tool={
+                    "fetch": CallStats(calls=1, failures=0, total_duration_ms=5),
+                    "search": CallStats(calls=2, failures=1, total_duration_ms=30),
+                },
+            ),
+            sub_agents={
+                "critic": CallStats(calls=1, failures=0, total_duration_ms=1),
+                "writer": CallStats(calls=2, failures=1, total_duration_ms=1_500),
+            },
+            custom={"api_calls": {"bing": 0.5, "tavily": 2}, "storage": {"tavily": 0.25}},
+            cost_usd=Decimal("0.30075"),
+            entry_count=13,
+            session_count=1,
+        )
+
+    def test_names_are_in_order(self, usage: UsageStore) -> None:
+        names = ["b", "ä", "Z", "a", "🚂", "10", "9"]
+        for name in names:
+            usage.record_entries([tokens(model=name), tool(tool_name=name), sub_agent(agent_type=name)])
+            usage.record_entries([custom(type=name, name=other) for other in names])
+        rollup = rolled_up(usage)
+        listed: list[dict[str, Any]] = [
+            *(rollup.tokens_by_model, rollup.tool_stats.by_tool, rollup.sub_agents, rollup.custom),
+            *rollup.custom.values(),
+        ]
+        assert [list(part) for part in listed] == [sorted(names)] * len(listed)
+
+    def test_names_are_told_apart_by_their_code_points(self, usage: UsageStore) -> None:
+        names = {"a", "A", "ä", "a\u0308", "a ", " a"}
+        usage.record_entries(tool(tool_name=name) for name in names)
+        assert rolled_up(usage).tool_stats.by_tool.keys() == names
+
+    def test_sums_do_not_overflow(self, usage: UsageStore) -> None:
+        largest = 2**63 - 1
+        dearest = Decimal("9223372.036854775807")
+        for _ in range(5):
+            usage.record_entry(tokens(model="m", prompt=largest, total=largest, cost_usd=dearest))
+            usage.record_entry(tool(tool_name="t", duration_ms=largest, cost_usd=dearest))
+            usage.record_entry(custom(type="c", name="n", amount=1e300))
+        rollup = rolled_up(usage)
+        assert rollup.tokens == TokenCounts(prompt=5 * largest, total=5 * largest)
+        assert rollup.tool_stats.by_tool["t"].total_duration_ms == 5 * largest
+        assert rollup.cost_usd == 10 * dearest
+        assert rollup.custom["c"]["n"] == pytest.approx(5e300)
+
+    def test_costs_do_not_drift(self, usage: UsageStore) -> None:
+        usage.record_entries(custom(cost_usd="0.000000000001") for _ in range(999))
+        usage.record_entry(custom(cost_usd="0.1"))
+        usage.record_entry(custom(cost_usd="0.2"))
+        assert str(rolled_up(usage).cost_usd) == "0.300000000999"
+
+    def test_whole_amounts_add_up_to_a_whole_number(self, usage: UsageStore) -> None:
+        usage.record_entries([custom(amount=0.5), custom(amount=1.5)])
+        assert repr(rolled_up(usage).custom["api_calls"]["tavily"]) == "2"
+
+    def test_an_entry_recorded_again_does_not_count_again(self, usage: UsageStore) -> None:
+        for _ in range(3):
+            usage.record_entry(tokens(id="entry", prompt=5))
+        assert rolled_up(usage).tokens.prompt == 5
+
+    def test_a_rollup_can_be_written_as_json_and_read_back(self, usage: UsageStore) -> None:
+        usage.record_entries(EVERY_KIND)
+        rollup = rolled_up(usage)
+        assert UsageRollup.from_dict(rollup.to_dict()) == rollup
+        assert type(rollup.to_dict()["cost_usd"]) is str

@@ -1,0 +1,79 @@
+"""The database usage store under the contract suite, on every database: by itself, and in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store.testing import UsageStoreContract
+from helix_store.testing.usage import (
+    AsyncUsageContract,
+    RecordingContract,
+    RollupContract,
+    TimeSeriesContract,
+    UsageDeletionContract,
+    UsageEntryContract,
+    UsageQueryContract,
+    UsageTenantContract,
+    UsageTests,
+    UsageTreeContract,
+)
+from tests.databases import CommittedDatabase
+
+
+class OnADatabase(UsageTests):
+    @pytest.fixture(autouse=True)
+    def committed_database(self, committed_db: CommittedDatabase) -> None:
+        self.database = committed_db
+
+    def make_store(self, *, tenant: str = "") -> DatabaseUsageStore:
+        return DatabaseUsageStore(self.database.alias, tenant=self.database.tenant + tenant)
+
+    def make_state_store(self, *, tenant: str = "") -> DatabaseStateStore:
+        return DatabaseStateStore(self.database.alias, tenant=self.database.tenant + tenant)
+
+    @contextmanager
+    def storage_untouched(self) -> Iterator[None]:
+        with CaptureQueriesContext(self.database.connection) as captured:
+            yield
+        assert captured.captured_queries == []
+
+    def leave_thread(self) -> None:
+        connections.close_all()
+
+
+class TestDatabaseUsageStore(OnADatabase, UsageStoreContract):
+    """Each call is a transaction."""
+
+
+class TestDatabaseUsageStoreInACallersTransaction(
+    OnADatabase,
+    RecordingContract,
+    UsageEntryContract,
+    RollupContract,
+    UsageTreeContract,
+    UsageQueryContract,
+    TimeSeriesContract,
+    UsageDeletionContract,
+    UsageTenantContract,
+    AsyncUsageContract,
+):
+    """The same answers, and after every refusal a transaction that the caller can go on with.
+
+    Arguments are left out: they are refused before there is a transaction.
+    """
+
+    @pytest.fixture(autouse=True)
+    def callers_transaction(self, committed_database: None) -> Iterator[None]:
+        with transaction.atomic(using=self.database.alias):
+            yield
+            transaction.set_rollback(True, using=self.database.alias)
+
+    def at_once(self, *calls: Any) -> Any:
+        pytest.skip("other threads cannot see what the caller's transaction has not committed")
