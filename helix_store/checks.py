@@ -85,6 +85,14 @@ def _wrong_values() -> Iterable[str]:
     for name in ("STREAMS", "WORKSPACE_PROVIDERS"):
         if not isinstance(conf.get(name), dict):
             yield f'HELIX_STORE["{name}"] must be a dict.'
+    if isinstance(conf.get("STREAMS"), dict):
+        try:
+            conf.stream_options()
+        except ImproperlyConfigured as exc:
+            yield str(exc)
+    permission = conf.get("STREAM_PERMISSION")
+    if permission is not None and not isinstance(permission, str):
+        yield 'HELIX_STORE["STREAM_PERMISSION"] must be None or the dotted path of a callable.'
 
 
 @register("helix_store")

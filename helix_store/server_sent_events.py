@@ -1,0 +1,70 @@
+"""Readers of streams as events of the ``text/event-stream`` format."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from helix_store.core.payloads import decode
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import HelixStoreError, StreamNotFound, StreamTruncated
+from helix_store.stores.api.stream_reader import ResumableReader, StoredText
+from helix_store.stores.api.streams import StreamManagerBase
+
+__all__ = ["events_of", "truncated_event"]
+
+_HEARTBEAT: Final = b": heartbeat\n\n"
+_DELETED: Final = {"code": StreamNotFound.code, "message": "The stream was deleted."}
+
+_logger = logging.getLogger(__name__)
+
+
+async def events_of(
+    manager: StreamManagerBase, reader: ResumableReader, *, heartbeat: float
+) -> AsyncGenerator[bytes, None]:
+    """One event per chunk, a comment when nothing comes for ``heartbeat`` seconds, and how the stream ended.
+
+    When the store cannot be reached the events just stop: the browser connects again and goes on.
+    """
+    # A first line at once: proxies and browsers then know that the connection stands.
+    yield b": stream\n\n"
+    try:
+        async with aclosing(reader.texts(heartbeat=heartbeat)) as texts:
+            async for stored in texts:
+                yield _HEARTBEAT if stored is None else _chunk_event(stored)
+        yield await _last_event(manager, reader)
+    except StreamTruncated as exc:
+        yield truncated_event(exc.oldest)
+    except StreamNotFound:
+        yield _event("fail", {"status": StreamStatus.FAILED.value, "error": _DELETED})
+    except HelixStoreError as exc:
+        _logger.warning("A stream was broken off: %s", exc.code)
+
+
+async def _last_event(manager: StreamManagerBase, reader: ResumableReader) -> bytes:
+    if reader.status is StreamStatus.PAUSED:
+        return _event("paused", {"status": StreamStatus.PAUSED.value})
+    info = await manager.get_info(reader.stream_id)
+    if reader.status is StreamStatus.FAILED:
+        return _event("fail", {"status": "failed", "error": None if info is None else info.error})
+    return _event("end", {"status": "ended", "output": None if info is None else info.output})
+
+
+def truncated_event(oldest: int) -> bytes:
+    """What a reader gets whose position is below the floor: where the chunks begin now."""
+    return _event("truncated", {"oldest": oldest})
+
+
+def _chunk_event(stored: StoredText) -> bytes:
+    text = stored.text
+    if text.startswith("~"):
+        # The stored form of texts that UTF-8 cannot hold; with escapes it can.
+        text = json.dumps(decode(text), separators=(",", ":"))
+    return f"id: {stored.sequence}\ndata: {text}\n\n".encode()
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

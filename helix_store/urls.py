@@ -1,0 +1,14 @@
+"""``path("…", include("helix_store.urls"))``: live streams as server-sent events."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from helix_store.views import stream_events
+
+__all__ = ["app_name", "urlpatterns"]
+
+app_name = "helix_store"
+
+# Ids are opaque: they may hold slashes.
+urlpatterns = [path("streams/<path:stream_id>/", stream_events, name="stream")]

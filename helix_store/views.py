@@ -1,0 +1,104 @@
+"""Streams as server-sent events, for ASGI: one asynchronous generator per reader, and no thread."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.asgi import ASGIRequest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.module_loading import import_string
+from django.views.decorators.http import require_safe
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.core.streams import position
+from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery, StreamTruncated
+from helix_store.request_threads import give_back_request_thread, run_in_request
+from helix_store.server_sent_events import events_of, truncated_event
+from helix_store.stores.database.streams import DatabaseStreamManager
+
+__all__ = ["stream_events"]
+
+_logger = logging.getLogger(__name__)
+
+
+@transaction.non_atomic_requests
+@require_safe
+async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
+    """The chunks of a stream as they are written: ``id`` is the sequence and ``data`` the chunk.
+
+    Goes on after ``Last-Event-ID`` or, without one, ``?from=``. The last event is ``end``, ``fail``,
+    ``paused`` or ``truncated``. 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows it, 404 for an unknown
+    stream, 400 for a position that is none, and 501 under WSGI, where every reader would hold a worker.
+    """
+    tenant = await _permitted_tenant(request, stream_id)
+    if tenant is None:
+        return _refusal(HTTPStatus.FORBIDDEN)
+    if not isinstance(request, ASGIRequest):
+        return _refusal(HTTPStatus.NOT_IMPLEMENTED)
+    options = conf.stream_options()
+    try:
+        after = _position(request)
+        validation.identifier(stream_id, "stream_id")
+        manager = DatabaseStreamManager(options.using, tenant=validation.tenant(tenant))
+        reader = await manager.create_resumable_reader(stream_id, from_sequence=after)
+    except (InvalidQuery, InvalidPayload):
+        return _refusal(HTTPStatus.BAD_REQUEST)
+    except StreamTruncated as exc:
+        return _event_stream([truncated_event(exc.oldest)])
+    except HelixStoreError as exc:
+        _logger.warning("A stream could not be opened: %s", exc.code)
+        return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
+    if reader is None:
+        return _refusal(HTTPStatus.NOT_FOUND)
+    await give_back_request_thread()
+    return _event_stream(events_of(manager, reader, heartbeat=options.heartbeat))
+
+
+async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
+    """The tenant whose stream may be read, or ``None``: without a permission nobody reads anything."""
+    dotted_path = conf.get("STREAM_PERMISSION")
+    if dotted_path is None:
+        return None
+    permission = import_string(dotted_path)
+    if iscoroutinefunction(permission):
+        answer = await permission(request, stream_id)
+    else:
+        answer = await run_in_request(permission, request, stream_id)
+    if isinstance(answer, str):
+        return answer
+    if answer is True:
+        return ""
+    if answer is False or answer is None:
+        return None
+    raise ImproperlyConfigured(
+        f'HELIX_STORE["STREAM_PERMISSION"] must return True, False or a tenant, not {type(answer).__name__}.'
+    )
+
+
+def _position(request: HttpRequest) -> int:
+    """Raises `InvalidQuery`."""
+    # A browser that connects again sends the header with the address of before, which is the older one.
+    text = request.headers.get("Last-Event-ID") or request.GET.get("from") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidQuery("A stream is read from a whole number.", path="from")
+    return position(int(text))
+
+
+def _event_stream(events: Any) -> StreamingHttpResponse:
+    return StreamingHttpResponse(
+        events,
+        content_type="text/event-stream; charset=utf-8",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+def _refusal(status: HTTPStatus) -> HttpResponse:
+    response = HttpResponse(f"{status.phrase}\n", status=status, content_type="text/plain; charset=utf-8")
+    response["Cache-Control"] = "no-store"
+    return response
