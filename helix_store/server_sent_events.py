@@ -12,7 +12,6 @@ from helix_store.core.payloads import decode
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import HelixStoreError, StreamNotFound, StreamTruncated
 from helix_store.stores.api.stream_reader import ResumableReader, StoredText
-from helix_store.stores.api.streams import StreamManagerBase
 
 __all__ = ["events_of", "truncated_event"]
 
@@ -22,9 +21,7 @@ _DELETED: Final = {"code": StreamNotFound.code, "message": "The stream was delet
 _logger = logging.getLogger(__name__)
 
 
-async def events_of(
-    manager: StreamManagerBase, reader: ResumableReader, *, heartbeat: float
-) -> AsyncGenerator[bytes, None]:
+async def events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenerator[bytes, None]:
     """One event per chunk, a comment when nothing comes for ``heartbeat`` seconds, and how the stream ended.
 
     When the store cannot be reached the events just stop: the browser connects again and goes on.
@@ -35,7 +32,7 @@ async def events_of(
         async with aclosing(reader.texts(heartbeat=heartbeat)) as texts:
             async for stored in texts:
                 yield _HEARTBEAT if stored is None else _chunk_event(stored)
-        yield await _last_event(manager, reader)
+        yield await _last_event(reader)
     except StreamTruncated as exc:
         yield truncated_event(exc.oldest)
     except StreamNotFound:
@@ -44,10 +41,10 @@ async def events_of(
         _logger.warning("A stream was broken off: %s", exc.code)
 
 
-async def _last_event(manager: StreamManagerBase, reader: ResumableReader) -> bytes:
+async def _last_event(reader: ResumableReader) -> bytes:
     if reader.status is StreamStatus.PAUSED:
         return _event("paused", {"status": StreamStatus.PAUSED.value})
-    info = await manager.get_info(reader.stream_id)
+    info = await reader.info()
     if reader.status is StreamStatus.FAILED:
         return _event("fail", {"status": "failed", "error": None if info is None else info.error})
     return _event("end", {"status": "ended", "output": None if info is None else info.output})

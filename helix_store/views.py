@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import Final
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -12,7 +12,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.module_loading import import_string
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_GET
 
 from helix_store import conf
 from helix_store.core import validation
@@ -24,11 +24,18 @@ from helix_store.stores.database.streams import DatabaseStreamManager
 
 __all__ = ["stream_events"]
 
+_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    # nginx would collect the events before it passes them on.
+    "X-Accel-Buffering": "no",
+}
+
 _logger = logging.getLogger(__name__)
 
 
 @transaction.non_atomic_requests
-@require_safe
+@require_GET
 async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     """The chunks of a stream as they are written: ``id`` is the sequence and ``data`` the chunk.
 
@@ -50,14 +57,14 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     except (InvalidQuery, InvalidPayload):
         return _refusal(HTTPStatus.BAD_REQUEST)
     except StreamTruncated as exc:
-        return _event_stream([truncated_event(exc.oldest)])
+        return HttpResponse(truncated_event(exc.oldest), headers=_HEADERS)
     except HelixStoreError as exc:
         _logger.warning("A stream could not be opened: %s", exc.code)
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
     if reader is None:
         return _refusal(HTTPStatus.NOT_FOUND)
     await give_back_request_thread()
-    return _event_stream(events_of(manager, reader, heartbeat=options.heartbeat))
+    return StreamingHttpResponse(events_of(reader, heartbeat=options.heartbeat), headers=_HEADERS)
 
 
 async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
@@ -88,14 +95,6 @@ def _position(request: HttpRequest) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise InvalidQuery("A stream is read from a whole number.", path="from")
     return position(int(text))
-
-
-def _event_stream(events: Any) -> StreamingHttpResponse:
-    return StreamingHttpResponse(
-        events,
-        content_type="text/event-stream; charset=utf-8",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
 
 
 def _refusal(status: HTTPStatus) -> HttpResponse:

@@ -51,8 +51,8 @@ class PruneRequest:
 class StreamWatch(Protocol):
     """One reader's place to read in and to wait at; it must be closed."""
 
-    async def read(self, page: Callable[[], StreamPage | None], key: tuple[object, ...]) -> StreamPage | None:
-        """Read a page; readers that ask under one key may share the answer."""
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
+        """Run a query; readers that ask under one key may share the answer."""
         ...
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109

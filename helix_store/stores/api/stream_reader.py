@@ -12,6 +12,7 @@ from helix_store.core.streams import (
     FIRST_PAGE,
     StoredChunk,
     StreamHead,
+    StreamInfo,
     StreamPage,
     next_page_length,
     same_stream,
@@ -59,6 +60,11 @@ class ResumableReader:
     def position(self) -> int:
         """The last sequence that was delivered, or where reading began."""
         return self._after
+
+    async def info(self) -> StreamInfo | None:
+        """What is known of the stream now; ``None`` once it is deleted."""
+        query = partial(self._backend.info, self._stream_id)
+        return await self._watch.read(query, ("info", self._head.incarnation))
 
     def __aiter__(self) -> AsyncIterator[StoredChunk]:
         return self

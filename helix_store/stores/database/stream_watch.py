@@ -12,12 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from django.db import connections
 
 from helix_store import conf
-from helix_store.core.streams import StreamHead, StreamPage
+from helix_store.core.streams import StreamHead
 from helix_store.core.types import StreamStatus
 from helix_store.models import Stream
 from helix_store.stores.async_twins import in_thread
@@ -28,6 +28,8 @@ from helix_store.stores.stream_backend import StreamWatch
 from helix_store.stores.stream_watchers import Watcher, Watchers
 
 __all__ = ["watch_stream"]
+
+R = TypeVar("R")
 
 _KEYS_PER_QUERY: Final = 500
 
@@ -47,8 +49,8 @@ class _WatchInTransaction:
     def __init__(self, interval: float) -> None:
         self._interval = interval
 
-    async def read(self, page: Callable[[], StreamPage | None], key: tuple[object, ...]) -> StreamPage | None:
-        return await in_thread(page)
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
+        return await in_thread(query)
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
         is_sooner = timeout is not None and timeout < self._interval
@@ -65,9 +67,9 @@ class _Watch:
         self._watcher = _SeeingWatcher(interval)
         self._key: int | None = None
 
-    async def read(self, page: Callable[[], StreamPage | None], key: tuple[object, ...]) -> StreamPage | None:
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
         self._watcher.arm()
-        return await reading_threads().run((self._alias, *key), page)
+        return await reading_threads().run((self._alias, *key), query)
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
         self._watcher.seen = seen

@@ -239,9 +239,9 @@ class _Watch:
         self._watcher = Watcher()
         self._key: int | None = None
 
-    async def read(self, page: Callable[[], StreamPage | None], key: tuple[object, ...]) -> StreamPage | None:
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
         self._watcher.arm()
-        return page()
+        return query()
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
         if self._key is None:
