@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import re
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from decimal import Context, Decimal, DecimalException
 from math import isfinite
 from typing import Any, Final
@@ -185,6 +186,9 @@ def _require(holds: bool) -> None:
 # --- The closed set -------------------------------------------------------------------------------
 
 _FOLD: Final = " fold"
+_DATETIME: Final = re.compile(
+    r"([^+]{19,26}?)(?:([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{6}))?)?)?( fold)?"
+)
 _DECIMALS: Final = Context(capitals=1)
 """A caller's own context may write another spelling."""
 
@@ -195,7 +199,21 @@ def _write_datetime(value: datetime) -> str:
 
 
 def _read_datetime(text: str) -> datetime:
-    return datetime.fromisoformat(text.removesuffix(_FOLD)).replace(fold=int(text.endswith(_FOLD)))
+    match = _DATETIME.fullmatch(text)
+    if match is None:
+        raise ValueError
+    wall_clock, sign, hours, minutes, seconds, microseconds, fold = match.groups()
+    tzinfo = None
+    if sign is not None:
+        # Not left to fromisoformat: CPython takes an offset of less than a second for UTC.
+        offset = timedelta(
+            hours=int(hours),
+            minutes=int(minutes),
+            seconds=int(seconds or 0),
+            microseconds=int(microseconds or 0),
+        )
+        tzinfo = timezone(-offset if sign == "-" else offset)
+    return datetime.fromisoformat(wall_clock).replace(tzinfo=tzinfo, fold=0 if fold is None else 1)
 
 
 def _write_bytes(value: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,14 @@ from helix_store.checkpointers import (
     InMemorySnapshotCheckpointer,
     SnapshotCheckpointer,
 )
-from tests.databases import CommittedDatabase
+from helix_store.stores import (
+    DatabaseLockManager,
+    DatabaseStateStore,
+    InMemoryLockManager,
+    InMemoryStateStore,
+    MemoryWorld,
+)
+from tests.databases import ALIASES, CommittedDatabase
 
 Snapshots = SnapshotCheckpointer | InMemorySnapshotCheckpointer
 
@@ -29,17 +38,37 @@ def snapshots(committed_db: CommittedDatabase) -> SnapshotCheckpointer:
     return SnapshotCheckpointer(committed_db.alias, tenant=committed_db.tenant)
 
 
-@pytest.fixture(params=["database", "memory"])
-def make_snapshots(request: pytest.FixtureRequest) -> Callable[..., Snapshots]:
-    """Builds a checkpointer of either kind; the database one runs on each database."""
+@dataclass(frozen=True)
+class Faces:
+    """How to build the faces that see each other: on one database and tenant, or in one world."""
+
+    snapshots: Callable[..., Snapshots]
+    states: Callable[[], DatabaseStateStore | InMemoryStateStore]
+    locks: Callable[[], DatabaseLockManager | InMemoryLockManager]
+
+
+@pytest.fixture(params=[*ALIASES, "memory"])
+def faces(request: pytest.FixtureRequest) -> Faces:
     if request.param == "memory":
-        return InMemorySnapshotCheckpointer
-    database: CommittedDatabase = request.getfixturevalue("committed_db")
+        world = MemoryWorld()
+        return Faces(
+            snapshots=partial(InMemorySnapshotCheckpointer, world=world),
+            states=partial(InMemoryStateStore, world=world),
+            locks=partial(InMemoryLockManager, world=world),
+        )
+    database: CommittedDatabase = request.getfixturevalue(f"{request.param}_db")
+    where: dict[str, Any] = {"using": database.alias, "tenant": database.tenant}
+    return Faces(
+        snapshots=partial(SnapshotCheckpointer, **where),
+        states=partial(DatabaseStateStore, **where),
+        locks=partial(DatabaseLockManager, **where),
+    )
 
-    def make(**options: Any) -> SnapshotCheckpointer:
-        return SnapshotCheckpointer(database.alias, tenant=database.tenant, **options)
 
-    return make
+@pytest.fixture
+def make_snapshots(faces: Faces) -> Callable[..., Snapshots]:
+    """Builds a checkpointer on each database, and one in memory."""
+    return faces.snapshots
 
 
 @pytest.fixture
