@@ -13,17 +13,25 @@ class TestMyUsageStore(UsageStoreContract):
         return MyUsageStore(tenant=tenant)
     def make_state_store(self, *, tenant=""):
         return MyStore(tenant=tenant)
+
+class TestMyStreamManager(StreamManagerContract):
+    def make_manager(self, *, tenant="", retention=None, writer_lease=None, limits=None):
+        return MyStreamManager(tenant=tenant, retention=retention, writer_lease=writer_lease, limits=limits)
 """
 
 import pytest
 
 # Before the suite is imported: assertions then show their values as they do in the reader's own tests.
 pytest.register_assert_rewrite(
-    "helix_store.testing.locks", "helix_store.testing.state_store", "helix_store.testing.usage"
+    "helix_store.testing.locks",
+    "helix_store.testing.state_store",
+    "helix_store.testing.streams",
+    "helix_store.testing.usage",
 )
 
 from helix_store.testing.locks import LockManagerContract  # noqa: E402
 from helix_store.testing.state_store import StateStoreContract  # noqa: E402
+from helix_store.testing.streams import StreamManagerContract  # noqa: E402
 from helix_store.testing.usage import UsageStoreContract  # noqa: E402
 
-__all__ = ["LockManagerContract", "StateStoreContract", "UsageStoreContract"]
+__all__ = ["LockManagerContract", "StateStoreContract", "StreamManagerContract", "UsageStoreContract"]

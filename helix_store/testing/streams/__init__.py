@@ -1,0 +1,31 @@
+"""The contract of a stream manager, as tests: a class for each part, and `StreamManagerContract` for all."""
+
+from helix_store.testing.streams.arguments import StreamArgumentContract
+from helix_store.testing.streams.base import StreamTests
+from helix_store.testing.streams.fencing import StreamFencingContract
+from helix_store.testing.streams.lives import StreamLifeContract
+from helix_store.testing.streams.pruning import StreamPruningContract
+from helix_store.testing.streams.reading import ReadingContract
+from helix_store.testing.streams.writing import WritingContract
+
+__all__ = [
+    "ReadingContract",
+    "StreamArgumentContract",
+    "StreamFencingContract",
+    "StreamLifeContract",
+    "StreamManagerContract",
+    "StreamPruningContract",
+    "StreamTests",
+    "WritingContract",
+]
+
+
+class StreamManagerContract(
+    WritingContract,
+    ReadingContract,
+    StreamLifeContract,
+    StreamPruningContract,
+    StreamFencingContract,
+    StreamArgumentContract,
+):
+    """Everything a stream manager promises."""

@@ -1,0 +1,131 @@
+"""What every part of the suite stands on: how a stream manager is made, and the hooks it may fill in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from helix_store.core.limits import Limits
+from helix_store.stores.api.stream_reader import ResumableReader
+from helix_store.stores.api.streams import StreamManagerBase
+
+__all__ = ["HeldLock", "LockManager", "StreamTests", "chunk", "chunks", "run"]
+
+R = TypeVar("R")
+
+_PATIENCE_SECONDS = 60.0
+
+
+class HeldLock(Protocol):
+    """What the suite needs of a lock that was acquired."""
+
+    @property
+    def fencing_token(self) -> int: ...
+
+    def release(self) -> bool: ...
+
+
+class LockManager(Protocol):
+    """What the suite needs of a lock manager."""
+
+    def acquire(self, name: str) -> HeldLock | None: ...
+
+
+def chunk(number: int) -> dict[str, Any]:
+    return {"type": "text_delta", "delta": f"word {number}"}
+
+
+def chunks(first: int, last: int) -> list[dict[str, Any]]:
+    return [chunk(number) for number in range(first, last + 1)]
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Run an asynchronous scenario; one that waits for ever fails."""
+
+    async def in_time() -> R:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            return await scenario()
+
+    return async_to_sync(in_time)()
+
+
+class StreamTests:
+    """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
+
+    def make_manager(
+        self,
+        *,
+        tenant: str = "",
+        retention: timedelta | None = None,
+        writer_lease: float | timedelta | None = None,
+        limits: Limits | None = None,
+    ) -> StreamManagerBase:
+        """A manager to test. Managers made in one test share their streams; tests share nothing."""
+        raise NotImplementedError("Provide make_manager() to run the suite.")
+
+    def make_lock_manager(self) -> LockManager | None:
+        """The lock manager whose tokens the streams check; ``None`` skips the tests on fencing."""
+        return None
+
+    def storage_untouched(self) -> AbstractContextManager[None]:
+        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        return nullcontext()
+
+    @pytest.fixture
+    def streams(self) -> StreamManagerBase:
+        return self.make_manager()
+
+    @staticmethod
+    def filled(streams: StreamManagerBase, count: int = 3, stream_id: str = "stream") -> None:
+        """A stream with so many chunks, still active."""
+
+        async def fill() -> None:
+            writer = await streams.create_writer(stream_id, "run", "agent")
+            await writer.write_many(chunks(1, count))
+
+        run(fill)
+
+    @staticmethod
+    async def reader(
+        streams: StreamManagerBase, from_sequence: int = 0, stream_id: str = "stream"
+    ) -> ResumableReader:
+        reader = await streams.create_resumable_reader(stream_id, from_sequence=from_sequence)
+        assert reader is not None, "the stream is unknown"
+        return reader
+
+    @staticmethod
+    async def until(condition: Callable[[], Awaitable[object]]) -> None:
+        """Wait for what time or another task will bring about."""
+        while not await condition():  # noqa: ASYNC110  storage tells nobody when a lease is over
+            await asyncio.sleep(0.002)
+
+    async def until_position(self, reader: ResumableReader, position: int) -> None:
+        """Wait until a reader has delivered a sequence."""
+
+        async def is_there() -> bool:
+            return reader.position >= position
+
+        await self.until(is_there)
+
+    async def until_one_is_lost(self, streams: StreamManagerBase, *, dry_run: bool = False) -> None:
+        """Prune until a dead writer was found."""
+
+        async def is_found() -> bool:
+            return (await streams.prune(older_than=None, dry_run=dry_run)).failed > 0
+
+        await self.until(is_found)
+
+    @staticmethod
+    async def sequences(reader: ResumableReader) -> list[int]:
+        """Everything that a reader delivers until it ends; the chunks are checked against `chunk`."""
+        delivered = []
+        async for stored in reader:
+            assert stored.chunk == chunk(stored.sequence)
+            delivered.append(stored.sequence)
+        return delivered

@@ -1,0 +1,72 @@
+"""The database stream manager under the contract suite: on every database, with notifications and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.core.limits import Limits
+from helix_store.stores import DatabaseLockManager, DatabaseStreamManager
+from helix_store.testing import StreamManagerContract
+from tests.databases import CommittedDatabase
+
+
+class DatabaseStreams(StreamManagerContract):
+    database: CommittedDatabase
+
+    def make_manager(
+        self,
+        *,
+        tenant: str = "",
+        retention: timedelta | None = None,
+        writer_lease: float | timedelta | None = None,
+        limits: Limits | None = None,
+    ) -> DatabaseStreamManager:
+        return DatabaseStreamManager(
+            self.database.alias,
+            tenant=self.database.tenant + tenant,
+            poll_interval=0.02,
+            retention=retention,
+            writer_lease=writer_lease,
+            limits=limits,
+        )
+
+    def make_lock_manager(self) -> DatabaseLockManager:
+        return DatabaseLockManager(self.database.alias, tenant=self.database.tenant)
+
+    @contextmanager
+    def storage_untouched(self) -> Iterator[None]:
+        with CaptureQueriesContext(self.database.connection) as captured:
+            yield
+        assert captured.captured_queries == []
+
+
+class TestDatabaseStreamManager(DatabaseStreams):
+    @pytest.fixture(autouse=True)
+    def committed_database(self, committed_db: CommittedDatabase) -> None:
+        self.database = committed_db
+
+
+class TestDatabaseStreamManagerWithoutNotifications(DatabaseStreams):
+    @pytest.fixture(autouse=True)
+    def committed_database(self, postgres_db: CommittedDatabase) -> Iterator[None]:
+        self.database = postgres_db
+        with override_settings(HELIX_STORE={"STREAMS": {"notify": False}}):
+            yield
+
+
+class TestDatabaseStreamManagerInATransaction(DatabaseStreams):
+    """In the caller's transaction, as in a test of a Django project: what is not committed is read too."""
+
+    @pytest.fixture(autouse=True)
+    def open_transaction(self, committed_db: CommittedDatabase) -> Iterator[None]:
+        self.database = committed_db
+        with transaction.atomic(using=committed_db.alias):
+            yield
+            transaction.set_rollback(True, using=committed_db.alias)
