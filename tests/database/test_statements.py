@@ -1,13 +1,13 @@
-"""What each hot call costs in statements, whatever the history's length."""
+"""What each hot call costs in statements, whatever the history's length, in the portable form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connections
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.stores import DatabaseStateStore
@@ -15,6 +15,12 @@ from tests.databases import CommittedDatabase
 
 SAVED = SessionState(session_id="s", agent_type="t")
 TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
+
+
+@pytest.fixture(autouse=True)
+def portable_form() -> Iterator[None]:
+    with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+        yield
 
 
 @pytest.fixture
@@ -26,16 +32,14 @@ def store(committed_db: CommittedDatabase) -> DatabaseStateStore:
 def statements(committed_db: CommittedDatabase) -> Callable[[Callable[[], Any]], list[str]]:
     """What a call sends between BEGIN and COMMIT."""
 
-    def of(call: Callable[[], Any]) -> list[str]:
-        with CaptureQueriesContext(connections[committed_db.alias]) as captured:
-            call()
-        return [
-            query["sql"]
-            for query in captured.captured_queries
-            if not query["sql"].startswith(TRANSACTION_CONTROL)
-        ]
+    return lambda call: sent_by(committed_db.alias, call)
 
-    return of
+
+def sent_by(alias: str, call: Callable[[], Any]) -> list[str]:
+    with CaptureQueriesContext(connections[alias]) as captured:
+        call()
+    sent = [query["sql"] for query in captured.captured_queries]
+    return [sql for sql in sent if not sql.startswith(TRANSACTION_CONTROL)]
 
 
 def messages(count: int) -> list[dict[str, Any]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from helix_store.stores.database.checkpoints import DatabaseCheckpoints
+from helix_store.stores.database.fast_paths import FastCheckpoints, FastMessages, FastSessions, FastSteps
 from helix_store.stores.database.interrupts import DatabaseInterrupts
-from helix_store.stores.database.messages import DatabaseMessages
 from helix_store.stores.database.runs import DatabaseRuns
 from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.sessions import DatabaseSessions
 from helix_store.stores.database.staging import DatabaseStaging
-from helix_store.stores.database.steps import DatabaseSteps
 from helix_store.stores.database.sub_sessions import DatabaseSubSessions
 from helix_store.stores.database.suspension import DatabaseSuspensions
 from helix_store.stores.database.tool_calls import DatabaseToolCalls
@@ -19,11 +16,11 @@ __all__ = ["DatabaseBackend"]
 
 class DatabaseBackend:
     def __init__(self, scope: Scope) -> None:
-        self.sessions = DatabaseSessions(scope)
-        self.messages = DatabaseMessages(scope)
+        self.sessions = FastSessions(scope)
+        self.messages = FastMessages(scope)
         self.staging = DatabaseStaging(scope)
-        self.steps = DatabaseSteps(scope)
-        self.checkpoints = DatabaseCheckpoints(scope)
+        self.steps = FastSteps(scope)
+        self.checkpoints = FastCheckpoints(scope)
         self.runs = DatabaseRuns(scope)
         self.sub_sessions = DatabaseSubSessions(scope)
         self.interrupts = DatabaseInterrupts(scope)

@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
-from helix_store.exceptions import StoreBusy
+from helix_store.exceptions import HelixStoreError, StoreBusy
 from helix_store.models import Session
 from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
 
@@ -72,12 +72,24 @@ class Scope:
 
 
 def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
-    committing = False
-    with mapped_errors(connection, committing=lambda: committing):
-        with transaction.atomic(using=connection.alias):
-            result = body()
-            committing = not connection.savepoint_ids
-        return result
+    committing = committed = False
+
+    def mark_committed() -> None:
+        nonlocal committed
+        committed = True
+
+    try:
+        with mapped_errors(connection, committing=lambda: committing):
+            with transaction.atomic(using=connection.alias):
+                transaction.on_commit(mark_committed, using=connection.alias)
+                result = body()
+                committing = not connection.savepoint_ids
+            return result
+    except HelixStoreError as exc:
+        # An error of somebody's on_commit hook says nothing about this write: it must not be run again.
+        if committed and exc.__cause__ is not None:
+            raise exc.__cause__ from None
+        raise
 
 
 class DatabaseVerbs:

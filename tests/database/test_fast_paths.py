@@ -1,0 +1,72 @@
+"""Fast paths on PostgreSQL: one statement each, and a step with staged changes reads them first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from helix_store.core.types import StepInfo
+from helix_store.stores import DatabaseStateStore
+from tests.database.test_statements import messages, sent_by
+from tests.databases import CommittedDatabase
+
+
+@pytest.fixture
+def store(postgres_db: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
+
+
+@pytest.fixture
+def statements(postgres_db: CommittedDatabase) -> Callable[[Callable[[], Any]], list[str]]:
+    return lambda call: sent_by(postgres_db.alias, call)
+
+
+@pytest.mark.parametrize("history", [0, 5_000])
+def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, history: int) -> None:
+    state = store.create_session("s", agent_type="t")
+    store.append_messages("s", messages(history))
+    store.start_run("s", "run-1")
+    for number in range(3):
+        step = StepInfo(f"step-{number}", number)
+        sent = statements(
+            lambda step=step: store.save_state_and_promote_staging(
+                "s", state, messages(2), step, run_id="run-1", fencing_token=1
+            )
+        )
+        assert len(sent) == 1, sent
+
+
+@pytest.mark.parametrize("staged", [1, 20])
+def test_a_step_with_staged_changes_is_two(store: DatabaseStateStore, statements: Any, staged: int) -> None:
+    state = store.create_session("s", agent_type="t")
+    for index in range(staged):
+        store.stage_changes("s", "step-1", {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}})
+    step = StepInfo("step-1", 1)
+    assert len(statements(lambda: store.save_state_and_promote_staging("s", state, [], step))) == 2
+    loaded = store.load_state("s")
+    assert loaded is not None
+    assert loaded.custom_state == {"n": list(range(staged))}
+
+
+def test_other_hot_calls_are_one(store: DatabaseStateStore, statements: Any) -> None:
+    state = store.create_session("s", agent_type="t")
+    store.save_state_and_promote_staging("s", state, messages(20), StepInfo("step-1", 1))
+    assert len(statements(lambda: store.load_state("s"))) == 1
+    assert len(statements(lambda: store.get_latest_checkpoint("s"))) == 1
+    assert len(statements(lambda: store.get_messages("s", offset=3, limit=5))) == 1
+    assert len(statements(lambda: store.compare_and_set_status("s", ["active"], "paused"))) == 1
+
+
+def test_a_callers_transaction_gets_the_portable_form(
+    store: DatabaseStateStore, statements: Any, postgres_db: CommittedDatabase
+) -> None:
+    state = store.create_session("s", agent_type="t")
+
+    def inside() -> None:
+        with transaction.atomic(using=postgres_db.alias):
+            store.save_state_and_promote_staging("s", state, messages(2), StepInfo("step-1", 1))
+
+    assert len(statements(inside)) == 5

@@ -1,0 +1,72 @@
+"""One write is one transaction, run again only when that cannot do it twice."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError, transaction
+
+from helix_store.exceptions import StoreBusy
+from helix_store.models import Lock
+from helix_store.stores.database.scope import Scope
+from tests.databases import CommittedDatabase
+
+GIVE_UP = "DO $$ BEGIN RAISE EXCEPTION 'given up' USING ERRCODE = '40001'; END $$"
+
+
+class Write:
+    """A transaction that inserts a row and counts how often it was run."""
+
+    def __init__(self, database: CommittedDatabase, *, given_up: int = 0, hook: bool = False) -> None:
+        self.database = database
+        self.scope = Scope(database.alias, database.tenant, None)
+        self.given_up = given_up
+        self.hook = hook
+        self.runs = 0
+
+    def body(self) -> int:
+        self.runs += 1
+        Lock.objects.using(self.database.alias).create(tenant=self.database.tenant, name=f"run {self.runs}")
+        if self.hook:
+            transaction.on_commit(self.give_up, using=self.database.alias)
+        if self.runs <= self.given_up:
+            self.give_up()
+        return self.runs
+
+    def give_up(self) -> None:
+        with self.database.connection.cursor() as cursor:
+            cursor.execute(GIVE_UP)
+
+    def stored(self) -> list[str]:
+        locks = Lock.objects.using(self.database.alias).filter(tenant=self.database.tenant)
+        return list(locks.values_list("name", flat=True))
+
+
+def test_a_transaction_that_the_database_gave_up_is_run_again(postgres_db: CommittedDatabase) -> None:
+    write = Write(postgres_db, given_up=2)
+    assert write.scope.write(write.body) == 3
+    assert write.stored() == ["run 3"]
+
+
+def test_a_transaction_that_is_given_up_again_and_again_is_store_busy(postgres_db: CommittedDatabase) -> None:
+    write = Write(postgres_db, given_up=99)
+    with pytest.raises(StoreBusy) as caught:
+        write.scope.write(write.body)
+    assert (caught.value.retryable, caught.value.applied) == (True, "no")
+    assert write.runs == 5
+    assert write.stored() == []
+
+
+def test_inside_the_callers_block_nothing_is_run_again(postgres_db: CommittedDatabase) -> None:
+    write = Write(postgres_db, given_up=1)
+    with transaction.atomic(using=postgres_db.alias), pytest.raises(StoreBusy):
+        write.scope.write(write.body)
+    assert write.runs == 1
+    assert write.stored() == []
+
+
+def test_a_hook_that_fails_after_the_commit_does_not_repeat_the_write(postgres_db: CommittedDatabase) -> None:
+    write = Write(postgres_db, hook=True)
+    with pytest.raises(OperationalError, match="given up"):
+        write.scope.write(write.body)
+    assert write.runs == 1
+    assert write.stored() == ["run 1"]
