@@ -43,8 +43,8 @@ class Faces:
     """How to build the faces that see each other: on one database and tenant, or in one world."""
 
     snapshots: Callable[..., Snapshots]
-    states: Callable[[], DatabaseStateStore | InMemoryStateStore]
-    locks: Callable[[], DatabaseLockManager | InMemoryLockManager]
+    states: Callable[[], Any]
+    locks: Callable[[], Any]
 
 
 @pytest.fixture(params=[*ALIASES, "memory"])

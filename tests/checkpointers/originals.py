@@ -38,7 +38,7 @@ class NaiveSnapshots:
         rows = [row for row in self._newest(thread_id) if not checkpoint_id or row[1] == checkpoint_id]
         return json.loads(rows[0][2]) if rows else None
 
-    def list(self, thread_id: str) -> list[str]:
+    def ids(self, thread_id: str) -> list[str]:
         return [row[1] for row in self._newest(thread_id)]
 
     def delete(self, thread_id: str, checkpoint_id: str | None = None) -> None:

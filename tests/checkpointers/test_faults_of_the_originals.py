@@ -53,14 +53,14 @@ class TestSnapshotFaults:
         for number in range(6):
             naive.put("t", snapshot(number))
             ours.put("t", snapshot(number))
-        assert len(naive.list("t")) == 4
+        assert len(naive.ids("t")) == 4
         assert len(ours.list("t")) == 3
 
     @pytest.mark.parametrize("cap", [0, 2.5])
     def test_a_cap_that_makes_no_sense_was_taken(self, make_snapshots: MakeSnapshots, cap: Any) -> None:
         naive = NaiveSnapshots(cap)
         naive.put("t", snapshot())
-        assert len(naive.list("t")) == 1
+        assert len(naive.ids("t")) == 1
         with pytest.raises(InvalidQuery):
             make_snapshots(max_checkpoints_per_thread=cap)
 
@@ -143,7 +143,7 @@ class TestSnapshotFaults:
         assert (ours.get("a:b"), ours.get("a")) == (snapshot(1), snapshot(2))
 
     def test_lists_could_not_be_paged(self, make_snapshots: MakeSnapshots) -> None:
-        assert "before" not in NaiveSnapshots.list.__code__.co_varnames
+        assert "before" not in NaiveSnapshots.ids.__code__.co_varnames
         ours = make_snapshots()
         ids = [ours.put("t", snapshot(number)) for number in range(4)]
         first = ours.list("t", limit=2)
@@ -242,7 +242,7 @@ class TestGraphFaults:
         graph.create_session("", session_id="s")
         for bad in ({"role": "robot"}, {"role": "user", "tokens_in": -1}, {"role": "user", "tokens_in": 1.5}):
             with pytest.raises(InvalidPayload):
-                graph.add_message("s", **bad)  # type: ignore[arg-type]
+                graph.add_message("s", **bad)
 
     def test_a_title_could_not_be_removed(self, graph: GraphCheckpointStore) -> None:
         naive = NaiveGraphStore()

@@ -315,7 +315,7 @@ def typed_keys() -> st.SearchStrategy[Any]:
         st.binary(max_size=8),
         st.uuids(),
         st.dates(),
-        st.datetimes(allow_imaginary=True),
+        st.datetimes(),
         st.datetimes(timezones=st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)),
         st.decimals(allow_nan=False),
     )
