@@ -16,7 +16,8 @@ _SCHEMA = Path(__file__).parent / "reference_schema.sql"
 
 _SESSIONS = """
 INSERT INTO ref_session
-SELECT (CASE WHEN n <= %s THEN 's-' ELSE 'filler-' END) || n, 'bench', 'active', 1, 0, clock_timestamp(), %s::jsonb
+SELECT (CASE WHEN n <= %s THEN 's-' ELSE 'filler-' END) || n, 'bench', 'active', 1, 0, clock_timestamp(),
+    %s::jsonb
 FROM generate_series(1, %s) AS n
 """
 _MESSAGES = """
