@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -30,6 +30,8 @@ __all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin
 OF_SESSION: Final = "session__id__exact"
 """The filter of a list that shows the rows of one session."""
 
+_KEY: Final = re.compile("[0-9]{1,18}")
+
 
 class BoundedPaginator(AnyPaginator):
     """Counts and shows the first rows only: counting all of a large table takes longer than its page."""
@@ -50,21 +52,12 @@ class BoundedPaginator(AnyPaginator):
         return self._seen_rows > self.max_rows
 
 
-class HeadsChangeList(ChangeList):
-    """A list that reads the columns it shows: payloads may be megabytes each."""
-
-    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        model_admin: ReadOnlyAdmin = self.model_admin  # type: ignore[assignment]
-        return model_admin.list_heads(super().get_queryset(request, *args, **kwargs))
-
-
 class ReadOnlyAdmin(ModelAdmin):
     """A page to look at, whatever the user may do elsewhere.
 
-    ``list_columns`` names what a list selects. Columns are not sortable: no index would serve most of them.
+    Payloads, which may be megabytes each, are read by the pages that show them. Columns are not sortable: no
+    index would serve most of them.
     """
-
-    list_columns: ClassVar[tuple[str, ...]]
 
     actions = None
     list_per_page = 50
@@ -88,13 +81,6 @@ class ReadOnlyAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return without_payloads(super().get_queryset(request))
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return HeadsChangeList
-
-    def list_heads(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """What a list selects, after filters and search."""
-        return queryset.only(*self.list_columns)
-
     def page_url(self, model: type[Model], key: Any) -> str:
         """The page of one row."""
         return self._url(model, "change", key)
@@ -114,8 +100,6 @@ class SessionChildAdmin(ReadOnlyAdmin):
     A list of one session's rows names the session once, above it.
     """
 
-    list_select_related = ("session",)
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return without_payloads(super().get_queryset(request).select_related("session"), session=True)
 
@@ -126,10 +110,13 @@ class SessionChildAdmin(ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        key = request.GET.get(OF_SESSION, "")
-        session = Session.objects.filter(pk=key).only("session_id").first() if key.isdecimal() else None
-        above = {"of_session": None if session is None else self.session_link(session)}
+        above = {"of_session": self._named_session(request.GET.get(OF_SESSION, ""))}
         return super().changelist_view(request, above | (extra_context or {}))
+
+    def _named_session(self, key: str) -> SafeString | None:
+        # The list itself answers what is no key; Python refuses to read numbers of thousands of digits.
+        session = Session.objects.filter(pk=key).only("session_id").first() if _KEY.fullmatch(key) else None
+        return None if session is None else self.session_link(session)
 
     @admin.display(description="session")
     def of_session(self, row: Any) -> SafeString:

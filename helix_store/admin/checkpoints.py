@@ -20,17 +20,6 @@ __all__ = ["CheckpointAdmin", "without_secrets"]
 
 @admin.register(Checkpoint)
 class CheckpointAdmin(SessionChildAdmin):
-    list_columns = (
-        "checkpoint_id",
-        "kind",
-        "version",
-        "step_count",
-        "status",
-        "message_count",
-        "size_bytes",
-        "created_at",
-        "session__session_id",
-    )
     list_display = ("name", "of_session", "kind", "steps", "messages", "status_badge", "size", "created_at")
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (

@@ -12,7 +12,6 @@ __all__ = ["LockAdmin"]
 
 @admin.register(Lock)
 class LockAdmin(ReadOnlyAdmin):
-    list_columns = ("tenant", "name", "owner", "token", "acquired_at", "expires_at")
     list_display = ("name", "tenant", "owner", "token", "acquired_at", "expires_at")
     ordering = ("tenant", "name")
-    fields = list_columns
+    fields = ("tenant", "name", "owner", "token", "acquired_at", "expires_at")

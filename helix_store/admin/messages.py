@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.db.models.functions import Substr
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
@@ -22,20 +23,16 @@ _UNREADABLE = "This message cannot be read."
 
 @admin.register(Message)
 class MessageAdmin(SessionChildAdmin):
-    list_columns = ("sequence", "role", "created_at", "session__session_id")
     list_display = ("sequence", "role", "preview", "of_session", "created_at")
     list_display_links = ("sequence", "preview")
     ordering = ("session_id", "sequence")
     fields = ("of_session", "sequence", "role", "created_at", "said", "document")
     readonly_fields = ("of_session", "said", "document")
 
-    def list_heads(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        heads: QuerySet[Any] = (
-            super()
-            .list_heads(queryset)
-            .annotate(payload_start=PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1)))
-        )
-        return heads
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
+        messages: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
+        return messages
 
     @admin.display(description="message")
     def preview(self, message: Any) -> SafeString | str:

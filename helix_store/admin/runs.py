@@ -19,16 +19,6 @@ _REASON_LENGTH = 60
 
 @admin.register(Run)
 class RunAdmin(SessionChildAdmin):
-    list_columns = (
-        "run_id",
-        "turn",
-        "status",
-        "step_count",
-        "completion_reason",
-        "started_at",
-        "ended_at",
-        "session__session_id",
-    )
     list_display = ("name", "of_session", "turn", "outcome", "steps", "started", "ended")
     list_filter = ("status",)
     ordering = ("-session_id", "-turn")

@@ -42,18 +42,6 @@ class AgentTypeFilter(SimpleListFilter):
 
 @admin.register(Session)
 class SessionAdmin(SessionPage):
-    list_columns = (
-        "tenant",
-        "session_id",
-        "title",
-        "agent_type",
-        "status",
-        "user_id",
-        "step_count",
-        "message_count",
-        "expires_at",
-        "updated_at",
-    )
     list_display = (
         "name",
         "agent_type",

@@ -13,19 +13,6 @@ __all__ = ["UsageEntryAdmin"]
 
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyAdmin):
-    list_columns = (
-        "timestamp",
-        "kind",
-        "recorded_for",
-        "model",
-        "tool_name",
-        "agent_type",
-        "custom_type",
-        "custom_name",
-        "total_tokens",
-        "amount",
-        "cost_usd",
-    )
     list_display = ("timestamp", "kind", "recorded_for", "spent_on", "total_tokens", "amount", "cost_usd")
     list_filter = ("kind",)
     ordering = ("-tenant", "-timestamp", "-id")
