@@ -8,7 +8,7 @@ import pytest
 
 from helix_store.exceptions import FencedOutError
 from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import StreamTests, chunk, run
+from helix_store.testing.streams.base import HeldLock, LockManager, StreamTests, chunk, run
 from helix_store.testing.streams.lives import known
 
 __all__ = ["StreamFencingContract"]
@@ -26,43 +26,41 @@ CHANGES: dict[str, Callable[[StreamManagerBase, int], Awaitable[object]]] = {
 
 
 class StreamFencingContract(StreamTests):
-    def tokens(self) -> tuple[int, int]:
-        """The token of a former holder of the stream's lock, and that of its holder."""
+    def lock_manager(self) -> LockManager:
         locks = self.make_lock_manager()
         if locks is None:
             pytest.skip("make_lock_manager() returns None: the streams check no tokens")
-        former = locks.acquire("stream")
-        assert former is not None
+        return locks
+
+    @staticmethod
+    def held(locks: LockManager) -> HeldLock:
+        lock = locks.acquire("stream")
+        assert lock is not None
+        return lock
+
+    def tokens(self) -> tuple[int, int]:
+        """The token of a former holder of the stream's lock, and that of its holder."""
+        locks = self.lock_manager()
+        former = self.held(locks)
         former.release()
-        holder = locks.acquire("stream")
-        assert holder is not None
-        return former.fencing_token, holder.fencing_token
+        return former.fencing_token, self.held(locks).fencing_token
 
     def test_a_former_holders_writer_is_fenced_out(self, streams: StreamManagerBase) -> None:
-        self.filled(streams, 1)
-
-        async def write() -> None:
-            locks = self.make_lock_manager()
-            if locks is None:
-                pytest.skip("make_lock_manager() returns None: the streams check no tokens")
-            former = locks.acquire("stream")
-            assert former is not None
-            stale = await streams.create_writer("stream", "run", "a", fencing_token=former.fencing_token)
-            assert await stale.write(chunk(2)) == 2
-            former.release()
-            holder = locks.acquire("stream")
-            assert holder is not None
-            with pytest.raises(FencedOutError) as caught:
-                await stale.write(chunk(3))
-            assert caught.value.token == former.fencing_token
-            assert caught.value.current_token == holder.fencing_token
-            with pytest.raises(FencedOutError):
-                streams.write_sync("stream", [chunk(3)], fencing_token=former.fencing_token)
-            fresh = await streams.create_writer("stream", "run", "a", fencing_token=holder.fencing_token)
-            assert await fresh.write(chunk(3)) == 3
-            assert streams.write_sync("stream", [chunk(4)], fencing_token=holder.fencing_token) == 4
-
-        run(write)
+        locks = self.lock_manager()
+        former = self.held(locks)
+        stale = run(lambda: streams.create_writer("stream", "1", "a", fencing_token=former.fencing_token))
+        assert run(lambda: stale.write(chunk(1))) == 1
+        former.release()
+        holder = self.held(locks)
+        with pytest.raises(FencedOutError) as caught:
+            run(lambda: stale.write(chunk(2)))
+        assert caught.value.token == former.fencing_token
+        assert caught.value.current_token == holder.fencing_token
+        with pytest.raises(FencedOutError):
+            streams.write_sync("stream", [chunk(2)], fencing_token=former.fencing_token)
+        fresh = run(lambda: streams.create_writer("stream", "2", "a", fencing_token=holder.fencing_token))
+        assert run(lambda: fresh.write(chunk(2))) == 2
+        assert streams.write_sync("stream", [chunk(3)], fencing_token=holder.fencing_token) == 3
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_a_former_holder_changes_nothing(self, streams: StreamManagerBase, change: str) -> None:

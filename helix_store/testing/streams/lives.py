@@ -175,16 +175,13 @@ class StreamLifeContract(StreamTests):
 
         run(live)
 
-    @pytest.mark.parametrize("bad", [float("nan"), {1}, object(), ValueError("x")], ids=repr)
+    @pytest.mark.parametrize("bad", [float("nan"), {1}, b"bytes", ValueError("x")], ids=repr)
     def test_outputs_and_errors_are_payloads(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams)
 
-        async def live() -> None:
-            with self.storage_untouched():
-                with pytest.raises(InvalidPayload):
-                    await streams.end_stream("stream", bad)
-                with pytest.raises(InvalidPayload):
-                    await streams.fail_stream("stream", bad)
-            assert (await known(streams)).status is StreamStatus.ACTIVE
-
-        run(live)
+        with self.storage_untouched():
+            with pytest.raises(InvalidPayload):
+                run(lambda: streams.end_stream("stream", bad))
+            with pytest.raises(InvalidPayload):
+                run(lambda: streams.fail_stream("stream", bad))
+        assert run(lambda: known(streams)).status is StreamStatus.ACTIVE

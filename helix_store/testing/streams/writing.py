@@ -189,37 +189,27 @@ class WritingContract(StreamTests):
     def test_what_is_no_chunk_takes_no_sequence(self, streams: StreamManagerBase, bad: Any) -> None:
         self.filled(streams, 1)
 
-        async def write() -> int:
-            writer = await streams.create_writer("stream", "run", "agent")
-            with self.storage_untouched():
-                with pytest.raises(InvalidPayload):
-                    await writer.write(bad)
-                with pytest.raises(InvalidPayload):
-                    await writer.write_many([chunk(2), bad])
-                with pytest.raises(InvalidPayload):
-                    streams.write_sync("stream", [chunk(2), bad])
-            return await writer.write(chunk(2))
-
-        assert run(write) == 2
+        writer = run(lambda: streams.create_writer("stream", "run", "agent"))
+        with self.storage_untouched():
+            with pytest.raises(InvalidPayload):
+                run(lambda: writer.write(bad))
+            with pytest.raises(InvalidPayload):
+                run(lambda: writer.write_many([chunk(2), bad]))
+            with pytest.raises(InvalidPayload):
+                streams.write_sync("stream", [chunk(2), bad])
+        assert run(lambda: writer.write(chunk(2))) == 2
 
     def test_a_chunk_over_the_limit_takes_no_sequence(self) -> None:
         streams = self.make_manager(limits=Limits(max_chunk_bytes=100))
         fits = {"type": "t", "text": "x" * (100 - len('{"type":"t","text":""}'))}
         too_big = {"type": "t", "text": fits["text"] + "x"}
 
-        async def write() -> int:
-            writer = await streams.create_writer("stream", "run", "agent")
-            await writer.write(fits)
-            with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
-                await writer.write_many([fits, too_big])
-            assert (caught.value.name, caught.value.limit, caught.value.actual) == (
-                "max_chunk_bytes",
-                100,
-                101,
-            )
-            return await writer.write(fits)
-
-        assert run(write) == 2
+        writer = run(lambda: streams.create_writer("stream", "run", "agent"))
+        assert run(lambda: writer.write(fits)) == 1
+        with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
+            run(lambda: writer.write_many([fits, too_big]))
+        assert (caught.value.name, caught.value.limit, caught.value.actual) == ("max_chunk_bytes", 100, 101)
+        assert run(lambda: writer.write(fits)) == 2
 
     @pytest.mark.parametrize("bad", [{"type": "t"}, "text", b"bytes", 1, None], ids=repr)
     def test_many_chunks_are_a_collection(self, streams: StreamManagerBase, bad: Any) -> None:
