@@ -2,8 +2,13 @@
 
 import os
 
+from django.conf import settings
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
 application = get_asgi_application()
+if settings.DEBUG:
+    # An ASGI server serves no files by itself; behind a web server nothing of this is needed.
+    application = ASGIStaticFilesHandler(application)

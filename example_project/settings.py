@@ -89,3 +89,5 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
+
+HELIX_STORE = {"STREAM_PERMISSION": "example_project.live.may_watch"}

@@ -1,0 +1,38 @@
+"""The page on which an agent answers live."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from example_project.live import STREAMS_KEY, start_answering
+
+__all__ = ["ask", "ask_page", "live_page"]
+
+# Nothing inline and nothing from elsewhere: stored text could run nothing even if it were taken for markup.
+_CONTENT_SECURITY_POLICY = "default-src 'self'"
+
+
+@require_GET
+def ask_page(request: HttpRequest) -> HttpResponse:
+    return _page(request, None)
+
+
+@require_POST
+def ask(request: HttpRequest) -> HttpResponse:
+    stream_id = start_answering()
+    request.session[STREAMS_KEY] = [*request.session.get(STREAMS_KEY, []), stream_id]
+    return redirect("live", stream_id=stream_id)
+
+
+@require_GET
+def live_page(request: HttpRequest, stream_id: str) -> HttpResponse:
+    """The answer as it is written; reloading goes on after the last word that was shown."""
+    return _page(request, stream_id)
+
+
+def _page(request: HttpRequest, stream_id: str | None) -> HttpResponse:
+    response = render(request, "example/live.html", {"stream_id": stream_id})
+    response["Content-Security-Policy"] = _CONTENT_SECURITY_POLICY
+    return response

@@ -1,0 +1,118 @@
+"""A headless Chromium, driven through the WebDriver protocol: there is nothing to install but both."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+__all__ = ["Browser", "chromium"]
+
+_PATIENCE_SECONDS: Final = 60.0
+
+
+class Browser:
+    """One tab."""
+
+    def __init__(self, driver_url: str, binary: str) -> None:
+        self._driver_url = driver_url
+        options = {
+            "binary": binary,
+            "args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
+        }
+        capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        answer = self._request("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
+        self._session = f"/session/{answer['sessionId']}"
+
+    def open(self, url: str) -> None:
+        self._request("POST", f"{self._session}/url", {"url": url})
+
+    def reload(self) -> None:
+        self._request("POST", f"{self._session}/refresh", {})
+
+    def click(self, selector: str) -> None:
+        using = {"using": "css selector", "value": selector}
+        element = self._request("POST", f"{self._session}/element", using)
+        (element_id,) = element.values()
+        self._request("POST", f"{self._session}/element/{element_id}/click", {})
+
+    def text(self, selector: str) -> str:
+        """The text of an element; nothing when there is none."""
+        script = "return document.querySelector(arguments[0])?.textContent ?? ''"
+        return str(
+            self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": [selector]})
+        )
+
+    def complaints(self) -> list[str]:
+        """What the console has shown as an error, blocked content among it."""
+        entries = self._request("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+
+    def until(self, selector: str, *, at_least: int = 0, equals: str | None = None) -> str:
+        """Wait for an element's text, by length or as a whole, and return it."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            text = self.text(selector)
+            if len(text) >= at_least and (equals is None or text == equals):
+                return text
+            assert time.monotonic() < deadline, f"{selector} still shows {text!r}"
+            time.sleep(0.02)
+
+    def until_complaints(self) -> list[str]:
+        """Wait until the console shows an error."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not (complaints := self.complaints()):
+            assert time.monotonic() < deadline, "the console shows no error"
+            time.sleep(0.02)
+        return complaints
+
+    def address(self) -> str:
+        return str(self._request("GET", f"{self._session}/url"))
+
+    def quit(self) -> None:
+        self._request("DELETE", self._session)
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310  the driver on this machine
+            self._driver_url + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as response:  # noqa: S310
+            return json.load(response)["value"]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A fresh browser; skips the test where there is none."""
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no Chromium with its driver on this machine: install chromium and chromium-driver")
+    process = subprocess.Popen(
+        [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "the driver ended"
+            found = re.search(r"started successfully on port (\d+)", line)
+        browser = Browser(f"http://127.0.0.1:{found[1]}", binary)
+        try:
+            yield browser
+        finally:
+            browser.quit()
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
