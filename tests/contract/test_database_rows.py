@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import HelixStoreError, StaleStateError
 from helix_store.models import Checkpoint, Message, Session, UsageEntry
+from helix_store.models.fields import PayloadField
 from helix_store.stores import DatabaseStateStore
 from helix_store.testing.state_store.samples import commit_step, full_session, loaded, messages
 from tests.databases import CommittedDatabase
@@ -209,6 +210,23 @@ def test_loading_a_state_is_one_query_whatever_the_history(
     with CaptureQueriesContext(committed_db.connection) as captured:
         store.load_state("session")
     assert len(captured) == 1
+
+
+def test_lists_never_read_a_payload(committed_db: CommittedDatabase, store: DatabaseStateStore) -> None:
+    full_session(store, "session")
+    payloads = {
+        field.column
+        for model in (Session, Checkpoint)
+        for field in model._meta.fields
+        if isinstance(field, PayloadField)
+    }
+    assert {"payload", "envelope", "suspension_context"} <= payloads
+    with CaptureQueriesContext(committed_db.connection) as captured:
+        store.list_sessions(tags=["t"], metadata={"m": "1"})
+        store.list_checkpoints("session")
+    read = " ".join(query["sql"] for query in captured.captured_queries)
+    assert len(captured) >= 2
+    assert {column for column in payloads if f'"{column}"' in read} == set()
 
 
 @pytest.mark.parametrize("chunk_size", [1, 40, 100, 1_000])

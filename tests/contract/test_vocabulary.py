@@ -75,7 +75,7 @@ RUN = Run(
     completion_reason="boom",
     error={"code": 1},
 )
-OBJECTS = [
+OBJECTS: list[Any] = [
     STATE,
     HEAD,
     CHECKPOINT,

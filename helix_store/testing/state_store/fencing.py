@@ -100,6 +100,14 @@ class FencingContract(StoreTests):
             self._next_token(theirs)
         assert store.append_messages("session", [message("hello")], fencing_token=token) == 5
 
+    def test_taking_and_giving_back_the_lock_is_no_new_version(
+        self, store: StateStore, locks: LockManager
+    ) -> None:
+        full_session(store, "session")
+        before = contents(store, "session")
+        self._next_token(locks)
+        assert contents(store, "session") == before
+
     def test_a_write_without_a_token_is_not_fenced(self, store: StateStore, locks: LockManager) -> None:
         full_session(store, "session")
         self._next_token(locks)
