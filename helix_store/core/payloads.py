@@ -30,6 +30,7 @@ __all__ = [
     "copy_json",
     "decode",
     "encode",
+    "is_plain_json",
     "join_path",
     "size_of",
 ]
@@ -80,6 +81,11 @@ def decode(text: str) -> Any:
         pass
     # Raised out here since the decoder's own error holds the whole document and would become its context.
     raise IntegrityFault("A stored payload is not readable JSON; other rows are not affected.")
+
+
+def is_plain_json(text: str) -> bool:
+    """Whether a stored text is JSON for any reader, and may become part of another one."""
+    return not text.startswith("~")
 
 
 def size_of(text: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import check_metadata, check_tags, decode, encode, size_of
+from helix_store.core.payloads import check_metadata, check_tags, decode, encode, is_plain_json, size_of
 from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
 
@@ -73,9 +73,19 @@ JSON_COLUMNS: Final = (
 STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
 
 _NEVER_NONE: Final = frozenset(
-    {"pending_client_tool_calls", "completed_client_tool_calls", "client_tool_call_ownership"}
+    {
+        "pending_client_tool_calls",
+        "completed_client_tool_calls",
+        "client_tool_call_ownership",
+        "workspace_refs",
+    }
 )
+_EMPTY: Final = {name: "{}" if name in _NEVER_NONE else "null" for name in JSON_COLUMNS}
 _KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
+_SHAPES: Final[dict[str, type]] = {
+    **dict.fromkeys((*JSON_COLUMNS, "workspace_refs"), dict),
+    "suspended_awaiting_children": list,
+}
 _ENVELOPE: Final = tuple(
     name for name in (*HEAD_FIELDS, *JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY) if name not in STORE_OWNED
 )
@@ -122,20 +132,29 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
     columns["expires_at"] = (
         None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
     )
+    texts = {name: _encoded_field(state, name, limits) for name in (*JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY)}
     for name in JSON_COLUMNS:
-        value = getattr(state, name)
-        _check_shape(name, value)
-        is_empty = not value if name in _NEVER_NONE else value is None
-        columns[name] = None if is_empty else encode(value, limit=limits.max_state_bytes, path=f"/{name}")
+        columns[name] = None if texts[name] == _EMPTY[name] else texts[name]
     columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
-    if type(state.workspace_refs) is not dict:
-        raise InvalidPayload(path="/workspace_refs", reason="expected a dict")
-    envelope = encode(
-        {name: head[name] if name in head else getattr(state, name) for name in _ENVELOPE},
-        limit=limits.max_state_bytes,
-    )
+    envelope = _envelope(head, texts, state)
     _check_size(payload, envelope, limits)
     return EncodedState(payload, envelope, columns)
+
+
+def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
+    value = getattr(state, name)
+    shape = _SHAPES.get(name)
+    if shape is not None and type(value) is not shape and not (value is None and name not in _NEVER_NONE):
+        raise InvalidPayload(path=f"/{name}", reason=f"expected a {shape.__name__}")
+    return encode(value, limit=limits.max_state_bytes, path=f"/{name}")
+
+
+def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> str:
+    """The object of all fields, joined from texts: each may be as deep as a document of its own."""
+    if any(not is_plain_json(text) for text in texts.values()):
+        return encode({**head, **{name: getattr(state, name) for name in texts}})
+    fields = "".join(f',"{name}":{text}' for name, text in texts.items())
+    return f"{encode(head)[:-1]}{fields}}}"
 
 
 def _checked_head(state: SessionState) -> dict[str, Any]:
@@ -172,14 +191,6 @@ def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
     if not kind.is_suspended:
         raise InvalidPayload(path=path, reason="expected one of the suspended statuses of a run")
     return kind.value
-
-
-def _check_shape(name: str, value: Any) -> None:
-    if value is None and name not in _NEVER_NONE:
-        return
-    expected = list if name == "suspended_awaiting_children" else dict
-    if type(value) is not expected:
-        raise InvalidPayload(path=f"/{name}", reason=f"expected a {expected.__name__}")
 
 
 def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
