@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -139,7 +140,7 @@ class _Cleaner:
     def clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
         busy: list[SessionKey] = []
         for keys in self._expired_pages(limit):
-            busy.extend(key for key in keys if not self._settle(key, wait=False))
+            busy.extend(self._settle_page(keys))
             yield self.summary
         for key in busy:
             self._settle_busy(key)
@@ -172,15 +173,29 @@ class _Cleaner:
 
     # --- One session: whatever goes wrong with it is counted and logged, and the loop goes on ---------
 
+    def _settle_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
+        """Settle what nobody else is busy with, and yield the rest.
+
+        In any order, so that cleaners at the same page part; where they meet, one looks what is left of it.
+        """
+        random.shuffle(keys)
+        while keys:
+            key = keys.pop()
+            settlement = self._settle(key, wait=False)
+            if settlement is Settlement.BUSY:
+                yield key
+            if settlement in (Settlement.BUSY, Settlement.ALREADY_TERMINAL):
+                keys = self.expiry.still_open(keys)
+
     def _settle_busy(self, key: SessionKey) -> None:
         for _ in range(_LOOKS_AT_A_BUSY_SESSION):
-            if self._settle(key, wait=True):
+            if self._settle(key, wait=True) is not Settlement.BUSY:
                 return
         self._count(detected=1, errors=1)
         logger.warning("Session %r was written to all the time; it was not cleaned up.", key.session_id)
 
-    def _settle(self, key: SessionKey, *, wait: bool) -> bool:
-        """Whether the session is settled; one that somebody is busy with is to be looked at again."""
+    def _settle(self, key: SessionKey, *, wait: bool) -> Settlement | None:
+        """Settle and count one session that is not `BUSY`; ``None`` is a problem."""
         deleted: set[str] = set()
         try:
             seen = self.expiry.see(key)
@@ -193,7 +208,7 @@ class _Cleaner:
         except Exception:
             self._count(detected=1, errors=1, snapshots_deleted=len(deleted))
             logger.exception("Session %r could not be cleaned up.", key.session_id)
-            return True
+            return None
         self._count(snapshots_deleted=len(deleted))
         if settlement is Settlement.MARKED:
             self._count(detected=1, marked=1)
@@ -201,7 +216,7 @@ class _Cleaner:
             self._count(detected=1, already_terminal=1)
         elif settlement is Settlement.RENEWED:
             self._count(detected=1, renewed=1)
-        return settlement is not Settlement.BUSY
+        return settlement
 
     def _snapshots(self, seen: SeenSession) -> list[tuple[WorkspaceProvider, str]]:
         """What the session owns; raises before anything is deleted when a ref has no provider."""

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from helix_store.exceptions import HelixStoreError
 
@@ -53,6 +53,10 @@ class StoreCommand(BaseCommand):
                 return super().execute(*args, **options)
         except HelixStoreError as exc:
             raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
+        except DatabaseError as exc:
+            raise CommandError(
+                f"The database refused a statement: {exc}. Has it been migrated?", returncode=PROBLEMS_FOUND
+            ) from exc
 
     def progress(self, text: str) -> None:
         if self.verbosity > 0:

@@ -45,6 +45,10 @@ class Expiry(Protocol):
         """Sessions that a cleanup has marked and that expired before that moment."""
         ...
 
+    def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
+        """Those of the sessions that have not ended, in one look; a store without one returns them all."""
+        ...
+
     def see(self, key: SessionKey) -> SeenSession | None: ...
 
     def settle(
@@ -90,6 +94,9 @@ class StateStoreExpiry:
         heads, position = self._heads([SessionStatus.FAILED], after, limit)
         marked = (head for head in heads if head.failure_reason == SESSION_EXPIRED)
         return Page(_keys(head for head in marked if _has_expired(head, before)), position)
+
+    def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
+        return keys
 
     def see(self, key: SessionKey) -> SeenSession | None:
         return _seen(key, self._store.load_state(key.session_id))

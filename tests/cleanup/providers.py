@@ -31,13 +31,13 @@ class MemoryProvider:
 
 
 class FolderProvider:
-    """One file per snapshot in a folder that processes share; each deletion leaves a line in a log."""
+    """A folder per session and a file per snapshot, in a folder that processes share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
-        return [path.name for path in self.folder.glob(f"{session_id}.*")]
+        return [f"{session_id}/{path.name}" for path in (self.folder / session_id).iterdir()]
 
     def delete_snapshot(self, snapshot_id: str) -> None:
         (self.folder / snapshot_id).unlink(missing_ok=True)

@@ -361,8 +361,8 @@ def test_a_session_that_cannot_be_read_stops_nothing(committed_db: CommittedData
         store.create_session(f"{name} waits", agent_type="agent")
         store.add_pending_tool_calls(f"{name} waits", {"call": call})
     rows = Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
-    key = rows.get(session_id="b").current_id
-    Checkpoint.objects.using(committed_db.alias).filter(pk=key).update(envelope="{broken")
+    states = Checkpoint.objects.using(committed_db.alias)
+    states.filter(session_id=rows.get(session_id="b").pk).update(envelope="{broken")
     rows.filter(session_id="b waits").update(pending_client_tool_calls="{broken")
     assert [found.session_id for found in store.find_expired_pending()] == ["a waits", "c waits"]
     assert cleanup(store) == CleanupSummary(detected=3, marked=2, errors=2, defaults_applied=2)

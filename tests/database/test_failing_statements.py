@@ -43,6 +43,8 @@ def oldest_checkpoint(store: DatabaseStateStore) -> str:
     return store.list_checkpoints("s").items[-1].checkpoint_id
 
 
+ASK = {"tool_name": "ask"}
+
 WRITES: dict[str, Callable[[DatabaseStateStore], Any]] = {
     "create_session": lambda store: store.create_session("new", agent_type="t", parent_session_id="s"),
     "save_state": lambda store: store.save_state("s", loaded(store, "s")),
@@ -78,12 +80,20 @@ WRITES: dict[str, Callable[[DatabaseStateStore], Any]] = {
     "update_sub_session_ref": lambda store: store.update_sub_session_ref("s", "sub", status="completed"),
     "request_interrupt": lambda store: store.request_interrupt("s", kind="abort"),
     "clear_interrupt": lambda store: store.clear_interrupt("s"),
+    "add_pending_tool_calls": lambda store: store.add_pending_tool_calls("child", {"new": ASK}),
+    "submit_tool_result": lambda store: store.submit_tool_result("s", "open", result=1),
+    "take_tool_results": lambda store: store.take_tool_results("child"),
+    "suspend": lambda store: store.suspend(
+        "child", kind="suspended_client_tool", context={}, pending={"new": ASK}
+    ),
+    "resume": lambda store: store.resume("suspended"),
 }
 
 
 def everything(store: DatabaseStateStore) -> list[Any]:
     """All sessions of the tenant, and all there is in the one under test."""
-    return [contents(store, "s"), store.list_sessions(order_by="created_at").sessions]
+    heads = store.list_sessions(order_by="created_at").sessions
+    return [*(contents(store, head.session_id) for head in heads), heads]
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -108,6 +118,11 @@ def fail_each_statement(
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     full_session(store, "s")
     store.create_session("child", agent_type="t", parent_session_id="s")
+    store.start_run("child")
+    store.add_pending_tool_calls("child", {"open": ASK, "answered": ASK})
+    store.submit_tool_result("s", "answered", result=1)
+    store.create_session("suspended", agent_type="t", parent_session_id="s")
+    store.suspend("suspended", kind="suspended_client_tool", context={})
     before = everything(store)
     for nth in count(1):
         fault = FailingStatement(nth)

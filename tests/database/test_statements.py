@@ -13,6 +13,7 @@ from helix_store.core.types import SessionState, StepInfo
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 
+ASK = {"tool_name": "ask"}
 SAVED = SessionState(session_id="s", agent_type="t")
 TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
 
@@ -123,6 +124,27 @@ class TestStep:
         ("branch_session", 7, lambda store: store.branch_session("s")),
         ("get_current_run", 2, lambda store: store.get_current_run("s")),
         ("check_interrupt", 2, lambda store: store.check_interrupt("s")),
+        ("add_pending_tool_calls", 3, lambda store: store.add_pending_tool_calls("s", {"new": ASK})),
+        (
+            "add_pending_tool_calls in a child",
+            4,
+            lambda store: store.add_pending_tool_calls("child", {"new": ASK}),
+        ),
+        ("submit_tool_result", 3, lambda store: store.submit_tool_result("s", "open", result=1)),
+        (
+            "submit_tool_result through a child",
+            4,
+            lambda store: store.submit_tool_result("child", "open", result=1),
+        ),
+        ("a late submit_tool_result", 2, lambda store: store.submit_tool_result("s", "answered", result=1)),
+        ("take_tool_results", 2, lambda store: store.take_tool_results("s")),
+        ("find_expired_pending", 2, lambda store: store.find_expired_pending()),
+        (
+            "suspend",
+            3,
+            lambda store: store.suspend("s", kind="suspended_step_partial", context={}),
+        ),
+        ("resume", 3, lambda store: store.resume("suspended")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -131,5 +153,10 @@ def test_statements_of(
 ) -> None:
     state = store.create_session("s", agent_type="t")
     store.save_state_and_promote_staging("s", state, messages(20), StepInfo("step-1", 1))
+    store.add_pending_tool_calls("s", {"open": ASK, "answered": ASK})
+    store.submit_tool_result("s", "answered", result=1)
+    store.create_session("child", agent_type="t", parent_session_id="s")
+    store.create_session("suspended", agent_type="t")
+    store.suspend("suspended", kind="suspended_client_tool", context={})
     sent = statements(lambda: call(store))
     assert len(sent) == expected, sent

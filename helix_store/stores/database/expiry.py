@@ -50,8 +50,14 @@ class DatabaseExpiry:
         return self._page(self._ours.non_terminal().overdue(now), "pending_deadline", after, limit)
 
     def deletable(self, before: datetime, after: Any, limit: int) -> Page:
-        marked = self._ours.filter(failure_reason=SESSION_EXPIRED, status=SessionStatus.FAILED.value)
+        # By the reason alone, as in the index: with the status too PostgreSQL expects a fraction of the rows.
+        marked = self._ours.filter(failure_reason=SESSION_EXPIRED)
         return self._page(marked.expired(before), "expires_at", after, limit)
+
+    def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
+        rows = self._all.non_terminal().filter(pk__in=[key.key for key in keys]).values_list("pk", flat=True)
+        found = self._scope.read(lambda: set(rows))
+        return [key for key in keys if key.key in found]
 
     def see(self, key: SessionKey) -> SeenSession | None:
         columns = self._all.filter(pk=key.key).values_list(
@@ -106,7 +112,8 @@ class DatabaseExpiry:
         def delete_if_all_have_ended() -> int:
             locked = lock_sessions(scope, tree_keys(scope, key.session_id))
             tree = self._all.filter(pk__in=[head.pk for head in locked])
-            top = tree.filter(pk=key.key, failure_reason=SESSION_EXPIRED).expired(before)
+            marked = tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)
+            top = marked.filter(pk=key.key).expired(before)
             if tree.non_terminal().exists() or not top.exists():
                 return 0
             return delete_tree(scope, key.session_id, keep_usage=True)

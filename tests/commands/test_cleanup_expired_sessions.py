@@ -1,0 +1,228 @@
+"""The command: data on stdout, progress on stderr, honest exit codes, and a stop after the current batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import override_settings
+
+from helix_store.stores import DatabaseStateStore
+from tests.cleanup.conftest import LONG_AGO
+from tests.databases import CommittedDatabase
+
+NOTHING = {
+    "detected": 0,
+    "marked": 0,
+    "already_terminal": 0,
+    "snapshots_deleted": 0,
+    "errors": 0,
+    "renewed": 0,
+    "defaults_applied": 0,
+    "deleted": 0,
+}
+
+
+@pytest.fixture
+def store(empty_db: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(empty_db.alias, tenant=empty_db.tenant)
+
+
+def expire(store: DatabaseStateStore, count: int, **changes: Any) -> None:
+    for number in range(count):
+        state = store.create_session(f"session-{number}", agent_type="agent", expires_at=LONG_AGO)
+        for name, value in changes.items():
+            setattr(state, name, value)
+        store.save_state(state.session_id, state)
+
+
+def run(store: DatabaseStateStore, *arguments: str, **options: Any) -> tuple[dict[str, Any], str]:
+    """The JSON on stdout, and stderr."""
+    out, err = StringIO(), StringIO()
+    call_command(
+        "cleanup_expired_sessions",
+        *arguments,
+        database=store.alias,
+        format="json",
+        stdout=out,
+        stderr=err,
+        **options,
+    )
+    (line,) = out.getvalue().splitlines()
+    return json.loads(line), err.getvalue()
+
+
+def failed(store: DatabaseStateStore) -> int:
+    return store.list_sessions(status="failed").total or 0
+
+
+def test_it_cleans_up_every_tenant_and_says_what_it_did(store: DatabaseStateStore) -> None:
+    expire(store, 3)
+    DatabaseStateStore(store.alias, tenant="other").create_session(agent_type="a", expires_at=LONG_AGO)
+    summary, progress = run(store, "--batch-size", "2")
+    assert summary == {**NOTHING, "detected": 4, "marked": 4}
+    assert "2 marked" in progress
+    assert "4 marked" in progress
+    assert run(store) == (NOTHING, "0 expired, 0 marked, 0 errors so far\n" * 2)
+
+
+def test_verbosity_zero_is_silent(store: DatabaseStateStore) -> None:
+    expire(store, 1)
+    assert run(store, verbosity=0) == ({**NOTHING, "detected": 1, "marked": 1}, "")
+
+
+def test_a_dry_run_changes_nothing(store: DatabaseStateStore) -> None:
+    expire(store, 3)
+    assert run(store, "--dry-run")[0] == {**NOTHING, "detected": 3}
+    assert failed(store) == 0
+
+
+def test_a_limit_bounds_what_is_done(store: DatabaseStateStore) -> None:
+    expire(store, 3)
+    assert run(store, "--limit", "2", "--batch-size", "1")[0]["marked"] == 2
+    assert failed(store) == 2
+
+
+def test_sessions_long_expired_are_deleted_when_asked_to(store: DatabaseStateStore) -> None:
+    expire(store, 2)
+    assert run(store)[0]["deleted"] == 0
+    assert run(store, "--delete-after", "30")[0]["deleted"] == 2
+    assert store.list_sessions().total == 0
+
+
+def test_a_table_names_every_sum(store: DatabaseStateStore) -> None:
+    expire(store, 1)
+    out = StringIO()
+    call_command("cleanup_expired_sessions", database=store.alias, stdout=out, verbosity=0)
+    rows = [line.rsplit(maxsplit=1) for line in out.getvalue().splitlines()]
+    assert {name.strip().replace(" ", "_"): int(value) for name, value in rows} == {
+        **NOTHING,
+        "detected": 1,
+        "marked": 1,
+    }
+
+
+def test_problems_are_exit_code_one_after_the_data(store: DatabaseStateStore) -> None:
+    expire(store, 2, workspace_refs={"main": {"provider": "nobody"}})
+    out = StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command("cleanup_expired_sessions", database=store.alias, format="json", stdout=out, verbosity=0)
+    assert caught.value.returncode == 1
+    assert json.loads(out.getvalue()) == {**NOTHING, "detected": 2, "errors": 2}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--database", "nowhere"],
+        ["--batch-size", "0"],
+        ["--batch-size", "many"],
+        ["--limit", "0"],
+        ["--limit", "-3"],
+        ["--delete-after", "-1"],
+        ["--delete-after", "1.5"],
+        ["--delete-after", "999999999999"],
+        ["--loop", "0"],
+        ["--format", "xml"],
+        ["--nonsense"],
+        ["extra"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_two(arguments: list[str], tmp_path: Path) -> None:
+    ended = manage(tmp_path, "cleanup_expired_sessions", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr
+
+
+def test_a_provider_that_cannot_be_loaded_is_wrong_usage(store: DatabaseStateStore) -> None:
+    expire(store, 1)
+    with (
+        override_settings(HELIX_STORE={"WORKSPACE_PROVIDERS": {"disk": "nobody.there"}}),
+        pytest.raises(CommandError) as caught,
+    ):
+        run(store)
+    assert caught.value.returncode == 2
+    assert failed(store) == 0
+
+
+def test_a_database_without_tables_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    ended = manage(tmp_path, "cleanup_expired_sessions")
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+
+
+def manage(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The example project's ``manage.py`` on an empty SQLite file."""
+    environment = {**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path / 'empty.sqlite3'}"}
+    environment["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_after_the_current_batch(store: DatabaseStateStore, number: signal.Signals) -> None:
+    expire(store, 6)
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with connections[store.alias].execute_wrapper(signalling(number)):
+        summary, progress = run(store, "--batch-size", "2")
+    assert summary["marked"] == 2
+    assert "Stopped after 2 sessions" in progress
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    assert run(store)[0]["marked"] == 4
+
+
+def test_a_loop_goes_on_until_it_is_stopped(store: DatabaseStateStore) -> None:
+    expire(store, 1)
+    out = StringIO()
+    rounds = 0
+
+    def stop_in_the_third_round(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal rounds
+        rounds += "deadline" in sql and sql.startswith("SELECT")
+        if rounds == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return execute(sql, params, many, context)
+
+    with connections[store.alias].execute_wrapper(stop_in_the_third_round):
+        call_command(
+            "cleanup_expired_sessions",
+            database=store.alias,
+            format="json",
+            loop=1,
+            stdout=out,
+            stderr=StringIO(),
+        )
+    summaries = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [summary["marked"] for summary in summaries] == [1, 0, 0]
+
+
+def signalling(number: signal.Signals) -> Callable[..., Any]:
+    """Sends the signal to this process with the first session that is marked."""
+    sent = False
+
+    def send(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal sent
+        result = execute(sql, params, many, context)
+        if sql.startswith("UPDATE") and not sent:
+            sent = True
+            os.kill(os.getpid(), number)
+        return result
+
+    return send
