@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from django.db import connections
+from django.db import connections, transaction
 
 from example_project.events import Event, Report
 from helix_store.core.types import Message, Run, RunStatus, SessionState, SessionStatus, StepInfo
@@ -21,6 +21,10 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval", "existing_state"]
+
+
+_DAYS_TO_DECIDE = 7
+"""After that the cleanup of expired sessions refuses in the person's place."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,13 @@ class Agent:
             if open_run is not None:
                 self._end(open_run, state)
             return state
+        if state.status is SessionStatus.PAUSED:
+            if _waits(state):
+                return state
+            self.store.resume(session_id, expected_version=state.version)
         run = self.store.start_run(session_id, supersede=True)
+        # Before the first step and not after resuming: a worker may have died in between.
+        self.store.take_tool_results(session_id)
         state = self._step(session_id, run.run_id)
         while state.status is SessionStatus.ACTIVE:
             state = self._step(session_id, run.run_id)
@@ -121,22 +131,35 @@ class Agent:
             new_messages.append(reply.message)
             calls = reply.message.get("tool_calls", [])
             _count_tokens(state, reply.tokens)
-        if waiting := [call for call in calls if self._waits_for_approval(state, call)]:
-            state.status = SessionStatus.PAUSED
-            state.pending_client_tool_calls = {call["id"]: _pending(call, run_id) for call in waiting}
-        elif calls:
+        waiting = [call for call in calls if self._needs_approval(state, call)]
+        if calls and not waiting:
             new_messages += self._results(state, step.step_id, calls)
-        else:
+        elif not calls:
             state.status = SessionStatus.COMPLETED
             state.output = {"answer": new_messages[-1]["content"]}
         state.step_count = step.step_count
-        commit = self.store.save_state_and_promote_staging(
-            session_id, state, new_messages, step, expected_version=state.version, run_id=run_id
-        )
+        # The step and its pause commit together: no worker sees the one without the other.
+        with transaction.atomic(using=self.store.alias):
+            commit = self.store.save_state_and_promote_staging(
+                session_id, state, new_messages, step, expected_version=state.version, run_id=run_id
+            )
+            if waiting:
+                self._wait_for_approval(session_id, step, run_id, waiting)
         self._tell("step", step.step_id, f"committed as version {commit.new_version}")
-        return state
+        return existing_state(self.store, session_id) if waiting else state
 
-    def _waits_for_approval(self, state: SessionState, call: dict[str, Any]) -> bool:
+    def _wait_for_approval(
+        self, session_id: str, step: StepInfo, run_id: str, calls: Sequence[dict[str, Any]]
+    ) -> None:
+        self.store.suspend(
+            session_id,
+            kind=RunStatus.SUSPENDED_CLIENT_TOOL,
+            context={"tool_call_ids": [call["id"] for call in calls]},
+            pending={call["id"]: _pending(call, run_id) for call in calls},
+            step_id=step.step_id,
+        )
+
+    def _needs_approval(self, state: SessionState, call: dict[str, Any]) -> bool:
         needs_approval = call["function"]["name"] in self.kind.needs_approval
         return needs_approval and call["id"] not in state.completed_client_tool_calls
 
@@ -148,7 +171,7 @@ class Agent:
     def _result(self, state: SessionState, step_id: str, call: dict[str, Any]) -> Message:
         function = call["function"]
         decision = state.completed_client_tool_calls.get(call["id"])
-        if decision is not None and not decision["approved"]:
+        if decision is not None and not decision.get("approved"):
             result = {"refused": "A person did not approve this."}
         else:
             result = self._run_tool(state, step_id, call)
@@ -180,15 +203,11 @@ class Agent:
 
 
 def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
-    """Answer every pending call of a paused session and return their ids."""
-    state = existing_state(store, session_id)
-    answered = list(state.pending_client_tool_calls)
-    decision = {"approved": approved, "submitted_at": time.time_ns() // 1_000_000}
-    state.completed_client_tool_calls |= dict.fromkeys(answered, decision)
-    state.pending_client_tool_calls = {}
-    state.status = SessionStatus.ACTIVE
-    store.save_state(session_id, state, expected_version=state.version)
-    return answered
+    """Decide on every pending call of a session, in whichever process, and return their ids."""
+    pending = existing_state(store, session_id).pending_client_tool_calls
+    for tool_call_id, call in pending.items():
+        store.submit_tool_result(session_id, tool_call_id, approved=approved, approval_id=call["approval_id"])
+    return list(pending)
 
 
 def existing_state(store: DatabaseStateStore, session_id: str) -> SessionState:
@@ -211,8 +230,15 @@ def _pending(call: dict[str, Any], run_id: str) -> dict[str, Any]:
         "tool_name": function["name"],
         "input": json.loads(function["arguments"]),
         "run_id": run_id,
-        "requested_at": time.time_ns() // 1_000_000,
+        "approval_id": f"approve-{call['id']}",
+        "deadline": time.time_ns() // 1_000_000 + _DAYS_TO_DECIDE * 24 * 3_600_000,
+        "on_expiry": "reject",
     }
+
+
+def _waits(state: SessionState) -> bool:
+    """Whether a call of the session has no answer yet."""
+    return any("submitted_at" not in call for call in state.pending_client_tool_calls.values())
 
 
 def _count_tokens(state: SessionState, tokens: Mapping[str, int]) -> None:

@@ -63,7 +63,10 @@ def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> Trip
     say("The process is gone; another one goes on from what is committed.")
     for event in run_in_process(alias, store.tenant, session_id):
         say(f"  {event}")
-    return _approved_and_finished(store, session_id, say)
+    say("It waits for a person, with nothing in memory anywhere; a third process approves and resumes it.")
+    for event in run_in_process(alias, store.tenant, session_id, approves=True):
+        say(f"  {event}")
+    return _summary(store, session_id)
 
 
 def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:

@@ -25,9 +25,12 @@ class WorkerFailed(RuntimeError):
     """The process of an agent ended with an error; its traceback is on stderr."""
 
 
-def run_in_process(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
-    """Run the session in another process until it ends or waits; yields what the agent reports."""
-    with _Worker(alias, tenant, session_id, stops_at=None) as worker:
+def run_in_process(alias: str, tenant: str, session_id: str, *, approves: bool = False) -> Iterator[Event]:
+    """Run the session in another process until it ends or waits; yields what the agent reports.
+
+    One that ``approves`` first answers the calls that wait for a person.
+    """
+    with _Worker(alias, tenant, session_id, stops_at=None, approves=approves) as worker:
         yield from worker.reports()
         worker.process.join()
         if worker.process.exitcode:
@@ -55,12 +58,16 @@ def _is_end(event: Event, stops_at: str | None) -> bool:
 class _Worker:
     """A process with an agent, and the pipe that it reports through."""
 
-    def __init__(self, alias: str, tenant: str, session_id: str, *, stops_at: str | None) -> None:
+    def __init__(
+        self, alias: str, tenant: str, session_id: str, *, stops_at: str | None, approves: bool = False
+    ) -> None:
         self._connection, connection = _PROCESSES.Pipe()
         # The settings as they are here, so that the tests' process works on the tests' database.
         database = dict(connections[alias].settings_dict)
         self.process = _PROCESSES.Process(
-            target=_work, args=(alias, database, tenant, session_id, stops_at, connection), daemon=True
+            target=_work,
+            args=(alias, database, tenant, session_id, stops_at, approves, connection),
+            daemon=True,
         )
         self.process.start()
         connection.close()
@@ -88,6 +95,7 @@ def _work(
     tenant: str,
     session_id: str,
     stops_at: str | None,
+    approves: bool,
     connection: Connection,
 ) -> None:
     # Ctrl-C reaches every process of a terminal; the parent ends this one.
@@ -95,7 +103,7 @@ def _work(
     if not apps.ready:
         django.setup()
     # Models can be imported only now.
-    from example_project.agent import Agent
+    from example_project.agent import Agent, answer_approval
     from example_project.travel import PLANNER
     from helix_store.stores import DatabaseStateStore
 
@@ -111,6 +119,9 @@ def _work(
             connection.recv()
 
     try:
-        Agent(DatabaseStateStore(alias, tenant=tenant), PLANNER, report=report).run(session_id)
+        store = DatabaseStateStore(alias, tenant=tenant)
+        if approves:
+            answer_approval(store, session_id, approved=True)
+        Agent(store, PLANNER, report=report).run(session_id)
     finally:
         connections.close_all()

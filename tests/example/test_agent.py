@@ -12,6 +12,8 @@ from example_project.agent import Agent, AgentKind, Reply, ToolCall, answer_appr
 from example_project.demo import demonstrate_agent
 from example_project.events import Event
 from example_project.travel import PLANNER, start_trip
+from example_project.worker import run_in_process
+from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import Message, RunStatus, SessionState, SessionStatus
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import StagedChange
@@ -121,6 +123,47 @@ def test_what_a_person_refuses_is_not_done(committed_db: CommittedDatabase) -> N
     assert state.status is SessionStatus.COMPLETED
     assert "booking" not in state.custom_state
     assert "refused" in json.loads(store.get_messages("trip").messages[7]["content"])
+
+
+def test_an_approval_is_given_in_another_process_and_the_session_resumes_there(
+    committed_db: CommittedDatabase,
+) -> None:
+    store = _store_of(committed_db)
+    start_trip(store, "trip", title="Lisbon")
+    Agent(store, PLANNER, report=_ignore).run("trip")
+    events = list(run_in_process(committed_db.alias, committed_db.tenant, "trip", approves=True))
+    assert events[-1].kind == "finished"
+    state = _state(store, "trip")
+    assert (state.status, state.resume_count) == (SessionStatus.COMPLETED, 1)
+    assert state.completed_client_tool_calls["call-book"]["approved"] is True
+    assert _shape(store.get_messages("trip").messages) == CONVERSATION
+
+
+def test_a_worker_that_dies_right_after_resuming_loses_no_answer(committed_db: CommittedDatabase) -> None:
+    store = _store_of(committed_db)
+    start_trip(store, "trip", title="Lisbon")
+    agent = Agent(store, PLANNER, report=_ignore)
+    agent.run("trip")
+    answer_approval(store, "trip", approved=True)
+    store.resume("trip")
+    agent.run("trip")
+    state = _state(store, "trip")
+    assert state.status is SessionStatus.COMPLETED
+    assert state.custom_state["booking"]["reference"] == "LX-4711"
+
+
+def test_nobody_deciding_in_time_is_a_refusal(committed_db: CommittedDatabase) -> None:
+    store = _store_of(committed_db)
+    start_trip(store, "trip", title="Lisbon")
+    agent = Agent(store, PLANNER, report=_ignore)
+    agent.run("trip")
+    deadline = _state(store, "trip").pending_client_tool_calls["call-book"]["deadline"]
+    summary = expired_session_cleanup(state_store=store, workspace_providers={}, now=deadline)
+    assert summary.defaults_applied == 1
+    agent.run("trip")
+    state = _state(store, "trip")
+    assert state.status is SessionStatus.COMPLETED
+    assert "booking" not in state.custom_state
 
 
 def test_tools_of_one_step_run_side_by_side(committed_db: CommittedDatabase) -> None:
