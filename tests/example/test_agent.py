@@ -222,6 +222,16 @@ def test_a_killed_worker_leaves_a_session_that_another_process_ends_like_an_undi
     assert "staged its changes" in lines[gone - 1]
 
 
+def test_what_a_dead_worker_staged_for_a_call_that_is_not_repeated_is_dropped(
+    committed_db: CommittedDatabase,
+) -> None:
+    store = _store_of(committed_db)
+    start_trip(store, "trip", title="Lisbon")
+    store.stage_changes("trip", "step-1", {"tool_call_id": "other", "merge_changes": {"left": "behind"}})
+    Agent(store, PLANNER, report=_ignore).run("trip")
+    assert "left" not in _state(store, "trip").custom_state
+
+
 class _WorkerGone(Exception):
     pass
 

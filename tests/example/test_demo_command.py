@@ -20,6 +20,7 @@ from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
 from example_project.management.commands.demo import SAMPLE
+from example_project.replay import replay_file
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 from tests.processes import WorkerProcess
@@ -77,6 +78,15 @@ def test_the_recorded_conversations_are_stored_exactly_in_less_than_200_megabyte
     assert summary["messages_written"] == 5_308
     assert summary["steps_written"] == _roles(recorded)["assistant"]
     assert store.list_sessions(status="completed").total == 200
+
+
+def test_statements_are_not_kept_in_memory_while_debugging(committed_db: CommittedDatabase) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    with override_settings(DEBUG=True):
+        store.list_sessions()
+        assert committed_db.connection.queries_log
+        replay_file(store, SAMPLE, progress=lambda line, is_last: None, stop=[], verify=False)
+    assert not committed_db.connection.queries_log
 
 
 def _roles(conversations: list[list[dict[str, Any]]]) -> Counter[str]:
@@ -161,6 +171,7 @@ def test_a_file_without_conversations_is_a_problem(committed_db: CommittedDataba
 
 
 def test_a_superuser_is_made_for_development_only(sqlite_db: CommittedDatabase) -> None:
+    User.objects.using(sqlite_db.alias).filter(username="demo").delete()
     said = io.StringIO()
     _demo(sqlite_db, f"--transcripts={SAMPLE}", stderr=said)
     assert "runserver" in said.getvalue()
