@@ -185,6 +185,7 @@ def _walked(usage: UsageStore, **query: Any) -> list[str | None]:
     while True:
         page = usage.query_usage(**query)
         ids += [entry.id for entry in page.entries]
+        assert len(set(ids)) == len(ids), "an entry came twice"
         if page.next_cursor is None:
             return ids
         query["cursor"] = page.next_cursor
