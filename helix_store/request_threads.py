@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.db import connections
 
-__all__ = ["give_back_request_thread", "run_in_request"]
+__all__ = ["run_in_request", "without_request_thread"]
 
 
 async def run_in_request(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -16,12 +17,20 @@ async def run_in_request(call: Callable[..., Any], *arguments: Any) -> Any:
     return await sync_to_async(call, thread_sensitive=True)(*arguments)
 
 
-async def give_back_request_thread() -> None:
-    """End the request's thread and its connections: a response that lasts for hours needs neither.
+async def without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A response's body that first ends the request's thread and its connections.
 
-    Without this every reader would keep a thread, and the connection with which its session was loaded, until
-    it goes away. Synchronous code that runs later in the request gets another thread.
+    Otherwise every reader of a response that lasts for hours would keep a thread, and the connection with
+    which its session was loaded. Not before the body begins: middleware runs in that thread until then.
+    Synchronous code that runs later in the request gets another thread.
     """
+    async with aclosing(body):
+        await _end_request_thread()
+        async for part in body:
+            yield part
+
+
+async def _end_request_thread() -> None:
     await sync_to_async(_close_connections, thread_sensitive=True)()
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:

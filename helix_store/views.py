@@ -18,7 +18,7 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.streams import position
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery, StreamTruncated
-from helix_store.request_threads import give_back_request_thread, run_in_request
+from helix_store.request_threads import run_in_request, without_request_thread
 from helix_store.server_sent_events import events_of, truncated_event
 from helix_store.stores.database.streams import DatabaseStreamManager
 
@@ -63,8 +63,8 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
     if reader is None:
         return _refusal(HTTPStatus.NOT_FOUND)
-    await give_back_request_thread()
-    return StreamingHttpResponse(events_of(reader, heartbeat=options.heartbeat), headers=_HEADERS)
+    events = events_of(reader, heartbeat=options.heartbeat)
+    return StreamingHttpResponse(without_request_thread(events), headers=_HEADERS)
 
 
 async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:

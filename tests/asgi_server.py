@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +26,13 @@ _PATIENCE_SECONDS: Final = 60.0
 
 
 class AsgiServer:
-    """One uvicorn process with one worker; ``log`` is what it has printed."""
+    """One uvicorn process with one worker; ``log`` is what it has printed.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    PostgreSQL knows its connections by ``application_name``.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], application_name: str) -> None:
+        self.application_name = application_name
         self._process = process
         self._is_up = threading.Event()
         self.url = ""
@@ -65,6 +70,7 @@ def serving(
     database: CommittedDatabase, *, settings: str = "example_project.settings", **environment: str
 ) -> Iterator[AsgiServer]:
     """The example project on a free port."""
+    application_name = f"server-{uuid.uuid4().hex}"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "uvicorn", "example_project.asgi:application"),
@@ -74,7 +80,7 @@ def serving(
         env={
             **os.environ,
             "DJANGO_SETTINGS_MODULE": settings,
-            "DATABASE_URL": _url(database),
+            "DATABASE_URL": _url(database, application_name),
             "PYTHONUNBUFFERED": "1",
             **environment,
         },
@@ -83,14 +89,14 @@ def serving(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    server = AsgiServer(process)
+    server = AsgiServer(process, application_name)
     try:
         yield server
     finally:
         server.stop()
 
 
-def _url(database: CommittedDatabase) -> str:
+def _url(database: CommittedDatabase, application_name: str) -> str:
     settings = database.connection.settings_dict
     if database.vendor == "sqlite":
         return f"sqlite:///{settings['NAME']}"
@@ -100,6 +106,7 @@ def _url(database: CommittedDatabase) -> str:
     address = {
         "host": options.get("host") or settings["HOST"],
         "port": options.get("port") or settings["PORT"],
+        "application_name": application_name,
     }
     # In the query, because a directory of Unix sockets is no host of a URL.
     query = urlencode({name: value for name, value in address.items() if value}, safe="/")
