@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import F
 from django.utils import timezone
 
 from helix_store.core.contracts import StateStore
@@ -22,6 +22,7 @@ from helix_store.core.types import SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.models import Session
 from helix_store.stores.database.clocks import database_now
+from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.locking import lock_sessions
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
@@ -121,11 +122,10 @@ class DatabaseExpiry:
         return scope.write(delete_if_all_have_ended)
 
     def _page(self, sessions: Any, order: str, after: Any, limit: int) -> Page:
-        """The next sessions in the order of an index; the first condition is the one that the index needs."""
+        """The next sessions in the order of an index."""
         if after is not None:
             moment, key = after
-            beyond = Q(**{f"{order}__gt": moment}) | Q(pk__gt=key)
-            sessions = sessions.filter(Q(**{f"{order}__gte": moment}), beyond)
+            sessions = sessions.filter(beyond(Session, {order: moment, "id": key}))
         page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
         rows = self._scope.read(lambda: list(page))
         keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]

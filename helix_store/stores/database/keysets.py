@@ -1,0 +1,30 @@
+"""Pages by key: what follows a row in the order of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import BooleanField, F, Func, Model, Value
+
+__all__ = ["beyond"]
+
+
+class _Row(Func):
+    template = "(%(expressions)s)"
+
+
+def beyond(model: type[Model], last: Mapping[str, Any]) -> Func:
+    """The rows after the last one seen, in the ascending order of these columns: ``(a, b) > (1, 2)``.
+
+    That is one range of an index. The same said with OR reads every row again that has the last row's ``a``.
+    """
+    fields: Any = model._meta.get_field
+    values = [Value(value, output_field=fields(name)) for name, value in last.items()]
+    return Func(
+        _Row(*map(F, last), output_field=BooleanField()),
+        _Row(*values, output_field=BooleanField()),
+        template="%(expressions)s",
+        arg_joiner=" > ",
+        output_field=BooleanField(),
+    )
