@@ -379,6 +379,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": table_name("usage_entry"),
+                "verbose_name_plural": "usage entries",
             },
         ),
         migrations.AddIndex(

@@ -54,6 +54,7 @@ class UsageEntry(models.Model):
 
     class Meta:
         db_table = table_name("usage_entry")
+        verbose_name_plural = "usage entries"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "entry_id"], name=constraint_name("usage_entry_uniq")),
             models.CheckConstraint(

@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 
 from helix_store import conf
+from helix_store.connections import kept_by_the_caller
 
 __all__ = ["async_iterator_twin", "async_twin", "in_thread"]
 
@@ -62,7 +63,7 @@ def async_iterator_twin(
 async def in_thread(call: Callable[[], R]) -> R:
     threads = conf.get("ASYNC_THREADS")
     if not threads:
-        return await sync_to_async(call, thread_sensitive=True)()
+        return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_pool(threads), context.run, _releasing_connections, call)
@@ -73,9 +74,16 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="helix_store")
 
 
+def _keeping_connections(call: Callable[[], R]) -> R:
+    # Django keeps this thread for synchronous code and ends its connections with the request.
+    with kept_by_the_caller():
+        return call()
+
+
 def _releasing_connections(call: Callable[[], R]) -> R:
     # No request ever ends on these threads, so nobody else would honour CONN_MAX_AGE or refill the pool.
     try:
-        return call()
+        with kept_by_the_caller():
+            return call()
     finally:
         close_old_connections()

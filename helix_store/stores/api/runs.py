@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from helix_store.core import validation
@@ -114,7 +115,7 @@ class RunCalls(StoreCalls):
         """
         changes: dict[str, str] = {}
         if status is not None:
-            changes["status"] = validation.identifier(status, "status")
+            changes["status"] = _status_text(status)
         for name, value in (("output", output), ("error", error)):
             if value is not None:
                 changes[name] = self._encoded(name, value)
@@ -172,7 +173,7 @@ class RunCalls(StoreCalls):
             parent_tool_call_id=validation.optional_identifier(
                 ref.parent_tool_call_id, "parent_tool_call_id"
             ),
-            status=validation.identifier(ref.status, "status"),
+            status=_status_text(ref.status),
             location=ref.location,
             remote=None if ref.remote is None else self._encoded("remote", ref.remote),
             output=None if ref.output is None else self._encoded("output", ref.output),
@@ -189,3 +190,8 @@ class RunCalls(StoreCalls):
     arequest_interrupt = async_twin(request_interrupt)
     acheck_interrupt = async_twin(check_interrupt)
     aclear_interrupt = async_twin(clear_interrupt)
+
+
+def _status_text(status: str) -> str:
+    """A ref's status is the agent's own word; a member of one of our enumerations is taken by its value."""
+    return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")

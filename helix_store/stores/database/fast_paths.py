@@ -20,6 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from helix_store import conf
+from helix_store.connections import given_back
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
 from helix_store.core.merging import promote_staged
@@ -344,14 +345,14 @@ def _writes_alone(scope: Scope) -> bool:
 
 def _read(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
     connection = scope.connection
-    with mapped_errors(connection):
+    with given_back(connection), mapped_errors(connection):
         return _fetch(connection, sql, parameters)
 
 
 def _write(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
     connection = scope.connection
     try:
-        with mapped_errors(connection, committing=True):
+        with given_back(connection), mapped_errors(connection, committing=True):
             return _fetch(connection, sql, parameters)
     except StoreBusy as exc:
         if is_retryable_transaction(exc):

@@ -13,6 +13,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
+from helix_store.connections import given_back
 from helix_store.core.limits import Limits
 from helix_store.exceptions import HelixStoreError, StoreBusy
 from helix_store.models import Session
@@ -50,7 +51,8 @@ class Scope:
 
     def read(self, body: Callable[[], R]) -> R:
         """Run queries with the driver's errors mapped to ours."""
-        with mapped_errors(self.connection):
+        connection = self.connection
+        with given_back(connection), mapped_errors(connection):
             return body()
 
     def write(self, body: Callable[[], R]) -> R:
@@ -60,15 +62,17 @@ class Scope:
         retry. Otherwise a transaction that the database gave up for another one's sake is run again.
         """
         connection = self.connection
-        attempts = 1 if connection.in_atomic_block else _ATTEMPTS
-        for attempt in range(attempts - 1):
-            try:
-                return _attempt(connection, body)
-            except StoreBusy as exc:
-                if not is_retryable_transaction(exc):
-                    raise
-            time.sleep(random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt))  # noqa: S311  jitter, not a secret
-        return _attempt(connection, body)
+        with given_back(connection):
+            attempts = 1 if connection.in_atomic_block else _ATTEMPTS
+            for attempt in range(attempts - 1):
+                try:
+                    return _attempt(connection, body)
+                except StoreBusy as exc:
+                    if not is_retryable_transaction(exc):
+                        raise
+                pause = random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, no secret
+                time.sleep(pause)
+            return _attempt(connection, body)
 
 
 def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store.connections import given_back
 from helix_store.stores.database.errors import mapped_errors
 from helix_store.stores.database.scope import Scope
 
@@ -34,5 +35,5 @@ def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list
         is_alone = connection.get_autocommit()
     if not is_alone:
         return scope.write(lambda: fetched_rows(connection, sql, parameters))
-    with mapped_errors(connection, committing=True):
+    with given_back(connection), mapped_errors(connection, committing=True):
         return fetched_rows(connection, sql, parameters)

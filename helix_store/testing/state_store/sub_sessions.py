@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SubSessionRef
+from helix_store.core.types import SessionStatus, SubSessionRef
 from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, full_session
@@ -88,6 +88,15 @@ class SubSessionContract(StoreTests):
         assert repr(store.get_sub_session_refs(session_id)) == repr([LOCAL, ref])
 
     @pytest.mark.parametrize("value", [{}, [], "", 0, False, -0.0])
+    def test_a_status_may_be_a_member_of_an_enumeration(self, store: StateStore, session_id: str) -> None:
+        store.add_sub_session_refs(
+            session_id,
+            [SubSessionRef(sub_session_id="sub", agent_type="helper", status=SessionStatus.ACTIVE)],
+        )
+        assert store.get_sub_session_refs(session_id)[0].status == "active"
+        updated = store.update_sub_session_ref(session_id, "sub", status=SessionStatus.COMPLETED)
+        assert (updated.status, type(updated.status)) == ("completed", str)
+
     def test_an_empty_output_or_error_is_a_value(
         self, store: StateStore, session_id: str, value: Any
     ) -> None:
