@@ -39,10 +39,7 @@ CALLS: dict[str, Callable[[DatabaseStateStore], Any]] = {
     "list_sessions": lambda store: store.list_sessions(),
     "append_messages": lambda store: store.append_messages("s", [{"role": "user"}]),
     "save_state_and_promote_staging": lambda store: store.save_state_and_promote_staging(
-        "s",
-        store.load_state("s"),
-        [],
-        StepInfo("step-1", 1),  # type: ignore[arg-type]
+        "s", SessionState(session_id="s", agent_type="t"), [], StepInfo("step-1", 1)
     ),
     "a refused call": lambda store: store.compare_and_set_status("s", ["failed"], "paused"),
 }
