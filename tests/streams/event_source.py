@@ -30,6 +30,7 @@ class EventSource:
     headers: dict[str, str] = field(default_factory=dict)
     comments: int = 0
     _body: bytes = b""
+    _is_whole: bool = False
 
     @classmethod
     async def open(cls, port: int, path: str, *, last_event_id: str | None = None) -> Self:
@@ -70,7 +71,12 @@ class EventSource:
             await self.writer.wait_closed()
 
     async def _block(self) -> str | None:
+        if length := self.headers.pop("content-length", None):
+            self._body = await self.reader.readexactly(int(length))
+            self._is_whole = True
         while b"\n\n" not in self._body:
+            if self._is_whole:
+                return None
             size = int((await self.reader.readuntil(b"\r\n")).strip() or b"0", 16)
             if size == 0:
                 return None

@@ -164,6 +164,10 @@ class Listener:
         """Listen no more; the connection is closed soon. Safe to repeat."""
         self._stopped.set()
 
+    def join(self) -> None:
+        """Wait until it is closed, after `stop`."""
+        self._thread.join()
+
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         try:
