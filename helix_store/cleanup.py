@@ -142,8 +142,9 @@ class _Cleaner:
         for keys in self._expired_pages(limit):
             busy.extend(self._settle_page(keys))
             yield self.summary
-        for key in busy:
-            self._settle_busy(key)
+        for first in range(0, len(busy), self.page_size):
+            for key in busy[first : first + self.page_size]:
+                self._settle_busy(key)
             yield self.summary
         for keys in self._pages(partial(self.expiry.overdue, self.now)):
             for key in keys:
@@ -203,7 +204,7 @@ class _Cleaner:
             if seen is not None and settlement is None:
                 snapshots = self._snapshots(seen)
                 settlement = self.expiry.settle(
-                    seen, self.now, partial(_delete_snapshots, snapshots, deleted), wait=wait
+                    seen, partial(_delete_snapshots, snapshots, deleted), wait=wait
                 )
         except Exception:
             self._count(detected=1, errors=1, snapshots_deleted=len(deleted))

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 from django.utils import timezone
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.expiry import SESSION_EXPIRED, SeenSession, SessionKey, Settlement, settlement_of
+from helix_store.core.expiry import SESSION_EXPIRED, SeenSession, SessionKey, Settlement
 from helix_store.core.payloads import encode
 from helix_store.core.tool_calls import PendingToolCall, due_calls
-from helix_store.core.types import NON_TERMINAL_STATUSES, SessionHead, SessionState, SessionStatus
+from helix_store.core.types import NON_TERMINAL_STATUSES, SessionHead, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds, milliseconds_to_datetime
 from helix_store.exceptions import StaleStateError
 
@@ -51,10 +51,8 @@ class Expiry(Protocol):
 
     def see(self, key: SessionKey) -> SeenSession | None: ...
 
-    def settle(
-        self, seen: SeenSession, now: datetime, release: Callable[[], None], *, wait: bool
-    ) -> Settlement:
-        """Call ``release`` and mark the session, unless it was renewed, changed or ended since it was seen.
+    def settle(self, seen: SeenSession, release: Callable[[], None], *, wait: bool) -> Settlement:
+        """Call ``release`` and mark the session: `MARKED`, or `BUSY` if it was changed since it was seen.
 
         Who does not ``wait`` passes over a session that somebody else is busy with. What ``release`` raises
         leaves the session as it is.
@@ -99,23 +97,20 @@ class StateStoreExpiry:
         return keys
 
     def see(self, key: SessionKey) -> SeenSession | None:
-        return _seen(key, self._store.load_state(key.session_id))
+        state = self._store.load_state(key.session_id)
+        if state is None:
+            return None
+        expires_at = None if state.expires_at is None else milliseconds_to_datetime(state.expires_at)
+        return SeenSession(key, state.version, state.status.is_terminal, expires_at, state.workspace_refs)
 
-    def settle(
-        self, seen: SeenSession, now: datetime, release: Callable[[], None], *, wait: bool
-    ) -> Settlement:
-        session_id = seen.key.session_id
-        state = self._store.load_state(session_id)
-        settled = settlement_of(_seen(seen.key, state), now)
-        if settled is not None:
-            return settled
-        assert state is not None  # noqa: S101  narrows the type
-        if state.version != seen.version:
+    def settle(self, seen: SeenSession, release: Callable[[], None], *, wait: bool) -> Settlement:
+        state = self._store.load_state(seen.key.session_id)
+        if state is None or state.version != seen.version:
             return Settlement.BUSY
         release()
         state.status, state.failure_reason = SessionStatus.FAILED, SESSION_EXPIRED
         try:
-            self._store.save_state(session_id, state, expected_version=seen.version)
+            self._store.save_state(seen.key.session_id, state, expected_version=seen.version)
         except StaleStateError:
             return Settlement.BUSY
         return Settlement.MARKED
@@ -144,13 +139,6 @@ class StateStoreExpiry:
 
 def _keys(heads: Any) -> list[SessionKey]:
     return [SessionKey(head.session_id) for head in heads]
-
-
-def _seen(key: SessionKey, state: SessionState | None) -> SeenSession | None:
-    if state is None:
-        return None
-    expires_at = None if state.expires_at is None else milliseconds_to_datetime(state.expires_at)
-    return SeenSession(key, state.version, state.status.is_terminal, expires_at, state.workspace_refs)
 
 
 def _has_expired(session: Any, now: datetime) -> bool:

@@ -15,7 +15,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.expiry import SESSION_EXPIRED, SeenSession, SessionKey, Settlement, settlement_of
+from helix_store.core.expiry import SESSION_EXPIRED, SeenSession, SessionKey, Settlement
 from helix_store.core.payloads import decode
 from helix_store.core.tool_calls import PendingToolCall, due_calls
 from helix_store.core.types import SessionStatus
@@ -71,20 +71,10 @@ class DatabaseExpiry:
         refs = decode(envelope).get("workspace_refs", {})
         return SeenSession(key, version, SessionStatus(status).is_terminal, expires_at, refs)
 
-    def settle(
-        self, seen: SeenSession, now: datetime, release: Callable[[], None], *, wait: bool
-    ) -> Settlement:
+    def settle(self, seen: SeenSession, release: Callable[[], None], *, wait: bool) -> Settlement:
         def claim_and_mark() -> Settlement:
-            claim = self._all.select_for_update(no_key=True, skip_locked=not wait)
-            head = first_row(claim.only("status", "expires_at", "version").filter(pk=seen.key.key))
-            if head is None:
-                return Settlement.GONE if wait else Settlement.BUSY
-            is_terminal = SessionStatus(head.status).is_terminal
-            claimed = SeenSession(seen.key, head.version, is_terminal, head.expires_at, {})
-            settled = settlement_of(claimed, now)
-            if settled is not None:
-                return settled
-            if head.version != seen.version:
+            claim = self._all.select_for_update(no_key=True, skip_locked=not wait).values_list("pk")
+            if first_row(claim.filter(pk=seen.key.key, version=seen.version)) is None:
                 return Settlement.BUSY
             release()
             return self._marked(seen)
