@@ -89,6 +89,13 @@ class NowhereRouter:
         {"ASYNC_THREADS": -1},
         {"CHECKPOINTS_KEEP": 0},
         {"STREAMS": []},
+        {"STREAMS": {"poll_interval": 0}},
+        {"STREAMS": {"writer_lease": "60"}},
+        {"STREAMS": {"heartbeat": True}},
+        {"STREAMS": {"notify": 1}},
+        {"STREAMS": {"using": 1}},
+        {"STREAMS": {"nope": 1}},
+        {"STREAM_PERMISSION": print},
         {"WORKSPACE_PROVIDERS": "x"},
     ],
 )

@@ -1,0 +1,103 @@
+"""What stream calls cost in statements, and what they leave behind when they fail."""
+
+from __future__ import annotations
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.exceptions import IntegrityFault, StreamClosed
+from helix_store.models import Stream, StreamChunk
+from helix_store.stores import DatabaseLockManager, DatabaseStreamManager
+from tests.databases import CommittedDatabase
+
+CHUNKS = [{"type": "text_delta", "delta": f"word {number}"} for number in range(100)]
+
+
+@pytest.fixture
+def streams(committed_db: CommittedDatabase) -> DatabaseStreamManager:
+    manager = DatabaseStreamManager(committed_db.alias, tenant=committed_db.tenant)
+    async_to_sync(manager.create_writer)("stream", "run", "agent")
+    return manager
+
+
+def _sql(captured: CaptureQueriesContext) -> list[str]:
+    statements = [query["sql"].strip().upper() for query in captured]
+    return [sql for sql in statements if not sql.startswith(("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE"))]
+
+
+def test_a_hundred_chunks_are_one_insert(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    with CaptureQueriesContext(committed_db.connection) as captured:
+        assert streams.write_sync("stream", CHUNKS) == 100
+    statements = _sql(captured)
+    assert sum("INSERT INTO" in sql for sql in statements) == 1
+    assert len(statements) == (1 if committed_db.vendor == "postgresql" else 2)
+
+
+def test_a_fence_is_one_statement_more(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    lock = DatabaseLockManager(committed_db.alias, tenant=committed_db.tenant).acquire("stream")
+    assert lock is not None
+    with CaptureQueriesContext(committed_db.connection) as captured:
+        streams.write_sync("stream", CHUNKS, fencing_token=lock.fencing_token)
+    statements = _sql(captured)
+    assert len(statements) == (2 if committed_db.vendor == "postgresql" else 3)
+    # The lock's row comes before the stream's, as everywhere.
+    assert "HELIX_STORE_LOCK" in statements[0]
+
+
+def test_reading_is_one_query(committed_db: CommittedDatabase, streams: DatabaseStreamManager) -> None:
+    streams.write_sync("stream", CHUNKS)
+    with CaptureQueriesContext(committed_db.connection) as captured:
+        assert len(streams.read_after("stream", 50)) == 50
+    assert len(_sql(captured)) == 1
+
+
+def test_a_page_is_read_through_indexes(postgres_db: CommittedDatabase) -> None:
+    streams = DatabaseStreamManager(postgres_db.alias, tenant=postgres_db.tenant)
+    async_to_sync(streams.create_writer)("stream", "run", "agent")
+    for _ in range(50):
+        streams.write_sync("stream", CHUNKS)
+    with postgres_db.connection.cursor() as cursor, CaptureQueriesContext(postgres_db.connection) as captured:
+        cursor.execute(f"ANALYZE {StreamChunk._meta.db_table}")
+        streams.read_after("stream", 100, limit=500)
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {captured.captured_queries[-1]['sql']}")
+        (plan,) = cursor.fetchone()[0]
+    found = repr(plan)
+    assert "Seq Scan" not in found
+    assert plan["Plan"]["Actual Rows"] == 500
+
+
+def test_a_write_goes_with_the_callers_transaction(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    with transaction.atomic(using=committed_db.alias):
+        assert streams.write_sync("stream", CHUNKS[:3]) == 3
+        transaction.set_rollback(True, using=committed_db.alias)
+    assert streams.read_after("stream", 0) == []
+    assert streams.write_sync("stream", CHUNKS[:1]) == 1
+
+
+def test_a_refused_write_leaves_the_callers_transaction_usable(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    async_to_sync(streams.end_stream)("stream")
+    with transaction.atomic(using=committed_db.alias):
+        with pytest.raises(StreamClosed):
+            streams.write_sync("stream", CHUNKS)
+        assert Stream.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).count() == 1
+
+
+def test_a_chunk_that_cannot_be_read_harms_no_other(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    streams.write_sync("stream", CHUNKS[:3])
+    rows = StreamChunk.objects.using(committed_db.alias).filter(stream__tenant=committed_db.tenant)
+    rows.filter(sequence=2).update(payload="{broken")
+    assert [stored.sequence for stored in streams.read_after("stream", 2)] == [3]
+    with pytest.raises(IntegrityFault):
+        streams.read_after("stream", 1)
