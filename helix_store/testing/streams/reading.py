@@ -91,6 +91,22 @@ class ReadingContract(StreamTests):
 
         assert run(read) == [list(range(after + 1, 41)) for after in (0, 0, 10, 25)]
 
+    def test_readers_of_two_tenants_never_share_what_they_read(self, streams: StreamManagerBase) -> None:
+        other = self.make_manager(tenant="other")
+        self.filled(streams, 3)
+        self.filled(other, 7)
+
+        async def read() -> list[list[int]]:
+            managers = [streams, other] * 10
+            await asyncio.gather(*(manager.end_stream("stream", "x") for manager in (streams, other)))
+            readers = await asyncio.gather(*(self.reader(manager) for manager in managers))
+            delivered = await asyncio.gather(*(self.sequences(reader) for reader in readers))
+            infos = await asyncio.gather(*(reader.info() for reader in readers))
+            assert [info and info.last_sequence for info in infos] == [3, 7] * 10
+            return delivered
+
+        assert run(read) == [list(range(1, 4)), list(range(1, 8))] * 10
+
     def test_a_reader_beyond_the_end_waits_for_what_follows(self, streams: StreamManagerBase) -> None:
         self.filled(streams, 3)
 
