@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from django.db import connections, transaction
 
 from example_project.events import Event, Report
+from example_project.spending import Spending
 from helix_store.core.types import Message, Run, RunStatus, SessionState, SessionStatus, StepInfo
 from helix_store.exceptions import SessionNotFound
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 __all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval", "existing_state"]
 
@@ -46,17 +47,18 @@ class ToolCall:
     store: DatabaseStateStore
     session_id: str
     agent_type: str
-    step_id: str
+    step: StepInfo
     tool_call_id: str
     arguments: dict[str, Any]
     report: Report
+    spending: Spending
 
     def stage(self, **changes: Any) -> None:
         """Keep changes to the custom state until the step commits."""
         staged = {"tool_call_id": self.tool_call_id, **changes}
-        self.store.stage_changes(self.session_id, self.step_id, staged)
+        self.store.stage_changes(self.session_id, self.step.step_id, staged)
         text = f"{self.tool_call_id} staged its changes"
-        self.report(Event("staged", self.agent_type, self.step_id, text))
+        self.report(Event("staged", self.agent_type, self.step.step_id, text))
 
 
 Tool = Callable[[ToolCall], Any]
@@ -79,6 +81,7 @@ class Agent:
         self.store = store
         self.kind = kind
         self.report = report
+        self.usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
 
     def run(self, session_id: str) -> SessionState:
         """Go on from wherever the session is until it is finished or waits for a person.
@@ -123,6 +126,7 @@ class Agent:
         step = StepInfo(f"step-{state.step_count + 1}", state.step_count + 1)
         # A worker that died in this step may have left changes of tool calls that this attempt will not make.
         self.store.discard_staging(session_id, step.step_id)
+        spending = Spending(self.usage, session_id, run_id, self.kind.agent_type)
         new_messages: list[Message] = []
         calls = _open_calls(history)
         if not calls:
@@ -130,10 +134,10 @@ class Agent:
             self._tell("model", step.step_id, _said(reply.message))
             new_messages.append(reply.message)
             calls = reply.message.get("tool_calls", [])
-            _count_tokens(state, reply.tokens)
+            spending.tokens(step, reply.tokens)
         waiting = [call for call in calls if self._needs_approval(state, call)]
         if calls and not waiting:
-            new_messages += self._results(state, step.step_id, calls)
+            new_messages += self._results(state, step, calls, spending)
         elif not calls:
             state.status = SessionStatus.COMPLETED
             state.output = {"answer": new_messages[-1]["content"]}
@@ -163,18 +167,22 @@ class Agent:
         needs_approval = call["function"]["name"] in self.kind.needs_approval
         return needs_approval and call["id"] not in state.completed_client_tool_calls
 
-    def _results(self, state: SessionState, step_id: str, calls: Sequence[dict[str, Any]]) -> list[Message]:
+    def _results(
+        self, state: SessionState, step: StepInfo, calls: Sequence[dict[str, Any]], spending: Spending
+    ) -> list[Message]:
         """Run the calls side by side; their results are in the order of the calls."""
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
-            return list(pool.map(lambda call: self._result(state, step_id, call), calls))
+            return list(pool.map(lambda call: self._result(state, step, call, spending), calls))
 
-    def _result(self, state: SessionState, step_id: str, call: dict[str, Any]) -> Message:
+    def _result(
+        self, state: SessionState, step: StepInfo, call: dict[str, Any], spending: Spending
+    ) -> Message:
         function = call["function"]
         decision = state.completed_client_tool_calls.get(call["id"])
         if decision is not None and not decision.get("approved"):
             result = {"refused": "A person did not approve this."}
         else:
-            result = self._run_tool(state, step_id, call)
+            result = self._run_tool(state, step, call, spending)
         return {
             "role": "tool",
             "tool_call_id": call["id"],
@@ -182,18 +190,21 @@ class Agent:
             "content": json.dumps(result),
         }
 
-    def _run_tool(self, state: SessionState, step_id: str, call: dict[str, Any]) -> Any:
+    def _run_tool(self, state: SessionState, step: StepInfo, call: dict[str, Any], spending: Spending) -> Any:
+        name = call["function"]["name"]
         tool_call = ToolCall(
             store=self.store,
             session_id=state.session_id,
             agent_type=self.kind.agent_type,
-            step_id=step_id,
+            step=step,
             tool_call_id=call["id"],
             arguments=json.loads(call["function"]["arguments"]),
             report=self.report,
+            spending=spending,
         )
         try:
-            return self.kind.tools[call["function"]["name"]](tool_call)
+            with spending.tool(step, call["id"], name):
+                return self.kind.tools[name](tool_call)
         finally:
             # Django closes connections at the end of requests; a tool's thread belongs to none.
             connections.close_all()
@@ -239,13 +250,6 @@ def _pending(call: dict[str, Any], run_id: str) -> dict[str, Any]:
 def _waits(state: SessionState) -> bool:
     """Whether a call of the session has no answer yet."""
     return any("submitted_at" not in call for call in state.pending_client_tool_calls.values())
-
-
-def _count_tokens(state: SessionState, tokens: Mapping[str, int]) -> None:
-    """Add to what the session has spent, in its own state."""
-    spent = state.custom_state.setdefault("tokens", {})
-    for kind, count in tokens.items():
-        spent[kind] = spent.get(kind, 0) + count
 
 
 def _said(message: Message) -> str:

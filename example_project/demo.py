@@ -11,7 +11,9 @@ from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process, run_until_killed
 from helix_store.core.ids import new_id
 from helix_store.core.types import Message, SessionState
-from helix_store.stores import DatabaseStateStore
+from helix_store.core.usage import UsageRollup
+from helix_store.exceptions import SessionNotFound
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 __all__ = ["TripSummary", "demonstrate_agent"]
 
@@ -25,6 +27,7 @@ class TripSummary:
     state: SessionState
     messages: list[Message]
     run_count: int
+    spent: UsageRollup
 
     def same_outcome(self, other: TripSummary) -> bool:
         """Whether messages, state and the number of steps are equal; times and ids never are."""
@@ -41,7 +44,8 @@ class TripSummary:
             "runs": self.run_count,
             "steps": self.state.step_count,
             "messages": self.state.message_count,
-            "tokens": self.state.custom_state["tokens"]["total"],
+            "tokens": self.spent.tokens.total,
+            "cost_usd": f"{self.spent.cost_usd:.4f}",
         }
 
 
@@ -98,4 +102,8 @@ def _approved_and_finished(store: DatabaseStateStore, session_id: str, say: Say)
 
 def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
     messages = store.get_messages(session_id).messages
-    return TripSummary(existing_state(store, session_id), messages, len(store.list_runs(session_id)))
+    usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
+    spent = usage.get_rollup(session_id, include_sub_agents=True)
+    if spent is None:
+        raise SessionNotFound(session_id)
+    return TripSummary(existing_state(store, session_id), messages, len(store.list_runs(session_id)), spent)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
+from example_project.spending import recorded_entries
 from helix_store.core.types import Message, SessionState, SessionStatus, StepInfo
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 __all__ = ["Replayed", "Transcript", "TranscriptError", "difference", "read_transcripts", "replay"]
 
@@ -84,6 +85,8 @@ def replay(store: DatabaseStateStore, transcript: Transcript) -> Replayed:
             steps += 1
     if stored < len(messages):
         stored = store.append_messages(session_id, messages[stored:], expected_version=state.version)
+    usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
+    usage.record_entries(recorded_entries(session_id, messages))
     if state.status is not SessionStatus.COMPLETED:
         store.update_status(session_id, SessionStatus.COMPLETED)
     return Replayed(messages=stored - state.message_count, steps=steps)

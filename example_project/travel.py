@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall
+from example_project.spending import estimated_tokens
 from helix_store.core.types import Message, SubSessionRef
 from helix_store.stores import DatabaseStateStore
 
@@ -22,9 +23,8 @@ class ScriptedModel:
 
     def reply(self, history: Sequence[Message]) -> Reply:
         line = self.lines[sum(message["role"] == "assistant" for message in history)]
-        read = sum(len(json.dumps(message)) for message in history) // 4
-        written = len(json.dumps(line)) // 4
-        return Reply(line, {"prompt": read, "completion": written, "total": read + written})
+        read = sum(len(json.dumps(message)) for message in history)
+        return Reply(line, estimated_tokens(read, line))
 
 
 def _calls(*calls: tuple[str, str, dict[str, Any]]) -> Message:
@@ -57,7 +57,8 @@ def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
     )
     store.add_sub_session_refs(call.session_id, [ref])
     _start(store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=call.session_id)
-    state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
+    with call.spending.sub_agent(call.step, VISA_ADVISER.agent_type, sub_session_id):
+        state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
     store.update_sub_session_ref(
         call.session_id, sub_session_id, status=state.status.value, output=state.output
     )
