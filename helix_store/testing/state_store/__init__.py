@@ -6,6 +6,7 @@ from helix_store.testing.state_store.base import HeldLock, LockManager, StoreTes
 from helix_store.testing.state_store.branching import BranchingContract
 from helix_store.testing.state_store.checkpoints import CheckpointContract
 from helix_store.testing.state_store.custom_state import CustomStateContract
+from helix_store.testing.state_store.deadlines import DeadlineContract
 from helix_store.testing.state_store.fencing import FencingContract
 from helix_store.testing.state_store.identifiers import IdentifierContract
 from helix_store.testing.state_store.interrupts import InterruptContract
@@ -36,6 +37,7 @@ __all__ = [
     "BranchingContract",
     "CheckpointContract",
     "CustomStateContract",
+    "DeadlineContract",
     "FencingContract",
     "HeldLock",
     "IdentifierContract",
@@ -85,6 +87,7 @@ class StateStoreContract(
     SubSessionContract,
     InterruptContract,
     ToolCallContract,
+    DeadlineContract,
     SuspensionContract,
     VersionContract,
     UnknownSessionContract,

@@ -1,19 +1,18 @@
-"""Tool calls that somebody outside answers: routed to their owner, answered once, found when overdue."""
+"""Tool calls that somebody outside answers: routed to their owner, answered once, taken once."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
-from helix_store.core.tool_calls import PendingToolCall, Submission, default_answer
+from helix_store.core.tool_calls import Submission
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
-    InvalidQuery,
     LimitExceeded,
     SessionNotFound,
     StaleStateError,
@@ -21,7 +20,15 @@ from helix_store.exceptions import (
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, full_session, loaded
 
-__all__ = ["ToolCallContract"]
+__all__ = [
+    "APPROVE",
+    "ASK",
+    "IN_A_WHILE",
+    "LONG_AGO",
+    "ToolCallContract",
+    "create_family",
+    "outcomes_of",
+]
 
 LONG_AGO: Final = 1_600_000_000_000
 IN_A_WHILE: Final = 4_000_000_000_000
@@ -30,14 +37,14 @@ ASK: Final[dict[str, Any]] = {"tool_name": "ask", "input": {"question": "Go?"}}
 APPROVE: Final[dict[str, Any]] = {"tool_name": "pay", "input": {"amount": 7.0}, "approval_id": "approval"}
 
 
-def _family(store: StateStore) -> None:
+def create_family(store: StateStore) -> None:
     store.create_session("root", agent_type="agent")
     store.create_session("child", agent_type="agent", parent_session_id="root")
     store.create_session("grandchild", agent_type="agent", parent_session_id="child")
     store.create_session("stranger", agent_type="agent")
 
 
-def _outcomes(*submissions: Submission) -> list[str]:
+def outcomes_of(*submissions: Submission) -> list[str]:
     return [submission.outcome.value for submission in submissions]
 
 
@@ -66,7 +73,7 @@ class ToolCallContract(StoreTests):
     def test_the_root_records_who_owns_a_call_and_each_changed_session_is_one_new_version(
         self, store: StateStore
     ) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("grandchild", {"call-1": ASK, "call-2": ASK})
         assert loaded(store, "root").client_tool_call_ownership == {
             "call-1": "grandchild",
@@ -78,7 +85,7 @@ class ToolCallContract(StoreTests):
         assert [loaded(store, name).version for name in ("root", "child", "grandchild")] == [3, 1, 2]
 
     def test_a_session_may_ask_for_another_one_of_its_tree(self, store: StateStore) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("root", {"call-1": ASK}, owner_session_id="child")
         assert list(_pending(store, "child")) == ["call-1"]
         assert _pending(store, "root") == {}
@@ -89,7 +96,7 @@ class ToolCallContract(StoreTests):
         assert loaded(store, "root").version == 2
 
     def test_asking_the_same_again_changes_nothing(self, store: StateStore) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK, "call-2": APPROVE})
         store.submit_tool_result("child", "call-1", result=1)
         before = [contents(store, name) for name in ("root", "child")]
@@ -98,7 +105,7 @@ class ToolCallContract(StoreTests):
 
     @pytest.mark.parametrize("state", ["pending", "answered", "completed", "of another session"])
     def test_another_call_under_a_taken_id_is_refused(self, store: StateStore, state: str) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK})
         if state in ("answered", "completed"):
             store.submit_tool_result("child", "call-1", result=1)
@@ -160,11 +167,11 @@ class ToolCallContract(StoreTests):
     def test_an_answer_through_any_session_of_the_tree_reaches_the_owner(
         self, store: StateStore, through: str
     ) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK})
         versions = {name: loaded(store, name).version for name in ("root", "child", "grandchild")}
         submission = store.submit_tool_result(through, "call-1", result={"go": True})
-        assert _outcomes(submission) == ["accepted"]
+        assert outcomes_of(submission) == ["accepted"]
         assert (submission.session_id, submission.tool_call_id) == ("child", "call-1")
         assert submission.new_version == versions["child"] + 1 == loaded(store, "child").version
         entry = _pending(store, "child")["call-1"]
@@ -174,12 +181,12 @@ class ToolCallContract(StoreTests):
         assert loaded(store, "grandchild").version == versions["grandchild"]
 
     def test_an_answer_from_outside_of_the_tree_finds_no_call(self, store: StateStore) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK})
         before = contents(store, "child")
         submission = store.submit_tool_result("stranger", "call-1", result=1)
         assert submission == Submission(outcome=submission.outcome, tool_call_id="call-1")
-        assert _outcomes(submission) == ["unknown_tool_call"]
+        assert outcomes_of(submission) == ["unknown_tool_call"]
         assert contents(store, "child") == before
 
     def test_a_call_that_only_its_own_session_knows_of_can_be_answered_there(
@@ -188,22 +195,22 @@ class ToolCallContract(StoreTests):
         state = loaded(store, session_id)
         state.pending_client_tool_calls = {"call-1": ASK, "not a call": 7}
         store.save_state(session_id, state)
-        assert _outcomes(store.submit_tool_result(session_id, "call-1", result=1)) == ["accepted"]
-        assert _outcomes(store.submit_tool_result(session_id, "not a call", result=1)) == [
+        assert outcomes_of(store.submit_tool_result(session_id, "call-1", result=1)) == ["accepted"]
+        assert outcomes_of(store.submit_tool_result(session_id, "not a call", result=1)) == [
             "unknown_tool_call"
         ]
         assert list(store.take_tool_results(session_id)) == ["call-1"]
         assert _pending(store, session_id) == {"not a call": 7}
 
     def test_a_call_whose_owner_was_deleted_is_unknown(self, store: StateStore) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK})
         store.delete_session("child")
-        assert _outcomes(store.submit_tool_result("root", "call-1", result=1)) == ["unknown_tool_call"]
+        assert outcomes_of(store.submit_tool_result("root", "call-1", result=1)) == ["unknown_tool_call"]
 
     @pytest.mark.parametrize("taken", [False, True], ids=["not taken", "taken"])
     def test_the_first_answer_stands_for_good(self, store: StateStore, taken: bool) -> None:
-        _family(store)
+        create_family(store)
         store.add_pending_tool_calls("child", {"call-1": ASK, "call-2": APPROVE})
         store.submit_tool_result("root", "call-1", result="first")
         store.submit_tool_result("root", "call-2", approved=False, approval_id="approval", reason="no")
@@ -216,7 +223,7 @@ class ToolCallContract(StoreTests):
             store.submit_tool_result("root", "call-2", approved=True, approval_id="approval"),
             store.submit_tool_result("root", "call-2", approved=True, approval_id="another"),
         ]
-        assert _outcomes(*again) == ["already_completed"] * 4
+        assert outcomes_of(*again) == ["already_completed"] * 4
         assert {submission.session_id for submission in again} == {"child"}
         assert {submission.new_version for submission in again} == {None}
         assert [contents(store, name) for name in ("root", "child")] == before
@@ -292,7 +299,7 @@ class ToolCallContract(StoreTests):
         with pytest.raises(LimitExceeded):
             store.add_pending_tool_calls("session", {"call-2": {**ASK, "input": "x" * 1_000}})
         assert contents(store, "session") == before
-        assert _outcomes(store.submit_tool_result("session", "call-1", **_answer(answer, 998))) == [
+        assert outcomes_of(store.submit_tool_result("session", "call-1", **_answer(answer, 998))) == [
             "accepted"
         ]
 
@@ -315,7 +322,7 @@ class ToolCallContract(StoreTests):
         store.submit_tool_result(session_id, "answered", result=1)
         store.update_status(session_id, status)
         before = contents(store, session_id)
-        outcomes = _outcomes(
+        outcomes = outcomes_of(
             *(store.submit_tool_result(session_id, name, result=2) for name in ("open", "answered"))
         )
         assert outcomes == ["unknown_tool_call", "already_completed"]
@@ -334,7 +341,7 @@ class ToolCallContract(StoreTests):
 
     def test_calls_and_answers_of_a_whole_tree_at_once_all_count(self, store: StateStore) -> None:
         """Asking locks two sessions, each time in another order."""
-        _family(store)
+        create_family(store)
         names = ["root", "child", "grandchild"]
         asked = self.at_once(
             *(
@@ -348,7 +355,7 @@ class ToolCallContract(StoreTests):
         answered = self.at_once(
             *(lambda call=call: store.submit_tool_result("child", call, result=call) for call in calls)
         )
-        assert _outcomes(*answered) == ["accepted"] * 9  # type: ignore[arg-type]
+        assert outcomes_of(*answered) == ["accepted"] * 9  # type: ignore[arg-type]
         for name in names:
             taken = store.take_tool_results(name)
             assert {call: answer["result"] for call, answer in taken.items()} == {
@@ -396,85 +403,5 @@ class ToolCallContract(StoreTests):
         assert len(completed) == 10
         assert "result" in completed["call-9"]
         assert completed["call-0"].keys() == {"submitted_at"}
-        assert _outcomes(store.submit_tool_result("session", "call-0", result=1)) == ["already_completed"]
+        assert outcomes_of(store.submit_tool_result("session", "call-0", result=1)) == ["already_completed"]
         assert store.save_state("session", loaded(store, "session")) > 0
-
-    # Deadlines
-
-    def test_overdue_calls_are_found_by_deadline(self, store: StateStore) -> None:
-        _family(store)
-        deadlines = {"a": LONG_AGO + 5, "b": LONG_AGO + 1, "later": IN_A_WHILE, "never": None}
-        for name, calls in (("root", deadlines), ("stranger", {"c": LONG_AGO + 3, "d": LONG_AGO})):
-            store.add_pending_tool_calls(
-                name, {call: {**ASK, "deadline": deadline} for call, deadline in calls.items()}
-            )
-        reject = {**APPROVE, "deadline": LONG_AGO + 4, "on_expiry": "reject"}
-        store.add_pending_tool_calls("child", {"e": reject})
-        found = store.find_expired_pending()
-        assert [(call.session_id, call.tool_call_id) for call in found] == [
-            ("stranger", "d"),
-            ("root", "b"),
-            ("stranger", "c"),
-            ("child", "e"),
-            ("root", "a"),
-        ]
-        assert found[3] == PendingToolCall(
-            session_id="child",
-            tool_call_id="e",
-            tool_name="pay",
-            deadline=LONG_AGO + 4,
-            approval_id="approval",
-            on_expiry="reject",
-        )
-        assert store.find_expired_pending(limit=2) == found[:2]
-
-    def test_an_answered_call_is_overdue_no_more(self, store: StateStore, session_id: str) -> None:
-        store.add_pending_tool_calls(
-            session_id, {"a": {**ASK, "deadline": LONG_AGO}, "b": {**ASK, "deadline": LONG_AGO + 1}}
-        )
-        store.submit_tool_result(session_id, "a", result=1)
-        assert [call.tool_call_id for call in store.find_expired_pending()] == ["b"]
-        store.submit_tool_result(session_id, "b", result=1)
-        assert store.find_expired_pending() == []
-        store.take_tool_results(session_id)
-        assert store.find_expired_pending() == []
-
-    def test_the_moment_may_be_given(self, store: StateStore, session_id: str) -> None:
-        store.add_pending_tool_calls(session_id, {"call-1": {**ASK, "deadline": IN_A_WHILE}})
-        due = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=IN_A_WHILE)
-        for now, expected in ((IN_A_WHILE - 1, 0), (IN_A_WHILE, 1), (due, 1), (None, 0)):
-            assert len(store.find_expired_pending(now=now)) == expected
-        for bad in (datetime(2030, 1, 1), 1_700_000_000, "now"):  # noqa: DTZ001  without a time zone
-            with self.storage_untouched(), pytest.raises(InvalidQuery):
-                store.find_expired_pending(now=bad)  # type: ignore[arg-type]
-        for bad_limit in (0, -1, True, None):
-            with self.storage_untouched(), pytest.raises(InvalidQuery):
-                store.find_expired_pending(limit=bad_limit)  # type: ignore[arg-type]
-
-    def test_overdue_calls_belong_to_their_tenant(self) -> None:
-        ours, theirs = self.make_store(tenant="ours"), self.make_store(tenant="theirs")
-        theirs.create_session("session", agent_type="agent")
-        theirs.add_pending_tool_calls("session", {"call-1": {**ASK, "deadline": LONG_AGO}})
-        assert ours.find_expired_pending() == []
-        assert len(theirs.find_expired_pending()) == 1
-
-    @pytest.mark.parametrize(
-        ("call", "answer"),
-        [
-            ({**ASK, "on_expiry": {"result": None}}, {"result": None}),
-            ({**APPROVE, "on_expiry": "reject"}, {"approved": False, "reason": "deadline_passed"}),
-        ],
-    )
-    def test_a_default_is_an_answer_like_any_other(
-        self, store: StateStore, session_id: str, call: dict[str, Any], answer: dict[str, Any]
-    ) -> None:
-        store.add_pending_tool_calls(session_id, {"call-1": {**call, "deadline": LONG_AGO}})
-        (overdue,) = store.find_expired_pending()
-        default = default_answer(overdue)
-        assert default is not None
-        assert _outcomes(store.submit_tool_result(session_id, "call-1", **default)) == ["accepted"]
-        late = store.submit_tool_result(session_id, "call-1", error="late")
-        assert _outcomes(late) == ["already_completed"]
-        taken = store.take_tool_results(session_id)["call-1"]
-        del taken["submitted_at"]
-        assert taken == answer
