@@ -118,7 +118,7 @@ class StreamHead(NamedTuple):
 
 
 class StreamPage(NamedTuple):
-    """A head, and the texts of the chunks that follow a position, read at one moment or the head first."""
+    """A head, and the texts of the chunks that follow a position, read at one moment."""
 
     head: StreamHead
     first_sequence: int

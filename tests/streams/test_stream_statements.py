@@ -92,6 +92,26 @@ def test_a_refused_write_leaves_the_callers_transaction_usable(
         assert Stream.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).count() == 1
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_lost_chunk_is_no_silent_hole(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager, lost: int
+) -> None:
+    streams.write_sync("stream", CHUNKS[:3])
+    rows = StreamChunk.objects.using(committed_db.alias).filter(stream__tenant=committed_db.tenant)
+    rows.filter(sequence=lost).delete()
+    assert len(streams.read_after("stream", lost)) == 3 - lost
+    with pytest.raises(IntegrityFault):
+        streams.read_after("stream", 0)
+
+    async def read() -> None:
+        reader = await streams.create_reader("stream")
+        assert reader is not None
+        await anext(reader)
+
+    with pytest.raises(IntegrityFault):
+        async_to_sync(read)()
+
+
 def test_a_chunk_that_cannot_be_read_harms_no_other(
     committed_db: CommittedDatabase, streams: DatabaseStreamManager
 ) -> None:

@@ -18,7 +18,6 @@ from helix_store.core.streams import (
     same_stream,
 )
 from helix_store.core.types import StreamStatus
-from helix_store.exceptions import StreamTruncated
 from helix_store.stores.stream_backend import StreamBackend, StreamWatch
 
 __all__ = ["ResumableReader", "StoredText"]
@@ -110,7 +109,4 @@ class ResumableReader:
         page = same_stream(await self._watch.read(read, key), self._stream_id, self._head.incarnation)
         self._head = page.head
         page.head.check_readable(self._after)
-        if page.texts and page.first_sequence != self._after + 1:
-            # The head was read before pruning, and its chunks after it.
-            raise StreamTruncated(page.first_sequence)
         return page

@@ -17,7 +17,7 @@ from helix_store.core.requests import Guard
 from helix_store.core.stream_options import seconds
 from helix_store.core.streams import CLOSED, PrunedStreams, StreamHead, StreamInfo, StreamPage, settles
 from helix_store.core.types import StreamStatus
-from helix_store.exceptions import HelixStoreError, StreamClosed, StreamNotFound
+from helix_store.exceptions import HelixStoreError, IntegrityFault, StreamClosed, StreamNotFound
 from helix_store.models import Stream, StreamChunk
 from helix_store.stores.api.streams import StreamManagerBase
 from helix_store.stores.async_twins import in_thread
@@ -214,9 +214,10 @@ class DatabaseStreams(DatabaseVerbs):
             return None
         key, generation, status, last_sequence, floor, first_sequence, _ = rows[0]
         head = StreamHead((key, generation), StreamStatus(status), last_sequence, floor)
-        if first_sequence is None:
-            return StreamPage(head, after + 1, ())
-        return StreamPage(head, first_sequence, tuple(row[-1] for row in rows))
+        chunks = [] if first_sequence is None else [row[-2:] for row in rows]
+        if after >= floor:
+            _check_whole([sequence for sequence, _ in chunks], after, min(after + limit, last_sequence))
+        return StreamPage(head, first_sequence or after + 1, tuple(payload for _, payload in chunks))
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
         return prune(self.scope, self.scope.tenant, request)
@@ -266,6 +267,12 @@ class DatabaseStreams(DatabaseVerbs):
 
     def _announce(self, key: int, last_sequence: int) -> None:
         announce_after_commit(self.scope.connection, key, last_sequence)
+
+
+def _check_whole(sequences: Sequence[int], after: int, last: int) -> None:
+    """Head and chunks are of one moment, so whatever is missing between them was lost."""
+    if sequences != list(range(after + 1, last + 1)):
+        raise IntegrityFault("A stream lacks chunks that it has numbered; other streams are not affected.")
 
 
 def _lease(writer: NewWriter | None) -> dict[str, Any]:
