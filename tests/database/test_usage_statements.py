@@ -200,7 +200,7 @@ def test_a_page_far_from_the_first_one_starts_where_the_last_one_ended(ledger: L
     )
     plan = ledger.plan(sent)
     (found_by,) = [line for line in plan.splitlines() if re.search("Index Cond|USING INDEX", line)]
-    assert re.search(r'timestamp"? ?<', found_by)
+    assert re.search(r'timestamp"?[^<>]*<', found_by)
 
 
 @pytest.mark.parametrize(

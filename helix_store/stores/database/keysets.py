@@ -14,10 +14,11 @@ class _Row(Func):
     template = "(%(expressions)s)"
 
 
-def beyond(model: type[Model], last: Mapping[str, Any]) -> Func:
-    """The rows after the last one seen, in the ascending order of these columns: ``(a, b) > (1, 2)``.
+def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Func:
+    """The rows after the last one seen, in the order of these columns: ``(a, b) > (1, 2)``.
 
     That is one range of an index. The same said with OR reads every row again that has the last row's ``a``.
+    All columns are in the same direction.
     """
     fields: Any = model._meta.get_field
     values = [Value(value, output_field=fields(name)) for name, value in last.items()]
@@ -25,6 +26,6 @@ def beyond(model: type[Model], last: Mapping[str, Any]) -> Func:
         _Row(*map(F, last), output_field=BooleanField()),
         _Row(*values, output_field=BooleanField()),
         template="%(expressions)s",
-        arg_joiner=" > ",
+        arg_joiner=" < " if descending else " > ",
         output_field=BooleanField(),
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from helix_store.core.requests import SessionQuery
 from helix_store.core.session_state import HEAD_FIELDS, head_values
 from helix_store.core.types import SessionHead, Unset
 from helix_store.models import Session
+from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.vendors import has_metadata, has_tag
 
@@ -23,7 +24,9 @@ def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead
     prefix = "-" if query.descending else ""
     page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
     if query.after is not None:
-        page = page.filter(_beyond(query))
+        moment, session_id = query.after
+        last = {query.order_by: moment, "session_id": session_id}
+        page = page.filter(beyond(Session, last, descending=query.descending))
     rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
     heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]
     return heads, total, len(rows) > query.limit
@@ -50,18 +53,3 @@ def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Sess
     for key, value in query.metadata.items():
         sessions = sessions.filter(has_metadata(key, value))
     return sessions
-
-
-def _beyond(query: SessionQuery) -> Q:
-    """What follows the last row seen.
-
-    The first condition is implied by the second, but it is the one an index can start from: without it
-    PostgreSQL reads every row before the page.
-    """
-    assert query.after is not None  # noqa: S101  narrows the type
-    value, session_id = query.after
-    comparison = "lt" if query.descending else "gt"
-    return Q(**{f"{query.order_by}__{comparison}e": value}) & (
-        Q(**{f"{query.order_by}__{comparison}": value})
-        | Q(**{query.order_by: value, f"session_id__{comparison}": session_id})
-    )
