@@ -29,13 +29,13 @@ __all__ = ["UsageSum", "bucket_start", "rollup", "sum_of", "time_series"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """Entries that are alike in everything a rollup tells apart, added up. Costs are in their units."""
+    """Entries that are alike in everything a rollup tells apart, added up. Costs are in their units.
+
+    ``name`` is the model, the tool, the agent type or the custom type, whichever the kind has.
+    """
 
     kind: UsageKind
-    model: str | None
-    tool_name: str | None
-    agent_type: str | None
-    custom_type: str | None
+    name: str
     custom_name: str | None
     success: bool | None
     entry_count: int
@@ -57,10 +57,7 @@ def sum_of(entry: UsageEntry) -> UsageSum:
     """The sum of a single entry."""
     return UsageSum(
         kind=entry.kind,
-        model=entry.model,
-        tool_name=entry.tool_name,
-        agent_type=entry.agent_type,
-        custom_type=entry.type,
+        name=entry.model or entry.tool_name or entry.agent_type or entry.type or "",
         custom_name=entry.name,
         success=entry.success,
         entry_count=1,
@@ -82,13 +79,13 @@ def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
         cost += part.cost
         entry_count += part.entry_count
         if part.kind is UsageKind.TOKENS:
-            tokens_by_model[str(part.model)] += part.tokens
+            tokens_by_model[part.name] += part.tokens
         elif part.kind is UsageKind.TOOL:
-            by_tool[str(part.tool_name)] += part.calls
+            by_tool[part.name] += part.calls
         elif part.kind is UsageKind.SUBAGENT:
-            sub_agents[str(part.agent_type)] += part.calls
+            sub_agents[part.name] += part.calls
         else:
-            custom[str(part.custom_type)][str(part.custom_name)] += part.amount
+            custom[part.name][part.custom_name or ""] += part.amount
     return UsageRollup(
         tokens=sum(tokens_by_model.values(), TokenCounts()),
         tokens_by_model=dict(sorted(tokens_by_model.items())),

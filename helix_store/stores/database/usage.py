@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from django.db.models import Count, Q, QuerySet, Sum
-from django.db.models.functions import Trunc
+from django.db.models import Count, QuerySet, Sum
+from django.db.models.functions import Coalesce, Trunc
 
 from helix_store import conf
 from helix_store.core import validation
@@ -29,6 +29,7 @@ from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.api.usage import UsageStoreBase
 from helix_store.stores.database.exact_sums import ExactSum
+from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.statements import returned_rows
@@ -52,7 +53,11 @@ _SESSIONS_PER_QUERY: Final = 10_000
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
-_ALIKE: Final = ("kind", "model", "tool_name", "agent_type", "custom_type", "custom_name", "success")
+_NAME: Final = Coalesce("model", "tool_name", "agent_type", "custom_type")
+"""What entries of each kind are told apart by, in one column.
+
+PostgreSQL takes every further column for many more groups, and sorts where it could hash.
+"""
 _GROUP_COLUMNS: Final = {
     UsageGrouping.MODEL: "model",
     UsageGrouping.AGENT_TYPE: "session_agent_type",
@@ -151,7 +156,9 @@ class DatabaseUsage(DatabaseVerbs):
         prefix = "-" if query.descending else ""
         page = matching.order_by(f"{prefix}timestamp", f"{prefix}pk")
         if query.after is not None:
-            page = page.filter(_beyond(query.after, descending=query.descending))
+            timestamp, place = query.after
+            last = {"timestamp": timestamp, "id": place}
+            page = page.filter(beyond(UsageRow, last, descending=query.descending))
         rows = list(page.values(*_ENTRY_COLUMNS)[query.offset : query.offset + query.limit + 1])
         placed = [PlacedEntry(_entry(row), row["id"]) for row in rows[: query.limit]]
         return placed, total, len(rows) > query.limit
@@ -232,42 +239,29 @@ def _filtered(rows: QuerySet[UsageRow], query: UsageQuery) -> QuerySet[UsageRow]
     return rows.filter(**{name: value for name, value in equal.items() if value is not None})
 
 
-def _beyond(after: tuple[datetime, int], *, descending: bool) -> Q:
-    """What follows the last entry seen; the first condition is redundant, but an index can start from it."""
-    timestamp, place = after
-    comparison = "lt" if descending else "gt"
-    return Q(**{f"timestamp__{comparison}e": timestamp}) & (
-        Q(**{f"timestamp__{comparison}": timestamp})
-        | Q(**{"timestamp": timestamp, f"pk__{comparison}": place})
-    )
-
-
 def _sums(rows: QuerySet[UsageRow]) -> Iterator[UsageSum]:
     groups = (
-        rows.values(*_ALIKE)
+        rows.values_list("kind", _NAME, "custom_name", "success")
         .annotate(
-            entry_count=Count("pk"),
-            sum_of_durations=ExactSum("duration_ms"),
-            sum_of_amounts=Sum("amount"),
-            sum_of_costs=ExactSum("cost_usd"),
+            entries=Count("pk"),
+            duration=ExactSum("duration_ms"),
+            amounts=Sum("amount"),
+            cost=ExactSum("cost_usd"),
             **_TOKEN_SUMS,
         )
         .order_by()
     )
-    for group in groups:
+    for kind, name, custom_name, success, entries, duration, amounts, cost, *tokens in groups:
         yield UsageSum(
-            kind=UsageKind(group["kind"]),
-            model=group["model"],
-            tool_name=group["tool_name"],
-            agent_type=group["agent_type"],
-            custom_type=group["custom_type"],
-            custom_name=group["custom_name"],
-            success=group["success"],
-            entry_count=group["entry_count"],
-            tokens=_token_counts(group[name] for name in _TOKENS),
-            duration_ms=group["sum_of_durations"],
-            amount=group["sum_of_amounts"] or 0,
-            cost=group["sum_of_costs"],
+            kind=UsageKind(kind),
+            name=name,
+            custom_name=custom_name,
+            success=success,
+            entry_count=entries,
+            tokens=_token_counts(tokens),
+            duration_ms=duration,
+            amount=amounts or 0,
+            cost=cost,
         )
 
 
