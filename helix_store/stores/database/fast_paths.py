@@ -11,16 +11,13 @@ locks first and then decides, has the last word: it finds the error to raise or 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from helix_store import conf
-from helix_store.connections import given_back
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
 from helix_store.core.merging import promote_staged
@@ -42,12 +39,17 @@ from helix_store.core.types import (
     StatusConflict,
     StepCommit,
 )
-from helix_store.exceptions import StoreBusy
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
-from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
 from helix_store.stores.database.messages import DatabaseMessages
+from helix_store.stores.database.prepared import (
+    Rows,
+    is_fast,
+    read_prepared,
+    write_prepared,
+    writes_alone,
+)
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.sessions import DatabaseSessions
@@ -55,17 +57,15 @@ from helix_store.stores.database.steps import DatabaseSteps
 
 __all__ = ["FastCheckpoints", "FastMessages", "FastSessions", "FastSteps"]
 
-Rows = list[tuple[Any, ...]]
-
 _JSONB_COLUMNS: Final = ("tags", "metadata")
 _ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
 
 
 class FastSessions(DatabaseSessions):
     def load(self, session_id: str) -> SessionState | None:
-        if not _is_fast(self.scope):
+        if not is_fast(self.scope):
             return super().load(session_id)
-        rows = _read(self.scope, _load_sql(), {"tenant": self.scope.tenant, "session_id": session_id})
+        rows = read_prepared(self.scope, _load_sql(), {"tenant": self.scope.tenant, "session_id": session_id})
         if not rows:
             return None
         *head, payload, envelope = rows[0]
@@ -82,7 +82,7 @@ class FastSessions(DatabaseSessions):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        if guard == Guard() and _writes_alone(self.scope):
+        if guard == Guard() and writes_alone(self.scope):
             parameters = {
                 "tenant": self.scope.tenant,
                 "session_id": session_id,
@@ -91,7 +91,7 @@ class FastSessions(DatabaseSessions):
                 "failure_reason": failure_reason,
                 "at": timezone.now(),
             }
-            rows = _write(self.scope, _compare_and_set_sql(), parameters)
+            rows = write_prepared(self.scope, _compare_and_set_sql(), parameters)
             if rows:
                 return StatusChange(new_version=rows[0][0])
         return super().compare_and_set_status(session_id, expected, status, failure_reason, guard)
@@ -101,7 +101,7 @@ class FastMessages(DatabaseMessages):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        if not _is_fast(self.scope) or descending:
+        if not is_fast(self.scope) or descending:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         parameters = {
             "tenant": self.scope.tenant,
@@ -109,7 +109,7 @@ class FastMessages(DatabaseMessages):
             "offset": offset,
             "last": None if limit is None else offset + limit,
         }
-        rows = _read(self.scope, _page_sql(), parameters)
+        rows = read_prepared(self.scope, _page_sql(), parameters)
         if not rows:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         return [payload for payload, _ in rows], rows[0][1]
@@ -117,9 +117,9 @@ class FastMessages(DatabaseMessages):
 
 class FastCheckpoints(DatabaseCheckpoints):
     def latest(self, session_id: str) -> Checkpoint | None:
-        if not _is_fast(self.scope):
+        if not is_fast(self.scope):
             return super().latest(session_id)
-        rows = _read(
+        rows = read_prepared(
             self.scope, _latest_checkpoint_sql(), {"tenant": self.scope.tenant, "session_id": session_id}
         )
         if not rows:
@@ -129,7 +129,7 @@ class FastCheckpoints(DatabaseCheckpoints):
 
 class FastSteps(DatabaseSteps):
     def commit(self, request: StepRequest) -> StepCommit:
-        if request.operation_id is None and _writes_alone(self.scope):
+        if request.operation_id is None and writes_alone(self.scope):
             commit = self._in_one_statement(request)
             if commit is not None:
                 return commit
@@ -142,11 +142,11 @@ class FastSteps(DatabaseSteps):
         goes through only if the staging is still the same.
         """
         parameters = _step_parameters(self.scope, request)
-        rows = _write(self.scope, _step_sql(), {**parameters, **_staged_parameters([])})
+        rows = write_prepared(self.scope, _step_sql(), {**parameters, **_staged_parameters([])})
         if rows and rows[0][0] is None:
             encoded = self._promoted(request, rows)
             parameters |= {"payload": encoded.payload, "size_bytes": _size(encoded)}
-            rows = _write(self.scope, _step_sql(), {**parameters, **_staged_parameters(rows)})
+            rows = write_prepared(self.scope, _step_sql(), {**parameters, **_staged_parameters(rows)})
         if not rows or rows[0][0] is None:
             return None
         return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0])
@@ -322,71 +322,3 @@ def _step_columns() -> tuple[str, ...]:
 def _table(model: Any) -> str:
     # PostgreSQL alone comes here, and table prefixes are plain names.
     return f'"{model._meta.db_table}"'
-
-
-# --- Execution ---------------------------------------------------------------------------------------
-
-
-def _is_fast(scope: Scope) -> bool:
-    return scope.connection.vendor == "postgresql" and bool(conf.get("FAST_PATHS"))
-
-
-def _writes_alone(scope: Scope) -> bool:
-    """Whether a statement commits by itself: outside of the caller's atomic block."""
-    if not _is_fast(scope):
-        return False
-    connection = scope.connection
-    if connection.in_atomic_block:
-        return False
-    with mapped_errors(connection):
-        # Connects: after that, an error of the connection leaves open whether the statement was committed.
-        return connection.get_autocommit()
-
-
-def _read(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    connection = scope.connection
-    with given_back(connection), mapped_errors(connection):
-        return _fetch(connection, sql, parameters)
-
-
-def _write(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    connection = scope.connection
-    try:
-        with given_back(connection), mapped_errors(connection, committing=True):
-            return _fetch(connection, sql, parameters)
-    except StoreBusy as exc:
-        if is_retryable_transaction(exc):
-            return []
-        raise
-
-
-def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    with _cursor(connection) as cursor:
-        cursor.execute(sql, parameters)
-        rows: Rows = cursor.fetchall()
-        return rows
-
-
-def _cursor(connection: BaseDatabaseWrapper) -> Any:
-    """A cursor of Django, or around one of psycopg that binds on the server and prepares at once.
-
-    Behind a pooler that hands out another server connection per transaction, a prepared statement may not be
-    there the next time; Django's setting for such poolers switches preparing off.
-    """
-    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        return connection.cursor()
-    connection.ensure_connection()
-    return connection._prepare_cursor(_prepared_cursor_class()(connection.connection))  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=1)
-def _prepared_cursor_class() -> type[Any]:
-    from psycopg import Cursor
-
-    class PreparedCursor(Cursor[Any]):
-        """Prepares every statement, and not only after some executions."""
-
-        def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-            return super().execute(query, params, prepare=True, **options)
-
-    return PreparedCursor
