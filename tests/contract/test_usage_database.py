@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
+from pytest_django.fixtures import SettingsWrapper
 
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing import UsageStoreContract
@@ -77,3 +78,11 @@ class TestDatabaseUsageStoreInACallersTransaction(
 
     def at_once(self, *calls: Any) -> Any:
         pytest.skip("other threads cannot see what the caller's transaction has not committed")
+
+
+class TestDatabaseUsageStoreWithoutFastPaths(OnADatabase, RecordingContract):
+    """Recording where nothing is prepared."""
+
+    @pytest.fixture(autouse=True)
+    def no_fast_paths(self, settings: SettingsWrapper) -> None:
+        settings.HELIX_STORE = {"FAST_PATHS": False}

@@ -30,6 +30,7 @@ from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.api.usage import UsageStoreBase
 from helix_store.stores.database.exact_sums import ExactSum
 from helix_store.stores.database.keysets import beyond
+from helix_store.stores.database.prepared import write_prepared, writes_alone
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.statements import returned_rows
@@ -93,8 +94,9 @@ class DatabaseUsage(DatabaseVerbs):
     def _record_one(self, entry: UsageEntry) -> bool:
         """In a single statement, which records nothing both for a known id and for an unknown session."""
         connection = self.scope.connection
-        sql, parameters = insert_one(connection, self.scope.tenant, entry_columns(connection, entry))
-        return bool(returned_rows(self.scope, sql, parameters))
+        statement = insert_one(connection, self.scope.tenant, entry_columns(connection, entry))
+        execute = write_prepared if writes_alone(self.scope) else returned_rows
+        return bool(execute(self.scope, *statement))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:

@@ -27,7 +27,20 @@ Statement = tuple[str, Any]
 
 _TABLE: Final = UsageRow._meta.db_table
 _SESSIONS: Final = Session._meta.db_table
-_COLUMNS: Final = {field.attname: field for field in UsageRow._meta.concrete_fields if not field.primary_key}
+_TYPES: Final = {
+    "BigIntegerField": "bigint",
+    "BooleanField": "boolean",
+    "CharField": "varchar",
+    "DateTimeField": "timestamptz",
+    "FloatField": "float8",
+    "ForeignKey": "bigint",
+}
+_POSTGRES_TYPES: Final = {
+    field.attname: _TYPES[field.get_internal_type()]
+    for field in UsageRow._meta.concrete_fields
+    if not field.primary_key
+}
+_COLUMNS: Final = tuple(_POSTGRES_TYPES)
 _OF_SESSION: Final = {
     "tenant": "tenant",
     "session_id": "id",
@@ -81,10 +94,13 @@ def insert_one(connection: BaseDatabaseWrapper, tenant: str, columns: Mapping[st
 
 @cache
 def _insert_one(vendor: str, columns: tuple[str, ...]) -> str:
-    values = ", ".join((*_OF_SESSION.values(), *(f"%({name})s" for name in columns)))
+    # A statement that is prepared has types before it has values.
+    types = _POSTGRES_TYPES if vendor == "postgresql" else {}
+    given = {name: f"%({name})s" + (f"::{types[name]}" if types else "") for name in columns}
+    values = ", ".join((*_OF_SESSION.values(), *given.values()))
     return f"""
         INSERT INTO "{_TABLE}" ({_quoted([*_OF_SESSION, *columns])}) SELECT {values} FROM "{_SESSIONS}"
-        WHERE tenant = %(tenant)s AND session_id = %(recorded_for)s {_keep(vendor)}
+        WHERE tenant = %(tenant)s AND session_id = {given["recorded_for"]} {_keep(vendor)}
         {_UNLESS_KNOWN} RETURNING id"""  # noqa: S608  own tables and columns
 
 
@@ -93,7 +109,7 @@ def insert_many(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any
     insert = f'INSERT INTO "{_TABLE}" ({_quoted(_COLUMNS)})'
     if connection.vendor == "postgresql":
         # A fourth of the time that it takes to write and read every value of every row as SQL.
-        arrays = ", ".join(f"%s::{field.db_type(connection)}[]" for field in _COLUMNS.values())
+        arrays = ", ".join(f"%s::{_POSTGRES_TYPES[name]}[]" for name in _COLUMNS)
         given = f"unnest({arrays}) WITH ORDINALITY AS given({_quoted(_COLUMNS)}, place)"
         sql = f"{insert} SELECT {_quoted(_COLUMNS)} FROM {given} ORDER BY place {_UNLESS_KNOWN}"  # noqa: S608
         return sql, [[row.get(name) for row in rows] for name in _COLUMNS]
