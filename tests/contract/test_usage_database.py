@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.test.utils import CaptureQueriesContext
-from pytest_django.fixtures import SettingsWrapper
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing import UsageStoreContract
@@ -84,5 +83,6 @@ class TestDatabaseUsageStoreWithoutFastPaths(OnADatabase, RecordingContract):
     """Recording where nothing is prepared."""
 
     @pytest.fixture(autouse=True)
-    def no_fast_paths(self, settings: SettingsWrapper) -> None:
-        settings.HELIX_STORE = {"FAST_PATHS": False}
+    def no_fast_paths(self) -> Iterator[None]:
+        with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+            yield
