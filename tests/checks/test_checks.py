@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,9 @@ from django.test import override_settings
 
 from helix_store import checks
 from tests.databases import CommittedDatabase
+from tests.postgres import PostgresCluster
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ids(messages: list[Any]) -> list[str]:
@@ -164,3 +171,22 @@ def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> No
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = local")
     assert checks.check_postgres_durability(databases=[postgres_db.alias]) == []
+
+
+def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> None:
+    with PostgresCluster(options={"fsync": "off"}) as cluster:
+        process = subprocess.run(
+            [sys.executable, "manage.py", "check", "--database", "default"],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "DATABASE_URL": cluster.url,
+                "DJANGO_SETTINGS_MODULE": "example_project.settings",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert process.returncode == 1
+    assert "helix_store.E011" in process.stderr
+    assert "helix_store.E010" not in process.stderr
