@@ -166,6 +166,15 @@ class TestRollup:
         finding, _ = ledger.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
         assert "session_parent_idx" in ledger.plan(finding)
 
+    def test_a_tree_too_large_for_one_statement_adds_up_in_several(
+        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = rolled_up(ledger.usage, "root", tree=True)
+        monkeypatch.setattr("helix_store.stores.database.usage._SESSIONS_PER_QUERY", 7)
+        assert rolled_up(ledger.usage, "root", tree=True) == whole
+        sent = ledger.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
+        assert len(sent) == 1 + 8
+
 
 @pytest.mark.parametrize(
     ("index", "call"),
@@ -236,6 +245,15 @@ def test_a_thousand_entries_are_one_insertion(
     inserted = [statement for statement in sent if "INSERT" in statement]
     assert len(inserted) == insertions
     assert len(sent) == insertions + 1
+
+
+def test_entries_of_very_many_sessions_find_them_in_several_statements(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helix_store.stores.database.usage._SESSIONS_PER_QUERY", 20)
+    names = ["root", *(f"child-{number}" for number in range(1, SESSIONS))]
+    batch = [custom(name, timestamp=NOON - 90 * DAY) for name in names]
+    assert len(ledger.statements(lambda usage: usage.record_entries(batch))) == 3 + 1
 
 
 def test_an_unknown_session_costs_no_insertion_of_others(ledger: Ledger) -> None:
