@@ -24,6 +24,7 @@ __all__ = [
     "CheckpointHead",
     "CheckpointPage",
     "CheckpointSource",
+    "InterruptKind",
     "InterruptRequest",
     "MessagePage",
     "Run",
