@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["message", "staged_change", "state_of"]
+__all__ = ["message", "staged_changes", "state_of"]
 
 _WORDS = (
     "alpha",
@@ -45,5 +45,9 @@ def message(number: int) -> dict[str, Any]:
     return {"role": "assistant", "content": _text(1_000, number)}
 
 
-def staged_change(number: int) -> dict[str, Any]:
-    return {"tool_call_id": f"call-{number}", "merge_changes": {f"key_{number:02}": _text(150, number)}}
+def staged_changes() -> list[dict[str, Any]]:
+    """What two tool calls of a step stage, about 216 bytes each."""
+    return [
+        {"tool_call_id": f"call-{number}", "merge_changes": {f"result_{number}": _text(150, number)}}
+        for number in (1, 2)
+    ]

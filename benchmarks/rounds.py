@@ -2,93 +2,69 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-__all__ = ["Leg", "Result", "run_in_process", "run_rounds", "timed"]
+__all__ = ["Leg", "Ran", "ratios", "run_rounds"]
 
-
-@dataclass(frozen=True)
-class Leg:
-    """One contestant: runs for about so many seconds and returns operations per second."""
-
-    name: str
-    run: Callable[[float], float]
+_SHARE_OF_A_WARM_UP = 0.25
+_LARGEST_STEP = 50
 
 
-@dataclass
-class Result:
-    """Operations per second of one leg, one figure a round."""
-
-    name: str
-    rates: list[float] = field(default_factory=list)
+class Ran(NamedTuple):
+    operations: int
+    seconds: float
 
     @property
     def rate(self) -> float:
-        return statistics.median(self.rates)
-
-    def ratios_to(self, limit: Result) -> list[float]:
-        """How this leg did against another one, round by round."""
-        return [own / other for own, other in zip(self.rates, limit.rates, strict=True)]
+        """Operations per second."""
+        return self.operations / self.seconds
 
 
-def run_rounds(legs: Sequence[Leg], *, rounds: int, seconds: float, seed: int = 1) -> dict[str, Result]:
-    """Run every leg once a round, in another order each time."""
-    results = {leg.name: Result(leg.name) for leg in legs}
+class Leg(Protocol):
+    """One contestant."""
+
+    def run(self, count: int) -> Ran:
+        """Do about so many operations: as many in each of its workers."""
+        ...
+
+
+def run_rounds(
+    legs: Mapping[str, Leg], *, rounds: int, seconds: float, most: int | None = None, seed: int = 1
+) -> dict[str, list[float]]:
+    """The rates of every leg, one a round; each round runs them all in another order.
+
+    A leg is given a number of operations that took it about ``seconds`` before, and never more than ``most``.
+    """
+    last = {name: _warmed_up(leg, seconds, most) for name, leg in legs.items()}
+    rates: dict[str, list[float]] = {name: [] for name in legs}
     order = list(legs)
     shuffle = random.Random(seed).shuffle  # noqa: S311  an order, not a secret
-    for leg in legs:
-        leg.run(min(0.3, seconds))
     for _ in range(rounds):
         shuffle(order)
-        for leg in order:
-            results[leg.name].rates.append(leg.run(seconds))
-    return results
+        for name in order:
+            last[name] = legs[name].run(_count(last[name] * seconds, most)).rate
+            rates[name].append(last[name])
+    return rates
 
 
-def timed(operation: Callable[[], object], seconds: float) -> float:
-    """Call an operation again and again; operations per second."""
-    count = 0
-    started = time.perf_counter()
-    until = started + seconds
-    while (now := time.perf_counter()) < until:
-        operation()
-        count += 1
-    return count / (now - started)
+def ratios(own: list[float], other: list[float]) -> list[float]:
+    """How one leg did against another, round by round."""
+    return [mine / theirs for mine, theirs in zip(own, other, strict=True)]
 
 
-def run_in_process(
-    make_operation: Callable[[int], Callable[[], object]], processes: int
-) -> Callable[[float], float]:
-    """A leg of several processes at once; ``make_operation`` is called in each with its number."""
-
-    def run(seconds: float) -> float:
-        context = multiprocessing.get_context("spawn")
-        start = context.Barrier(processes)
-        rates = context.Queue()
-        workers = [
-            context.Process(target=_work, args=(make_operation, number, seconds, start, rates))
-            for number in range(processes)
-        ]
-        for worker in workers:
-            worker.start()
-        total = sum(rates.get(timeout=seconds + 120) for _ in workers)
-        for worker in workers:
-            worker.join()
-        return total
-
-    return run
+def _warmed_up(leg: Leg, seconds: float, most: int | None) -> float:
+    """The rate of a leg that has run for a moment already."""
+    count = 1
+    while True:
+        rate = leg.run(count).rate
+        wanted = _count(rate * seconds * _SHARE_OF_A_WARM_UP, most)
+        if count >= wanted:
+            return rate
+        count = min(wanted, count * _LARGEST_STEP)
 
 
-def _work(make_operation, number, seconds, start, rates) -> None:  # type: ignore[no-untyped-def]
-    from benchmarks.server import configure_again
-
-    configure_again()
-    operation = make_operation(number)
-    timed(operation, 0.2)
-    start.wait(120)
-    rates.put(timed(operation, seconds))
+def _count(wanted: float, most: int | None) -> int:
+    count = max(1, round(wanted))
+    return count if most is None else min(count, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,51 +10,96 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import django
-from django.conf import settings
+import psycopg
 from django.core.management import call_command
+from django.db import connections
 
-from example_project.settings import SQLITE_OPTIONS
 from tests.postgres import PostgresCluster
-from tests.settings import postgres_database
 
-__all__ = ["OPTIONS", "benchmark_databases"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "OPTIONS",
+    "benchmark_server",
+    "create_database",
+    "database_name",
+    "server_settings",
+    "settle",
+]
 
 # Durable, as it comes; with room for the working set, so that no checkpoint of the server falls into a round.
-OPTIONS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+# Tables are vacuumed between the paths: a vacuum that starts by itself hits one leg and not the other.
+OPTIONS = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "60min",
+    "autovacuum": "off",
+}
+
+ENVIRONMENT_VARIABLE = "HELIX_BENCHMARK_SERVER"
+"""Tells the settings, also in worker processes, where the server is."""
 
 
 @contextmanager
-def benchmark_databases() -> Iterator[PostgresCluster]:
-    """A running server as Django's ``default`` and an SQLite file as ``sqlite``, both migrated."""
+def benchmark_server() -> Iterator[PostgresCluster]:
+    """A running server and a set-up Django whose databases are there when `create_database` made them."""
     with PostgresCluster(options=OPTIONS) as cluster, TemporaryDirectory() as directory:
-        # Through TCP, as most installations are.
-        configure(cluster.tcp_url, Path(directory) / "benchmark.sqlite3")
-        for alias in settings.DATABASES:
-            call_command("migrate", database=alias, verbosity=0, skip_checks=True)
-        yield cluster
+        os.environ[ENVIRONMENT_VARIABLE] = json.dumps(
+            {
+                # Through TCP, as most installations are.
+                "host": "127.0.0.1",
+                "port": cluster.port,
+                "user": cluster.user,
+                "password": cluster.password,
+                "sqlite_file": str(Path(directory) / "benchmark.sqlite3"),
+            }
+        )
+        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        django.setup()
+        try:
+            yield cluster
+        finally:
+            connections.close_all()
 
 
-def configure(url: str, sqlite_file: Path | str) -> None:
-    os.environ["HELIX_BENCHMARK"] = f"{url}\n{sqlite_file}"
-    settings.configure(
-        DATABASES={
-            # CONN_MAX_AGE and the rest as in a stock project: no prepared statements, no server-side binding.
-            "default": postgres_database(url),
-            "sqlite": {
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": str(sqlite_file),
-                "OPTIONS": SQLITE_OPTIONS,
-            },
-        },
-        INSTALLED_APPS=["django.contrib.contenttypes", "helix_store"],
-        USE_TZ=True,
-        SECRET_KEY="benchmarks",  # noqa: S106  signs cursors for the length of a run
-    )
-    django.setup()
+def create_database(cluster: PostgresCluster, alias: str, *, is_empty: bool = False) -> None:
+    """Create the database of an alias, with our tables in it unless it is to be empty."""
+    if is_empty:
+        _execute(cluster, f'CREATE DATABASE "{database_name(alias)}"')
+        return
+    template = database_name("template")
+    if not _execute(cluster, f"SELECT 1 FROM pg_database WHERE datname = '{template}'"):
+        create_database(cluster, "template", is_empty=True)
+        call_command("migrate", database="template", verbosity=0, skip_checks=True)
+        connections["template"].close()
+    _execute(cluster, f'CREATE DATABASE "{database_name(alias)}" TEMPLATE "{template}"')
 
 
-def configure_again() -> None:
-    """In a worker process: the same databases."""
-    if not settings.configured:
-        url, sqlite_file = os.environ["HELIX_BENCHMARK"].split("\n")
-        configure(url, sqlite_file)
+def database_name(alias: str) -> str:
+    return str(connections[alias].settings_dict["NAME"])
+
+
+@contextmanager
+def server_settings(cluster: PostgresCluster, **settings: str) -> Iterator[None]:
+    """Other settings of the server for a while."""
+    for name, value in settings.items():
+        _execute(cluster, f"ALTER SYSTEM SET {name} = '{value}'")
+    _execute(cluster, "SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        for name in settings:
+            _execute(cluster, f"ALTER SYSTEM RESET {name}")
+        _execute(cluster, "SELECT pg_reload_conf()")
+
+
+def settle(alias: str) -> None:
+    """Leave no work of what was done before to what is measured next."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("VACUUM (ANALYZE)")
+        cursor.execute("CHECKPOINT")
+
+
+def _execute(cluster: PostgresCluster, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(cluster.url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []

@@ -10,14 +10,17 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.server import benchmark_databases, configure_again
+import django
+
+from benchmarks.server import benchmark_server, create_database
 
 STREAM = "delays"
 
 
 def main() -> int:
     arguments = _arguments()
-    with benchmark_databases():
+    with benchmark_server() as cluster:
+        create_database(cluster, "default")
         context = multiprocessing.get_context("spawn")
         is_reading = context.Event()
         writer = context.Process(target=_write, args=(arguments.chunks, arguments.pause, is_reading))
@@ -52,7 +55,7 @@ async def _read(is_reading: Any) -> list[float]:
 
 
 def _write(chunks: int, pause: float, is_reading: Any) -> None:
-    configure_again()
+    django.setup()
     asyncio.run(_write_chunks(chunks, pause, is_reading))
 
 
