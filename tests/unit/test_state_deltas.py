@@ -1,0 +1,463 @@
+"""Deltas: a full payload and what follows it stand for exactly the payload that was encoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
+from helix_store.core.payloads import decode, encode, is_plain_json
+from helix_store.core.state_deltas import (
+    MAX_DELTAS,
+    apply_deltas,
+    decode_with_deltas,
+    delta_between,
+    members_of,
+)
+from helix_store.exceptions import IntegrityFault
+from tests.strategies import (
+    HIGH,
+    HOSTILE_DOCUMENTS,
+    LOW,
+    exact_form,
+    json_objects,
+    json_values,
+    nested,
+    texts,
+)
+
+BALLAST = {"ballast": "x" * 20_000}
+"""Makes a full payload so long that any delta of the documents here is worth storing."""
+
+NOTHING = '{"removed":[],"set":{}}'
+
+
+def members(document: dict[str, Any]) -> dict[str, str]:
+    found = members_of(encode(document))
+    assert found is not None
+    return found
+
+
+def delta(base: dict[str, Any], new: dict[str, Any]) -> str:
+    made = delta_between(members(base), members(new))
+    assert made is not None
+    return made
+
+
+def text_of(parts: dict[str, str]) -> str:
+    return "{" + "".join(parts.values())[:-1] + "}"
+
+
+# --- Members --------------------------------------------------------------------------------------
+
+
+def test_members_are_in_order_under_their_keys_as_written() -> None:
+    found = members_of('{"b":1,"a\\"":[2,{"b":3}],"":"\\\\"}')
+    assert found == {'"b"': '"b":1,', '"a\\""': '"a\\"":[2,{"b":3}],', '""': '"":"\\\\",'}
+    assert list(found) == ['"b"', '"a\\""', '""']
+
+
+def test_an_empty_object_has_no_members() -> None:
+    assert members_of("{}") == {}
+    assert members_of("{}", like={'"a"': '"a":1,'}) == {}
+
+
+@given(json_objects())
+def test_the_members_make_up_the_whole_text(document: dict[str, Any]) -> None:
+    stored = encode(document)
+    found = members_of(stored)
+    assert (found is None) is not is_plain_json(stored)
+    if found is not None:
+        assert text_of(found) == stored
+        assert [json.loads(key) for key in found] == list(decode(stored))
+
+
+@given(json_objects(), json_objects())
+def test_members_are_the_same_whatever_they_are_likened_to(
+    earlier: dict[str, Any], document: dict[str, Any]
+) -> None:
+    stored = encode({**earlier, **document})
+    like = members_of(encode(earlier))
+    assert members_of(stored, like) == members_of(stored)
+    assert list(members_of(stored, like) or ()) == list(members_of(stored) or ())
+
+
+def test_unchanged_members_are_shared_wherever_they_are() -> None:
+    earlier = members({"a": [1], "b": [2], "c": [3], "d": [4]})
+    found = members_of(encode({"b": [2], "a": [0], "d": [4]}), like=earlier)
+    assert found is not None
+    assert found['"b"'] is earlier['"b"']
+    assert found['"d"'] is earlier['"d"']
+
+
+@pytest.mark.parametrize(
+    ("earlier", "document"),
+    [
+        ({"a": 1}, {"a": 12}),
+        ({"a": 12}, {"a": 1}),
+        ({"a": "x"}, {"a": 'x","b":"y'}),
+        ({"a": [1]}, {"a": [1], "b": 1}),
+        ({"a": 1, "b": 2}, {"a": '1,"b":2,'}),
+        ({"a": 1}, {"a\\": 1}),
+        ({"": 1}, {'"': 1}),
+    ],
+)
+def test_a_member_that_only_begins_alike_is_not_taken_for_unchanged(
+    earlier: dict[str, Any], document: dict[str, Any]
+) -> None:
+    assert members_of(encode(document), like=members(earlier)) == members(document)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        '"{}"',
+        "{",
+        "}",
+        "{ }",
+        "{,}",
+        '{"a":1',
+        '"a":1}',
+        '{"a"}',
+        '{"a":}',
+        '{"a":1,}',
+        '{,"a":1}',
+        '{"a":1,,"b":2}',
+        '{"a":1}}',
+        '{"a":1}{"b":2}',
+        '{"a": 1}',
+        '{"a" :1}',
+        '{"a":1 }',
+        '{"a":1, "b":2}',
+        '{"a":1]',
+        '["a":1}',
+        '{"a"=1}',
+        '{"a":1;"b":2}',
+        "{1:2}",
+        "{a:2}",
+        '{"a":tru}',
+        '{"a":"}',
+        '{"a',
+        '{"a}',
+        '~{"a":1}',
+        '{"a":' + "[" * 100_000 + "}",
+        '{"a":' + "9" * 5_000 + "}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_any_other_text_has_no_members(text: str) -> None:
+    assert members_of(text) is None
+    assert members_of(text, like={'"a"': '"a":1,'}) is None
+
+
+def test_a_text_with_adjacent_surrogates_has_no_members() -> None:
+    assert members_of(encode({"pair": HIGH + LOW})) is None
+    assert members_of(encode({"key" + HIGH + LOW: 1})) is None
+    assert members_of(encode({"apart": [HIGH, LOW], HIGH: LOW})) is not None
+
+
+# --- One delta ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2}, NOTHING),
+        ({"a": 1, "b": 2}, {"a": 3, "b": 2}, '{"removed":[],"set":{"a":3}}'),
+        ({"a": 1, "b": 2}, {"b": 2}, '{"removed":["a"],"set":{}}'),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": {}}, '{"removed":[],"set":{"c":{}}}'),
+        ({"a": 1, "b": 2}, {"a": 0, "c": "d", "e": []}, '{"removed":["b"],"set":{"a":0,"c":"d","e":[]}}'),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, '{"removed":["a"],"set":{"a":1}}'),
+        ({"a": 1, "b": 2}, {"a": 1, "c": 3, "b": 2}, '{"removed":["b"],"set":{"c":3,"b":2}}'),
+        ({"a": 1, "b": 2}, {"c": 3, "b": 2}, '{"removed":["a","b"],"set":{"c":3,"b":2}}'),
+        ({"a": 1, 'q"': 2}, {"a": 1}, '{"removed":["q\\""],"set":{}}'),
+    ],
+)
+def test_a_delta_says_what_was_removed_and_what_is_set(
+    base: dict[str, Any], new: dict[str, Any], expected: str
+) -> None:
+    made = delta({**BALLAST, **base}, {**BALLAST, **new})
+    assert made == expected
+    assert apply_deltas(encode({**BALLAST, **base}), [made]) == encode({**BALLAST, **new})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1, 1.0),
+        (1, True),
+        (1.0, True),
+        (0, False),
+        (0.0, -0.0),
+        (0, 0.0),
+        ({"x": 1, "y": 2}, {"y": 2, "x": 1}),
+        ([{"x": 1, "y": [0]}], [{"y": [0], "x": 1}]),
+        ([1, [0]], [1, [False]]),
+        ("\u00e9", "e\u0301"),
+        (HIGH, "\\ud83d"),
+        ("\U0001f600", HIGH),
+        ("\x00", "\\u0000"),
+        (2**63, float(2**63)),
+        (None, "null"),
+        ({}, []),
+    ],
+)
+def test_what_only_looks_alike_is_a_change(before: Any, after: Any) -> None:
+    for old, new in ((before, after), (after, before)):
+        made = delta({**BALLAST, "a": old}, {**BALLAST, "a": new})
+        assert made != NOTHING
+        found = decode_with_deltas(encode({**BALLAST, "a": old}), [made])
+        assert exact_form(found["a"]) == exact_form(new)
+
+
+@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+def test_hostile_documents_come_and_go(document: dict[str, Any]) -> None:
+    stored = encode({**BALLAST, **document})
+    if not is_plain_json(stored):
+        assert members_of(stored) is None
+        return
+    come = delta(BALLAST, {**BALLAST, **document})
+    gone = delta({**BALLAST, **document}, BALLAST)
+    assert apply_deltas(encode(BALLAST), [come]) == stored
+    assert apply_deltas(stored, [gone]) == encode(BALLAST)
+    assert apply_deltas(encode(BALLAST), [come, gone, come]) == stored
+
+
+def test_a_delta_is_worth_it_up_to_half_of_the_members() -> None:
+    change = '{"removed":[],"set":{"a":2}}'
+    size = 2 * len(change) - len('"b":"","a":1,')
+    assert delta({"b": "x" * size, "a": 1}, {"b": "x" * size, "a": 2}) == change
+    shorter = "x" * (size - 1)
+    assert delta_between(members({"b": shorter, "a": 1}), members({"b": shorter, "a": 2})) is None
+
+
+def test_small_and_empty_objects_are_better_stored_in_full() -> None:
+    assert delta_between(members({}), members({})) is None
+    assert delta_between(members(BALLAST), members({})) is None
+    assert delta_between(members({}), members(BALLAST)) is None
+
+
+def test_a_member_put_before_all_others_is_better_stored_in_full() -> None:
+    assert delta_between(members(BALLAST), members({"first": 1, **BALLAST})) is None
+
+
+# --- Chains ---------------------------------------------------------------------------------------
+
+Edit = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _without(document: dict[str, Any], index: int) -> tuple[dict[str, Any], str]:
+    key = list(document)[index % len(document)]
+    return {other: value for other, value in document.items() if other != key}, key
+
+
+def _moved_to_the_end(document: dict[str, Any], index: int) -> dict[str, Any]:
+    rest, key = _without(document, index)
+    return {**rest, key: document[key]}
+
+
+def _other_spelling(value: Any) -> Any:
+    """An equal value whose text differs, where there is one."""
+    if type(value) is int and float(value) == value:
+        return float(value) or -0.0
+    if type(value) is float:
+        return -value if value == 0 else value
+    if type(value) is bool:
+        return int(value)
+    if type(value) is dict:
+        return dict(reversed(value.items()))
+    return value
+
+
+def _respelled(document: dict[str, Any], index: int) -> dict[str, Any]:
+    _, key = _without(document, index)
+    try:
+        return {**document, key: _other_spelling(document[key])}
+    except OverflowError:
+        return document
+
+
+def edits() -> st.SearchStrategy[Edit]:
+    keys, values, indexes = texts(4), json_values(8), st.integers(0, 20)
+
+    def setting(key: str, value: Any) -> Edit:
+        return lambda document: {**document, key: value}
+
+    def putting_first(key: str, value: Any) -> Edit:
+        return lambda document: {key: value, **document}
+
+    def removing(index: int) -> Edit:
+        return lambda document: _without(document, index)[0] or document
+
+    def replacing(index: int, value: Any) -> Edit:
+        return lambda document: {**document, _without(document, index)[1]: value}
+
+    def moving(index: int) -> Edit:
+        return lambda document: _moved_to_the_end(document, index)
+
+    def respelling(index: int) -> Edit:
+        return lambda document: _respelled(document, index)
+
+    return st.one_of(
+        st.builds(setting, keys, values),
+        st.builds(putting_first, keys, values),
+        st.builds(removing, indexes),
+        st.builds(replacing, indexes, values),
+        st.builds(moving, indexes),
+        st.builds(respelling, indexes),
+    )
+
+
+@given(json_objects(), st.lists(st.lists(edits(), max_size=3), min_size=1, max_size=MAX_DELTAS))
+def test_any_chain_of_deltas_stands_for_exactly_the_last_payload(
+    document: dict[str, Any], steps: list[list[Edit]]
+) -> None:
+    document = {**BALLAST, **document}
+    full = encode(document)
+    base = members_of(full)
+    deltas: list[str] = []
+    for step in steps:
+        for edit in step:
+            document = edit(document)
+        stored = encode(document)
+        new = members_of(stored, base)
+        made = None if base is None or new is None else delta_between(base, new)
+        if made is None:
+            full, deltas = stored, []
+        else:
+            assert json.loads(made).keys() == {"removed", "set"}
+            assert "\x00" not in made
+            assert made.encode("utf-8").decode("utf-8") == made
+            deltas.append(made)
+        assert apply_deltas(full, deltas) == stored
+        assert exact_form(decode_with_deltas(full, deltas)) == exact_form(document)
+        base = new
+
+
+def test_as_many_deltas_as_may_follow_apply_in_their_order() -> None:
+    documents = [
+        {**BALLAST, "n": number, f"key {number}": [number], "steady": {"a": 1}}
+        for number in range(MAX_DELTAS + 1)
+    ]
+    deltas = [delta(base, new) for base, new in pairwise(documents)]
+    assert len(deltas) == 20
+    for count, document in enumerate(documents):
+        assert apply_deltas(encode(documents[0]), deltas[:count]) == encode(document)
+        assert exact_form(decode_with_deltas(encode(documents[0]), iter(deltas[:count]))) == exact_form(
+            document
+        )
+
+
+def test_a_full_payload_alone_is_read_in_either_form() -> None:
+    for document in ({}, {"a": 1}, {"pair": HIGH + LOW}):
+        assert exact_form(decode_with_deltas(encode(document), [])) == exact_form(document)
+        assert apply_deltas(encode(document), []) == encode(document)
+
+
+def test_the_deepest_payload_has_deltas() -> None:
+    deepest = {**BALLAST, **nested(MAX_DEPTH)}
+    assert apply_deltas(encode(BALLAST), [delta(BALLAST, deepest)]) == encode(deepest)
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+READERS = pytest.mark.parametrize("read", [apply_deltas, decode_with_deltas])
+
+
+@READERS
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        '{"removed":[]}',
+        '{"set":{}}',
+        '{"removed":[],"set":{},"more":1}',
+        '{"removed":{},"set":{}}',
+        '{"removed":"a","set":{}}',
+        '{"removed":null,"set":{}}',
+        '{"removed":[],"set":[]}',
+        '{"removed":[],"set":null}',
+        '{"removed":["missing"],"set":{}}',
+        '{"removed":["missing"],"set":{"missing":1}}',
+        '{"removed":["a","a"],"set":{}}',
+        '{"removed":[1],"set":{}}',
+        '{"removed":[["a"]],"set":{}}',
+        '{"removed":[],"set":{"a":NaN}}',
+        '{"removed":[],"set":{"a":' + "9" * 5_000 + "}}",
+        '{"removed":[],"set":{"a":' + "[" * 100_000 + "}}",
+        NOTHING[:-1],
+        NOTHING[1:],
+        NOTHING + "}",
+        NOTHING + "," + NOTHING,
+        "~" + NOTHING,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_damaged_delta_is_an_integrity_fault(read: Callable[..., Any], damaged: str) -> None:
+    full = encode({"a": 1, "b": 2})
+    for deltas in ([damaged], [NOTHING, damaged], [damaged, NOTHING], [NOTHING, damaged, NOTHING]):
+        with pytest.raises(IntegrityFault):
+            read(full, deltas)
+
+
+@READERS
+@pytest.mark.parametrize(
+    "damaged", ["", "null", "[]", '"{}"', "1", "{", '{"a":1', '{"a":NaN}', '{"a":1},{"b":2}', "~[]", "~{"]
+)
+def test_a_damaged_full_payload_is_an_integrity_fault(read: Callable[..., Any], damaged: str) -> None:
+    for deltas in ([], [NOTHING], [NOTHING, NOTHING]):
+        with pytest.raises(IntegrityFault):
+            read(damaged, deltas)
+
+
+@READERS
+def test_nothing_follows_a_payload_in_the_form_for_adjacent_surrogates(read: Callable[..., Any]) -> None:
+    with pytest.raises(IntegrityFault):
+        read(encode({"pair": HIGH + LOW}), [NOTHING])
+
+
+@READERS
+def test_a_missing_delta_is_noticed_when_a_later_one_removes_what_it_set(read: Callable[..., Any]) -> None:
+    come, gone = delta(BALLAST, {**BALLAST, "a": 1}), delta({**BALLAST, "a": 1}, BALLAST)
+    with pytest.raises(IntegrityFault):
+        read(encode(BALLAST), [gone, come])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e999", "9" * (MAX_INT_DIGITS + 1), "[" * MAX_DEPTH + "]" * MAX_DEPTH],
+    ids=["infinity", "integer", "depth"],
+)
+def test_deltas_to_what_no_payload_holds_give_no_text(value: str) -> None:
+    with pytest.raises(IntegrityFault):
+        apply_deltas(encode(BALLAST), ['{"removed":[],"set":{"a":' + value + "}}"])
+
+
+@READERS
+@pytest.mark.parametrize(
+    "damaged", ['{"removed":["s3cr3t"],"set":{}}', '{"removed":[],"set":{"s3cr3t":', '{"s3cr3t":1}']
+)
+def test_a_fault_shows_no_stored_text(read: Callable[..., Any], damaged: str) -> None:
+    with pytest.raises(IntegrityFault) as caught:
+        read('{"a":"s3cr3t"}', [damaged])
+    assert "s3cr3t" not in f"{caught.value!s}{caught.value!r}{caught.value.to_dict()}"
+    assert caught.value.__context__ is None
+
+
+def test_a_fault_of_the_text_shows_no_stored_key() -> None:
+    with pytest.raises(IntegrityFault) as caught:
+        apply_deltas("{}", ['{"removed":[],"set":{"s3cr3t":1e999}}'])
+    assert "s3cr3t" not in f"{caught.value!s}{caught.value!r}{caught.value.to_dict()}"
+    assert caught.value.__context__ is None
