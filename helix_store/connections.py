@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.core.signals import request_finished, request_started
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["given_back", "kept_by_the_caller", "watch_requests"]
+__all__ = ["given_back", "kept_by_the_caller", "kept_together", "watch_requests"]
 
 _requests: Final = threading.local()
 _is_kept: ContextVar[bool] = ContextVar("helix_store_connection_is_kept", default=False)
@@ -43,6 +43,13 @@ def kept_by_the_caller() -> Iterator[None]:
         yield
     finally:
         _is_kept.reset(token)
+
+
+@contextmanager
+def kept_together(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Give the connection back after the last of several calls, and not after each."""
+    with given_back(connection), kept_by_the_caller():
+        yield
 
 
 def watch_requests() -> None:

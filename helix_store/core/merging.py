@@ -11,7 +11,7 @@ from helix_store.core.payloads import copy_json
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import InvalidPayload, PatchError
 
-__all__ = ["merge_changes", "promote_staged"]
+__all__ = ["merge_changes", "promote_staged", "with_staged"]
 
 
 def merge_changes(
@@ -42,7 +42,20 @@ def promote_staged(
     shares nothing with it. Raises `PatchError` for the first operation that cannot be applied or that leaves
     no object, and `LimitExceeded` as `apply_patches` does, with the copies of all changes added up.
     """
-    promoted = PatchedCopy(_object(document, "the document"), limits=limits or Limits())
+    promoted = _promoted(document, staged, limits or Limits())
+    promoted.check_limits()
+    return _object(promoted.document, "the document")
+
+
+def with_staged(
+    document: dict[str, Any], staged: Iterable[StagedChanges], *, limits: Limits
+) -> dict[str, Any]:
+    """What `promote_staged` returns, for a caller that encodes it: whether it can be stored shows then."""
+    return _object(_promoted(document, staged, limits).document, "the document")
+
+
+def _promoted(document: dict[str, Any], staged: Iterable[StagedChanges], limits: Limits) -> PatchedCopy:
+    promoted = PatchedCopy(_object(document, "the document"), limits=limits)
     for change in staged:
         if change.patches:
             promoted.apply(change.patches)
@@ -51,8 +64,7 @@ def promote_staged(
         elif change.merge_changes is not None:
             changes = copy_json(_object(change.merge_changes, "the changes"))
             _merge_in_place(promoted.document, changes, ())
-    promoted.check_limits()
-    return _object(promoted.document, "the document")
+    return promoted
 
 
 def _merge_in_place(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from helix_store.core.types import StepInfo
 from helix_store.stores import DatabaseStateStore
@@ -40,15 +40,25 @@ def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, his
 
 
 @pytest.mark.parametrize("staged", [1, 20])
-def test_a_step_with_staged_changes_is_two(store: DatabaseStateStore, statements: Any, staged: int) -> None:
+def test_staged_changes_are_read_after_a_try_or_when_they_are_to_be_expected(
+    store: DatabaseStateStore, statements: Any, staged: int
+) -> None:
     state = store.create_session("s", agent_type="t")
-    for index in range(staged):
-        store.stage_changes("s", "step-1", {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}})
-    step = StepInfo("step-1", 1)
-    assert len(statements(lambda: store.save_state_and_promote_staging("s", state, [], step))) == 2
+    for number in (1, 2):
+        for index in range(staged):
+            change = {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}}
+            store.stage_changes("s", f"step-{number}", change)
+
+    def step(number: int) -> Callable[[], Any]:
+        info = StepInfo(f"step-{number}", number)
+        return lambda: store.save_state_and_promote_staging("s", state, [], info)
+
+    sent = [len(statements(step(number))) for number in range(3)]
     loaded = store.load_state("s")
     assert loaded is not None
     assert loaded.custom_state == {"n": list(range(staged))}
+    sent += [len(statements(step(number))) for number in (3, 4)]
+    assert sent == [1, 3, 2, 2, 1]
 
 
 def test_other_hot_calls_are_one(store: DatabaseStateStore, statements: Any) -> None:
@@ -70,3 +80,18 @@ def test_a_callers_transaction_gets_the_portable_form(
             store.save_state_and_promote_staging("s", state, messages(2), StepInfo("step-1", 1))
 
     assert len(statements(inside)) == 5
+
+
+def test_statements_stay_prepared_on_the_server(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    state = store.create_session("s", agent_type="t")
+    for number in range(4):
+        store.save_state_and_promote_staging("s", state, messages(2), StepInfo(f"step-{number}", number))
+        store.load_state("s")
+    with connections[postgres_db.alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT statement LIKE '%%UPDATE%%', generic_plans + custom_plans FROM pg_prepared_statements"
+        )
+        used = dict(cursor.fetchall())
+    assert used == {True: 4, False: 4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -17,6 +17,7 @@ from helix_store.exceptions import FencedOutError, HelixStoreError, StoreBusy
 from helix_store.models import Lock as LockRow
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import execute, fetch, separate_connection
+from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
 
 MESSAGE = {"role": "user", "content": "hello"}
@@ -72,40 +73,6 @@ def acquired(locks: DatabaseLockManager, name: str = "session") -> Lock:
 def expire(database: CommittedDatabase) -> None:
     rows = LockRow.objects.using(database.alias).filter(tenant=database.tenant)
     rows.update(expires_at=datetime.now(UTC) - timedelta(hours=1))
-
-
-def until_it_waits(database: CommittedDatabase, waiting: BaseDatabaseWrapper) -> None:
-    """Wait until the other worker's statement waits for a lock."""
-    pid = waiting.connection.info.backend_pid
-    deadline = time.monotonic() + 10
-    while not fetch(database.connection, "SELECT 1 FROM pg_locks WHERE pid = %s AND NOT granted", pid):
-        assert time.monotonic() < deadline, "it does not wait"
-
-
-def in_background(
-    connection: BaseDatabaseWrapper, call: Callable[[], T]
-) -> Callable[[], T | HelixStoreError]:
-    """Start a call on a connection in a thread; what is returned waits for its outcome."""
-    pool = ThreadPoolExecutor(1)
-    connection.inc_thread_sharing()
-
-    def outcome() -> T | HelixStoreError:
-        connections[connection.alias] = connection
-        try:
-            return call()
-        except HelixStoreError as exc:
-            return exc
-
-    future = pool.submit(outcome)
-    pool.shutdown(wait=False)
-
-    def result() -> T | HelixStoreError:
-        try:
-            return future.result(30)
-        finally:
-            connection.dec_thread_sharing()
-
-    return result
 
 
 # Nobody waits for a lock

@@ -24,6 +24,7 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
+    "is_prepared_in_vain",
     "is_retryable_transaction",
     "is_unique_violation",
     "mapped_errors",
@@ -67,6 +68,9 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
 }
 
 _RETRYABLE: Final = frozenset({"40001", "40P01", "55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"})
+# No such statement, or one of that name already: a pooler has changed the server's connection. The third: a
+# column that it returns has another type now.
+_PREPARED_IN_VAIN: Final = frozenset({"26000", "42P05", "0A000"})
 _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
 
 # The server ends a session with these only while it waits for the next statement, so it never saw the COMMIT.
@@ -158,6 +162,11 @@ def is_retryable_transaction(error: BaseException) -> bool:
     waited for the whole ``lock_timeout``. Takes the error of Django or what `mapped_errors` made of it.
     """
     return _code(error) in _RETRYABLE
+
+
+def is_prepared_in_vain(error: BaseException) -> bool:
+    """Whether a prepared statement did not run because it is gone, or does not fit the tables any more."""
+    return _code(error) in _PREPARED_IN_VAIN
 
 
 def is_unique_violation(error: BaseException) -> bool:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
 from django.utils import timezone
 
+from helix_store.connections import kept_together
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
-from helix_store.core.merging import promote_staged
+from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode, size_of
 from helix_store.core.requests import Guard, StepRequest
 from helix_store.core.session_state import (
@@ -44,7 +44,6 @@ from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.messages import DatabaseMessages
 from helix_store.stores.database.prepared import (
-    Rows,
     is_fast,
     read_prepared,
     write_prepared,
@@ -57,6 +56,8 @@ from helix_store.stores.database.steps import DatabaseSteps
 
 __all__ = ["FastCheckpoints", "FastMessages", "FastSessions", "FastSteps"]
 
+# A row that is written again gets another xmin.
+_STAGED_VERSION: Final = "g.id || ':' || g.xmin"
 _JSONB_COLUMNS: Final = ("tags", "metadata")
 _ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
 
@@ -128,33 +129,46 @@ class FastCheckpoints(DatabaseCheckpoints):
 
 
 class FastSteps(DatabaseSteps):
+    _usually_staged = False
+    """Whether the last step had staged changes: an agent that calls tools stages for most of its steps."""
+
     def commit(self, request: StepRequest) -> StepCommit:
-        if request.operation_id is None and writes_alone(self.scope):
-            commit = self._in_one_statement(request)
-            if commit is not None:
-                return commit
-        return super().commit(request)
+        with kept_together(self.scope.connection):
+            if request.operation_id is None and writes_alone(self.scope):
+                commit = self._in_one_statement(request)
+                if commit is not None:
+                    return commit
+            return super().commit(request)
 
     def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
         """Commit a step; ``None`` when it takes more deciding than one statement does.
 
-        The first try returns what is staged when there is any. Its merge is committed by the second, which
-        goes through only if the staging is still the same.
+        What is staged is read before, when it is to be expected, or else after a try that it stopped. It is
+        committed only if the staging is still the same.
         """
         parameters = _step_parameters(self.scope, request)
-        rows = write_prepared(self.scope, _step_sql(), {**parameters, **_staged_parameters([])})
-        if rows and rows[0][0] is None:
-            encoded = self._promoted(request, rows)
-            parameters |= {"payload": encoded.payload, "size_bytes": _size(encoded)}
-            rows = write_prepared(self.scope, _step_sql(), {**parameters, **_staged_parameters(rows)})
-        if not rows or rows[0][0] is None:
+        if not self._usually_staged:
+            rows = write_prepared(self.scope, _step_sql_for(request, merges=False), parameters)
+            if rows:
+                return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0])
+        staged = read_prepared(self.scope, _staged_sql(), parameters)
+        if not (staged or self._usually_staged):
             return None
-        return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0])
+        self._usually_staged = bool(staged)
+        if staged:
+            encoded = self._promoted(request, [payload for _, payload in staged])
+            parameters |= {
+                "payload": encoded.payload,
+                "size_bytes": _size(encoded),
+                "staged": [version for version, _ in staged],
+            }
+        rows = write_prepared(self.scope, _step_sql_for(request, merges=bool(staged)), parameters)
+        return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0]) if rows else None
 
-    def _promoted(self, request: StepRequest, rows: Rows) -> EncodedState:
+    def _promoted(self, request: StepRequest, payloads: Sequence[str]) -> EncodedState:
         limits = self.scope.limits
-        staged = [StagedChanges.from_dict(decode(payload)) for _, _, _, payload in rows]
-        promoted = promote_staged(request.custom_state, staged, limits=limits)
+        staged = [StagedChanges.from_dict(decode(payload)) for payload in payloads]
+        promoted = with_staged(request.custom_state, staged, limits=limits)
         envelope = request.encoded.envelope
         return EncodedState(
             encode_custom_state(promoted, envelope, limits), envelope, request.encoded.columns
@@ -190,15 +204,6 @@ def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
     }
 
 
-def _staged_parameters(rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """Which staged rows have been merged, and from which version of each."""
-    staged: list[tuple[int, datetime]] = [(row[1], row[2]) for row in rows]
-    return {
-        "staged_ids": [key for key, _ in staged] or None,
-        "staged_times": [created_at for _, created_at in staged] or None,
-    }
-
-
 # --- Statements --------------------------------------------------------------------------------------
 
 
@@ -208,7 +213,7 @@ def _load_sql() -> str:
     return f"""
         SELECT {columns}, c.payload, c.envelope FROM {_table(Session)} AS s
         LEFT JOIN {_table(CheckpointRow)} AS c ON c.id = s.current_id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""  # noqa: S608  own names
+        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
 
 
 @cache
@@ -218,7 +223,7 @@ def _compare_and_set_sql() -> str:
         SET status = %(status)s, failure_reason = %(failure_reason)s, version = version + 1,
             updated_at = %(at)s
         WHERE tenant = %(tenant)s AND session_id = %(session_id)s AND status = ANY(%(expected)s)
-        RETURNING version"""  # noqa: S608
+        RETURNING version"""
 
 
 @cache
@@ -228,7 +233,7 @@ def _page_sql() -> str:
         JOIN {_table(Message)} AS m ON m.session_id = s.id
         WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s AND m.sequence > %(offset)s
           AND m.sequence <= coalesce(%(last)s::bigint, s.message_count)
-        ORDER BY m.sequence"""  # noqa: S608
+        ORDER BY m.sequence"""
 
 
 @cache
@@ -239,61 +244,84 @@ def _latest_checkpoint_sql() -> str:
     return f"""
         SELECT {columns} FROM {_table(Session)} AS s JOIN {_table(CheckpointRow)} AS c ON c.session_id = s.id
         WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s AND c.kind = 'step' AND c.namespace = ''
-        ORDER BY c.version DESC LIMIT 1"""  # noqa: S608
+        ORDER BY c.version DESC LIMIT 1"""
 
 
 @cache
-def _step_sql() -> str:
+def _staged_sql() -> str:
+    return f"""
+        SELECT {_STAGED_VERSION}, g.payload FROM {_table(StagedChange)} AS g
+        WHERE g.session_id = (
+            SELECT id FROM {_table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+        ) AND g.step_id = %(step_id)s
+        ORDER BY g.id"""
+
+
+def _step_sql_for(request: StepRequest, *, merges: bool) -> str:
+    return _step_sql(
+        merges=merges, fenced=request.guard.fencing_token is not None, of_run=request.run_id is not None
+    )
+
+
+@cache
+def _step_sql(*, merges: bool, fenced: bool, of_run: bool) -> str:
     """One step, in one statement.
 
-    ``head`` decides, and every other part that writes takes its rows from there: the session is locked before
-    anything of it is, and nothing is written when it is not. A statement that had to wait for the lock goes
-    on with what it saw before, so ``head`` also asks that the session is still the one that was seen. What is
-    staged meanwhile is neither merged nor deleted: it waits for a later promote.
+    ``head`` decides, and every other part takes its rows from there: the session is locked before anything
+    of it is, and nothing is written when a condition does not hold. A statement that had to wait for the lock
+    checks the conditions again on the session as it is then, but everything else is as it was at its start.
+    Hence the version must be the one of the start, and a state between checkpoints, which the step replaces,
+    must have been there. What is staged meanwhile is left alone: the next promote takes it.
+
+    A part that a step does not need costs as much as one that it does, so there is a form for each need:
+    ``merges`` what was staged, is ``fenced`` by a token, names a run.
     """
     session, checkpoint, lock = _table(Session), _table(CheckpointRow), _table(Lock)
     message, staged, run = _table(Message), _table(StagedChange), _table(Run)
     own = [name for name in _step_columns() if name not in _ASSIGNED_OTHERWISE]
     assignments = ", ".join(f"{name} = %({name})s" for name in own)
+    of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
+    the_session = "tenant = %(tenant)s AND session_id = %(session_id)s"
+    fence = taken = ""
+    if merges:
+        merged = "%(staged)s::text[]"
+        conditions = [
+            f"""(SELECT array_agg({_STAGED_VERSION} ORDER BY g.id) FROM {staged} AS g
+                 WHERE {of_step.format("s")}) = {merged}"""
+        ]
+        taken = f"""taken AS (
+            DELETE FROM {staged} AS g USING head
+            WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY({merged})
+        ), """
+    else:
+        conditions = [f"NOT EXISTS (SELECT 1 FROM {staged} AS g WHERE {of_step.format('s')})"]
+    if fenced:
+        fence = f"""fence AS MATERIALIZED (
+            SELECT token FROM {lock} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
+        ), """
+        conditions.append("NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)")
+    if of_run:
+        conditions.append(
+            f"EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
+        )
     return f"""
-        WITH seen AS MATERIALIZED (
-            SELECT id, version, current_id, current_is_checkpoint FROM {session}
-            WHERE tenant = %(tenant)s AND session_id = %(session_id)s
-        ), new AS MATERIALIZED (
-            SELECT nextval(pg_get_serial_sequence('{checkpoint}', 'id')) AS id
-        ), waiting AS MATERIALIZED (
-            SELECT g.id, g.created_at, g.payload FROM {staged} AS g JOIN seen ON g.session_id = seen.id
-            WHERE g.step_id = %(step_id)s
-        ), fence AS MATERIALIZED (
-            SELECT token FROM {lock}
-            WHERE tenant = %(tenant)s AND name = %(session_id)s AND %(fencing_token)s::bigint IS NOT NULL
-            FOR KEY SHARE
-        ), head AS (
+        WITH {fence}head AS (
             UPDATE {session} AS s
             SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
                 mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
-                message_count = s.message_count + %(added)s, current_id = new.id, current_is_checkpoint = true
-            FROM new, seen
-            WHERE s.id = seen.id AND s.version = seen.version
-              AND s.version = coalesce(%(expected_version)s::bigint, s.version)
+                message_count = s.message_count + %(added)s, current_is_checkpoint = true,
+                current_id = nextval(pg_get_serial_sequence('{checkpoint}', 'id'))
+            WHERE {the_session}
+              AND s.version = coalesce(
+                  %(expected_version)s::bigint, (SELECT version FROM {session} WHERE {the_session}))
               AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
-              AND (%(run_id)s::text IS NULL
-                   OR EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s))
-              AND NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)
-              AND (SELECT array_agg(w.id ORDER BY w.id) FROM waiting AS w)
-                  IS NOT DISTINCT FROM %(staged_ids)s::bigint[]
-              AND (SELECT array_agg(w.created_at ORDER BY w.id) FROM waiting AS w)
-                  IS NOT DISTINCT FROM %(staged_times)s::timestamptz[]
+              AND (s.current_is_checkpoint OR EXISTS (
+                  SELECT 1 FROM {checkpoint} AS c WHERE c.session_id = s.id AND c.kind = 'state'))
+              AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
         ), replaced AS (
-            DELETE FROM {checkpoint} AS c USING seen, head
-            WHERE c.id = seen.current_id AND NOT seen.current_is_checkpoint
-        ), taken AS (
-            DELETE FROM {staged} AS g USING head
-            WHERE g.session_id = head.id AND g.step_id = %(step_id)s
-              AND (g.id, g.created_at) IN (
-                  SELECT * FROM unnest(%(staged_ids)s::bigint[], %(staged_times)s::timestamptz[]))
-        ), said AS (
+            DELETE FROM {checkpoint} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
+        ), {taken}said AS (
             INSERT INTO {message} (session_id, sequence, role, payload, created_at)
             SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
             FROM head,
@@ -307,10 +335,7 @@ def _step_sql() -> str:
                 %(payload)s, %(envelope)s, %(size_bytes)s, %(at)s
             FROM head
         )
-        SELECT version, NULL::bigint, NULL::timestamptz, NULL::text FROM head
-        UNION ALL
-        (SELECT NULL, id, created_at, payload FROM waiting WHERE NOT EXISTS (SELECT 1 FROM head) ORDER BY id)
-        """  # noqa: S608
+        SELECT version FROM head"""
 
 
 @cache

@@ -48,7 +48,7 @@ def _statements(vendor: str, table: str) -> LockStatements:
     is_free = f"(expires_at IS NULL OR expires_at <= {clock.now})"
     lasts = f"expires_at > {clock.now}"
     own_term = f"{row} AND owner = %(owner)s AND token = %(token)s AND {lasts}"
-    is_new = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {row})"  # noqa: S608  own table
+    is_new = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {row})"
     skip_busy = keep = ""
     if vendor == "postgresql":
         # CASE fixes the order: a name that is held must not cost its contenders the advisory lock, which
@@ -63,20 +63,20 @@ def _statements(vendor: str, table: str) -> LockStatements:
             UPDATE {table}
             SET owner = %(owner)s, token = token + 1, acquired_at = {clock.now}, expires_at = {until}
             WHERE id = (SELECT id FROM {table} WHERE {row} AND {is_free} {skip_busy})
-            RETURNING token, expires_at""",  # noqa: S608
+            RETURNING token, expires_at""",
         create=f"""
             INSERT INTO {table} (tenant, name, owner, token, acquired_at, expires_at)
             SELECT %(tenant)s, %(name)s, %(owner)s, 1, {clock.now}, {until} WHERE {is_new}
             ON CONFLICT (tenant, name) DO NOTHING
             RETURNING token, expires_at""",
-        refresh=f"UPDATE {table} SET expires_at = {until} WHERE {own_term} RETURNING expires_at",  # noqa: S608
-        release=f"UPDATE {table} SET expires_at = NULL WHERE {own_term} RETURNING token",  # noqa: S608
+        refresh=f"UPDATE {table} SET expires_at = {until} WHERE {own_term} RETURNING expires_at",
+        release=f"UPDATE {table} SET expires_at = NULL WHERE {own_term} RETURNING token",
         force_release=f"""
             UPDATE {table} SET expires_at = NULL, token = token + 1 WHERE {row} AND {lasts}
-            RETURNING token""",  # noqa: S608
-        newest_token=f"SELECT token FROM {table} WHERE {row} {keep}",  # noqa: S608
-        is_locked=f"SELECT 1 FROM {table} WHERE {row} AND {lasts}",  # noqa: S608
+            RETURNING token""",
+        newest_token=f"SELECT token FROM {table} WHERE {row} {keep}",
+        is_locked=f"SELECT 1 FROM {table} WHERE {row} AND {lasts}",
         active=f"""
             SELECT name, owner, token, expires_at FROM {table} WHERE tenant = %(tenant)s AND {lasts}
-            ORDER BY name""",  # noqa: S608
+            ORDER BY name""",
     )

@@ -118,7 +118,7 @@ def copy_messages(scope: Scope, *, source: int, target: int, count: int) -> None
     table = connection.ops.quote_name(Message._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "  # noqa: S608  own table
+            f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "
             f"SELECT %s, sequence, role, payload, created_at FROM {table} "
             "WHERE session_id = %s AND sequence <= %s ORDER BY sequence",
             [target, source, count],

@@ -6,16 +6,21 @@ statement. ``HELIX_STORE["FAST_PATHS"] = False`` switches all of this off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.connections import given_back
 from helix_store.exceptions import StoreBusy
-from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
+from helix_store.stores.database.errors import is_prepared_in_vain, is_retryable_transaction, mapped_errors
 from helix_store.stores.database.scope import Scope
 
 __all__ = ["Rows", "is_fast", "read_prepared", "write_prepared", "writes_alone"]
@@ -42,7 +47,7 @@ def writes_alone(scope: Scope) -> bool:
 def read_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
     connection = scope.connection
     with given_back(connection), mapped_errors(connection):
-        return _fetch(connection, sql, parameters)
+        return fetch_prepared(connection, sql, parameters)
 
 
 def write_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
@@ -50,40 +55,137 @@ def write_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Row
     connection = scope.connection
     try:
         with given_back(connection), mapped_errors(connection, committing=True):
-            return _fetch(connection, sql, parameters)
+            return fetch_prepared(connection, sql, parameters)
     except StoreBusy as exc:
         if is_retryable_transaction(exc):
             return []
         raise
 
 
-def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    with _cursor(connection) as cursor:
+def fetch_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
+    """Run a statement with named placeholders, prepared where that is possible.
+
+    Behind a pooler that hands out another server connection per transaction, a prepared statement may be
+    gone the next time. Django's setting for such poolers, ``DISABLE_SERVER_SIDE_CURSORS``, switches preparing
+    off, and so does the first statement that is gone.
+    """
+    connection.ensure_connection()
+    if not _may_prepare(connection):
+        return _fetched(connection.cursor(), sql, parameters)
+    statement = _numbered(sql)
+    # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
+    cursor = connection._prepare_cursor(_prepared_cursor_class()(connection.connection))  # type: ignore[attr-defined]
+    try:
+        return _fetched(cursor, statement.text, statement.arguments(parameters))
+    except Error as exc:
+        if not is_prepared_in_vain(exc):
+            raise
+        _never_prepare_on.add(connection.connection)
+        if connection.in_atomic_block:
+            raise
+    return _fetched(connection.cursor(), sql, parameters)
+
+
+def _fetched(cursor: Any, sql: str, parameters: Any) -> Rows:
+    with cursor:
         cursor.execute(sql, parameters)
         rows: Rows = cursor.fetchall()
         return rows
 
 
-def _cursor(connection: BaseDatabaseWrapper) -> Any:
-    """A cursor of Django, or around one of psycopg that binds on the server and prepares at once.
+_never_prepare_on: Final[WeakSet[Any]] = WeakSet()
+"""Connections of the driver on which a prepared statement was lost."""
 
-    Behind a pooler that hands out another server connection per transaction, a prepared statement may not be
-    there the next time; Django's setting for such poolers switches preparing off.
-    """
-    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        return connection.cursor()
-    connection.ensure_connection()
-    return connection._prepare_cursor(_prepared_cursor_class()(connection.connection))  # type: ignore[attr-defined]
+
+def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
+    return (
+        not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        and _prepared_cursor_class() is not None
+        and connection.connection not in _never_prepare_on
+    )
 
 
 @lru_cache(maxsize=1)
-def _prepared_cursor_class() -> type[Any]:
-    from psycopg import Cursor
+def _prepared_cursor_class() -> Any:
+    """A cursor of psycopg 3.2 or newer that leaves placeholders to the server; ``None`` for older drivers."""
+    try:
+        from psycopg import RawCursor
+    except ImportError:
+        return None
 
-    class PreparedCursor(Cursor[Any]):
+    class PreparedCursor(RawCursor[Any]):
         """Prepares every statement, and not only after some executions."""
 
         def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-            return super().execute(query, params, prepare=True, **options)
+            # Django switches preparing off for the whole connection, which the argument does not undo.
+            connection = self.connection
+            usual_threshold, connection.prepare_threshold = connection.prepare_threshold, 0
+            try:
+                return super().execute(query, params, prepare=True, **options)
+            finally:
+                connection.prepare_threshold = usual_threshold
+                self._query = _Sent(query)  # type: ignore[assignment]  # what Django logs of a cursor
 
     return PreparedCursor
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    text: str
+
+    @property
+    def query(self) -> bytes:
+        return self.text.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """SQL with ``$1``, ``$2``… and the names of its parameters in that order."""
+
+    text: str
+    names: tuple[str, ...]
+
+    def arguments(self, parameters: Mapping[str, Any]) -> list[str | None]:
+        return [_as_text(parameters[name]) for name in self.names]
+
+
+@lru_cache(maxsize=256)
+def _numbered(sql: str) -> _Numbered:
+    numbers: dict[str, int] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return f"${numbers.setdefault(match[1], len(numbers) + 1)}"
+
+    text = re.sub(r"%\((\w+)\)s", number, sql).replace("%%", "%")
+    return _Numbered(text, tuple(numbers))
+
+
+def _as_text(value: Any) -> str | None:
+    """A value as the text that the server reads it from.
+
+    As text without a type, a parameter has the type of its place in the statement. The driver would pick one
+    by the value, and numbers of different sizes would be prepared as different statements.
+    """
+    if value is None or type(value) is str:
+        return value
+    return _WRITERS[type(value)](value)
+
+
+def _array(values: list[Any]) -> str:
+    return "{" + ",".join(_element(value) for value in values) + "}"
+
+
+def _element(value: Any) -> str:
+    text = _as_text(value)
+    if text is None:
+        return "NULL"
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
+    bool: str,
+    int: str,
+    float: repr,
+    datetime: datetime.isoformat,
+    list: _array,
+}

@@ -41,7 +41,7 @@ def _statements(vendor: str, table: str) -> _Statements:
     until = clock.in_milliseconds.replace("%s", "%(ttl_ms)s")
     snapshots = "session_id = %(key)s AND kind = 'snapshot' AND namespace = ''"
     one = f"{snapshots} AND checkpoint_id = %(checkpoint_id)s"
-    newest = f"id = (SELECT id FROM {table} WHERE {snapshots} ORDER BY version DESC LIMIT 1)"  # noqa: S608  own table
+    newest = f"id = (SELECT id FROM {table} WHERE {snapshots} ORDER BY version DESC LIMIT 1)"
     own = f"{one} AND claim_owner = %(owner)s AND claim_token = %(token)s"
     lasts = f"claim_done_at IS NULL AND claim_expires_at > {clock.now}"
     is_free = f"claim_done_at IS NULL AND (claim_expires_at IS NULL OR claim_expires_at <= {clock.now})"
@@ -49,15 +49,15 @@ def _statements(vendor: str, table: str) -> _Statements:
         UPDATE {table}
         SET claim_owner = %(owner)s, claim_token = COALESCE(claim_token, 0) + 1, claim_expires_at = {until}
         WHERE {{which}} AND {is_free}
-        RETURNING checkpoint_id, claim_token, claim_expires_at, payload"""  # noqa: S608
+        RETURNING checkpoint_id, claim_token, claim_expires_at, payload"""
     return _Statements(
         claim_one=claim.format(which=one),
         claim_newest=claim.format(which=newest),
-        refresh=f"UPDATE {table} SET claim_expires_at = {until} WHERE {own} AND {lasts} "  # noqa: S608
+        refresh=f"UPDATE {table} SET claim_expires_at = {until} WHERE {own} AND {lasts} "
         "RETURNING claim_expires_at",
-        release=f"UPDATE {table} SET claim_expires_at = NULL WHERE {own} AND {lasts} RETURNING id",  # noqa: S608
+        release=f"UPDATE {table} SET claim_expires_at = NULL WHERE {own} AND {lasts} RETURNING id",
         # Also after the term is over, unless somebody took over: the work was done.
-        finish=f"UPDATE {table} SET claim_done_at = COALESCE(claim_done_at, {clock.now}) "  # noqa: S608
+        finish=f"UPDATE {table} SET claim_done_at = COALESCE(claim_done_at, {clock.now}) "
         f"WHERE {own} AND claim_expires_at IS NOT NULL RETURNING id",
     )
 

@@ -66,7 +66,7 @@ def take_staged(scope: Scope, head: Session, step_id: str) -> list[StagedChanges
     table = connection.ops.quote_name(StagedChange._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"DELETE FROM {table} WHERE session_id = %s AND step_id = %s RETURNING id, payload",  # noqa: S608
+            f"DELETE FROM {table} WHERE session_id = %s AND step_id = %s RETURNING id, payload",
             [head.pk, step_id],
         )
         return [_from_text(payload) for _, payload in sorted(cursor.fetchall())]

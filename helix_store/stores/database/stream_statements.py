@@ -56,7 +56,7 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 WHEN CAST(%(writer_id)s AS varchar) IS NULL AND lease_expires_at IS NULL THEN NULL
                 ELSE {lease_end} END
         WHERE {takes_chunks}
-        RETURNING id, last_sequence"""  # noqa: S608
+        RETURNING id, last_sequence"""
     append = None
     skip_busy = ""
     if vendor == "postgresql":
@@ -66,7 +66,7 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 SELECT head.id, head.last_sequence - %(count)s + part.number, part.payload
                 FROM head, unnest(%(texts)s::text[]) WITH ORDINALITY AS part(payload, number)
             )
-            SELECT id, last_sequence FROM head"""  # noqa: S608
+            SELECT id, last_sequence FROM head"""
         skip_busy = "FOR NO KEY UPDATE SKIP LOCKED"
     of_tenant = "(CAST(%(tenant)s AS varchar) IS NULL OR tenant = %(tenant)s)"
     is_lost = f"status = 'active' AND lease_expires_at <= {clock.now} AND {of_tenant}"
@@ -82,15 +82,15 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 writer_id = excluded.writer_id, lease_expires_at = excluded.lease_expires_at,
                 updated_at = excluded.updated_at
             WHERE known.status = 'active'
-            RETURNING id""",  # noqa: S608
+            RETURNING id""",
         advance=advance,
         append=append,
         renew=f"""
             UPDATE {stream} SET writer_id = %(writer_id)s, lease_expires_at = {lease_end}
-            WHERE {takes_chunks} RETURNING id""",  # noqa: S608
+            WHERE {takes_chunks} RETURNING id""",
         release=f"""
             UPDATE {stream} SET lease_expires_at = NULL
-            WHERE {row} AND writer_id = %(writer_id)s RETURNING id""",  # noqa: S608
+            WHERE {row} AND writer_id = %(writer_id)s RETURNING id""",
         settle=f"""
             UPDATE {stream} SET
                 status = %(status)s, output = %(output)s, error = %(error)s, lease_expires_at = NULL,
@@ -98,7 +98,7 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 ended_at = CASE WHEN %(is_over)s THEN {clock.now} END,
                 keep_until = CASE WHEN %(is_kept)s THEN {keep_end} END,
                 is_emptied = %(no)s
-            WHERE id = %(key)s""",  # noqa: S608
+            WHERE id = %(key)s""",
         page=f"""
             SELECT stream.id, stream.generation, stream.status, stream.last_sequence, stream.floor,
                    chunk.sequence, chunk.payload
@@ -106,12 +106,12 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 ON chunk.stream_id = stream.id
                 AND chunk.sequence > %(after)s AND chunk.sequence <= %(last)s
             WHERE stream.{row.replace("AND ", "AND stream.")}
-            ORDER BY chunk.sequence""",  # noqa: S608
+            ORDER BY chunk.sequence""",
         fail_lost=f"""
             UPDATE {stream} SET
                 status = 'failed', error = %(error)s, lease_expires_at = NULL,
                 ended_at = {clock.now}, updated_at = {clock.now}, is_emptied = %(no)s
             WHERE id IN (SELECT id FROM {stream} WHERE {is_lost} ORDER BY id LIMIT %(limit)s {skip_busy})
-            RETURNING id, last_sequence""",  # noqa: S608
-        lost=f"SELECT count(*) FROM {stream} WHERE {is_lost}",  # noqa: S608
+            RETURNING id, last_sequence""",
+        lost=f"SELECT count(*) FROM {stream} WHERE {is_lost}",
     )

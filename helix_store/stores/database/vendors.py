@@ -34,7 +34,7 @@ class _JSONContains(Expression):
 
     def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.column)
-        condition = f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"  # noqa: S608
+        condition = f"EXISTS (SELECT 1 FROM json_each({column}) WHERE {self.sqlite_condition})"
         return condition, (*params, *self.sqlite_params)
 
 
