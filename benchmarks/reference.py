@@ -11,7 +11,14 @@ from django.db import connections
 
 from benchmarks.bench import Bench
 from benchmarks.payloads import state_of
-from benchmarks.sessions import AGENT_TYPE, FILLERS, PER_WORKER, WORKERS
+from benchmarks.sessions import (
+    AGENT_TYPE,
+    FILLERS,
+    PER_WORKER,
+    READ_SESSIONS,
+    STEPS_BEFORE_READING,
+    WORKERS,
+)
 
 __all__ = ["execute", "reference_schema", "reference_sessions"]
 
@@ -19,13 +26,13 @@ _SCHEMA = Path(__file__).parent / "reference_schema.sql"
 
 _SESSIONS = """
 INSERT INTO ref_session
-SELECT (CASE WHEN n <= %(live)s THEN 's-' ELSE 'filler-' END) || n, %(agent_type)s, 'active', 1, 0,
-    clock_timestamp(), %(state)s::jsonb
-FROM generate_series(1, %(all)s) AS n
+SELECT %(prefix)s || n, %(agent_type)s, 'active', 1, 0, clock_timestamp(), %(state)s::jsonb
+FROM generate_series(1, %(count)s) AS n
 """
 _CHECKPOINTS = """
 INSERT INTO ref_checkpoint
-SELECT id, 1, state, 0, clock_timestamp() FROM ref_session WHERE id LIKE 's-%%'
+SELECT id, n, state, 0, clock_timestamp() FROM ref_session, generate_series(1, %(steps)s) AS n
+WHERE id LIKE %(prefix)s || '%%'
 """
 
 
@@ -37,10 +44,14 @@ def reference_schema(bench: Bench) -> None:
 def reference_sessions(bench: Bench) -> None:
     """As many sessions as `live_sessions` makes."""
     bench.once(reference_schema)
-    live = WORKERS * PER_WORKER
-    parameters = {"agent_type": AGENT_TYPE, "live": live, "all": live + FILLERS}
-    execute("default", _SESSIONS, {**parameters, "state": json.dumps(state_of(4))})
-    execute("default", _CHECKPOINTS, {})
+    for prefix, count, steps in (
+        ("s-", WORKERS * PER_WORKER, 1),
+        ("r-", len(READ_SESSIONS), STEPS_BEFORE_READING),
+        ("filler-", FILLERS, 0),
+    ):
+        parameters = {"prefix": prefix, "agent_type": AGENT_TYPE, "state": json.dumps(state_of(4))}
+        execute("default", _SESSIONS, {**parameters, "count": count})
+        execute("default", _CHECKPOINTS, {"prefix": prefix, "steps": steps})
 
 
 def execute(alias: str, sql: str, parameters: dict[str, Any] | Sequence[Any]) -> None:

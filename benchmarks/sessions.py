@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from django.db import connections
 from django.db.models import Model
@@ -18,6 +17,8 @@ __all__ = [
     "AGENT_TYPE",
     "FILLERS",
     "PER_WORKER",
+    "READ_SESSIONS",
+    "STEPS_BEFORE_READING",
     "WORKERS",
     "column_names",
     "copy_rows",
@@ -29,7 +30,10 @@ __all__ = [
 AGENT_TYPE = "bench"
 WORKERS = 8
 PER_WORKER = 200
-FILLERS = 10_200 - WORKERS * PER_WORKER
+READ_SESSIONS = [f"r-{number}" for number in range(1, 201)]
+"""Sessions that are only read: they keep a state of 4 KB."""
+STEPS_BEFORE_READING = 10
+FILLERS = 10_200 - WORKERS * PER_WORKER - len(READ_SESSIONS)
 """Sessions that nobody works on, so that the table is not a toy."""
 
 
@@ -38,28 +42,29 @@ def sessions_of(worker: int, *, per_worker: int = PER_WORKER, prefix: str = "s")
     return [f"{prefix}-{worker * per_worker + number}" for number in range(1, per_worker + 1)]
 
 
-def create_sessions(
-    alias: str, session_ids: Sequence[str], *, messages: Sequence[dict[str, Any]] = ()
-) -> None:
-    """Sessions with a state of 4 KB that have made a step."""
+def create_sessions(alias: str, session_ids: Sequence[str], *, steps: int = 1) -> None:
+    """Sessions with a state of 4 KB that have made so many steps."""
     store = DatabaseStateStore(alias)
-    state = state_of(4)
+    states = [state_of(4, step) for step in range(steps)]
     for session_id in session_ids:
-        session = store.create_session(session_id, agent_type=AGENT_TYPE, custom_state=state)
-        store.save_state_and_promote_staging(session_id, session, list(messages), StepInfo("step-0", 0))
+        session = store.create_session(session_id, agent_type=AGENT_TYPE)
+        for step, state in enumerate(states):
+            session.custom_state = state
+            store.save_state_and_promote_staging(session_id, session, [], StepInfo(f"step-{step}", step))
 
 
 def live_sessions(bench: Bench) -> None:
     """The sessions of all workers, and some more, in the default database."""
     for worker in range(WORKERS):
         create_sessions("default", sessions_of(worker))
+    create_sessions("default", READ_SESSIONS, steps=STEPS_BEFORE_READING)
     store = DatabaseStateStore()
     template = store.create_session("filler-0", agent_type=AGENT_TYPE)
     names = dict.fromkeys(("session_id", "root_session_id", "stream_id"), "'filler-' || n")
     copied = {"current_id": "NULL", "current_is_checkpoint": "false", **names}
     copy_rows("default", Session, template.session_id, range(1, FILLERS), copied)
     found = Session.objects.using("default").count()
-    assert found == WORKERS * PER_WORKER + FILLERS, found
+    assert found == WORKERS * PER_WORKER + len(READ_SESSIONS) + FILLERS, found
 
 
 def column_names(model: type[Model]) -> list[str]:

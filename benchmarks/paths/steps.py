@@ -12,7 +12,7 @@ from django.db import transaction
 from benchmarks.evidence import Evidence
 from benchmarks.figures import Target
 from benchmarks.operations import Operation, WithSettings
-from benchmarks.payloads import message, staged_changes, state_of
+from benchmarks.payloads import STATES, message, staged_changes, state_of
 from benchmarks.pgbench import Script
 from benchmarks.races import Client, Comparison, Limit, Race
 from benchmarks.reference import execute, reference_sessions
@@ -36,7 +36,7 @@ class Step(Operation):
         self.alias = alias
         self.store = DatabaseStateStore(alias)
         self.sessions = sessions_of(worker, **sessions)
-        self.custom_state = state_of(kib)
+        self.states = [state_of(kib, step) for step in range(STATES)]
         self.messages = [message(1), message(2)]
         self.is_staged = is_staged
         self.tag = new_id()
@@ -56,7 +56,10 @@ class Step(Operation):
         self.last = number = next(self.numbers)
         session_id = self._session_of(number)
         state = SessionState(
-            session_id=session_id, agent_type=AGENT_TYPE, custom_state=self.custom_state, step_count=number
+            session_id=session_id,
+            agent_type=AGENT_TYPE,
+            custom_state=self._state_of(number),
+            step_count=number,
         )
         commit = self.store.save_state_and_promote_staging(
             session_id,
@@ -73,7 +76,7 @@ class Step(Operation):
         assert state is not None
         assert state.version == self.versions[session_id]
         changed = merged_changes() if self.is_staged else {}
-        assert state.custom_state == {**self.custom_state, **changed}
+        assert state.custom_state == {**self._state_of(self.last), **changed}
         messages = self.store.get_messages(session_id, offset=state.message_count - 2).messages
         assert [stored["content"] for stored in messages] == [each["content"] for each in self.messages]
         left = self.store.get_staged_changes(session_id, self._step_id(self.last))
@@ -81,6 +84,10 @@ class Step(Operation):
 
     def _session_of(self, number: int) -> str:
         return self.sessions[number % len(self.sessions)]
+
+    def _state_of(self, number: int) -> dict[str, Any]:
+        """From step to step of a session two keys change."""
+        return self.states[number // len(self.sessions) % STATES]
 
     def _step_id(self, number: int) -> str:
         return f"step-{self.tag}-{number}"
