@@ -52,14 +52,20 @@ class Crew:
         """Have every worker make an operation under this key."""
         self._ask("make", key, make)
 
+    def prepare(self, key: str, count: int) -> None:
+        """Have every worker get ready for `run` with this count."""
+        self._ask("prepare", key, self._each(count))
+
     def run(self, key: str, count: int) -> Ran:
         """Do about so many operations, all workers at once, from the first start to the last end."""
-        each = max(1, round(count / self.size))
-        self._ask("prepare", key, each)
+        each = self._each(count)
         spans = self._ask("run", key, each)
         self._ask("check", key, None)
         seconds = max(end for _, end in spans) - min(start for start, _ in spans)
         return Ran(each * self.size, seconds)
+
+    def _each(self, count: int) -> int:
+        return max(1, round(count / self.size))
 
     def close(self, key: str) -> None:
         self._ask("close", key, None)

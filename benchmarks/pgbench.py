@@ -18,7 +18,7 @@ from benchmarks.rounds import Ran
 from benchmarks.server import database_name
 from tests.postgres import PostgresCluster
 
-__all__ = ["Pgbench", "Script"]
+__all__ = ["Pgbench", "Script", "Stage"]
 
 _RATE = re.compile(r"tps = ([0-9.]+) \(without initial connection time\)")
 _PROCESSED = re.compile(r"number of transactions actually processed: (\d+)/(\d+)")
@@ -59,6 +59,10 @@ class Script:
             raise AssertionError(f"{found} rows instead of {self.rows}: {self.sql}")
 
 
+Stage = Callable[[str, int, range], None]
+"""Writes what the transactions to come need: of which ``:tag``, of how many clients, and which ``:k``."""
+
+
 class Pgbench:
     """Runs of one script; each goes on counting in ``:k`` where the last one stopped."""
 
@@ -68,21 +72,23 @@ class Pgbench:
         script: Script,
         *,
         clients: int = 1,
-        prepare: Callable[[str, int, int, int], None] | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self.cluster = cluster
         self.script = script
         self.clients = clients
-        self.prepare = prepare
+        self.stage = stage
         self.tag = uuid.uuid4().hex
         self.k = 0
         script.require_rows()
 
+    def prepare(self, count: int) -> None:
+        if self.stage is not None:
+            self.stage(self.tag, self.clients, range(self.k + 1, self.k + self._each(count) + 1))
+
     def run(self, count: int) -> Ran:
         """Do about so many transactions; the time is that without connecting."""
-        each = max(1, round(count / self.clients))
-        if self.prepare is not None:
-            self.prepare(self.tag, self.clients, self.k, each)
+        each = self._each(count)
         with NamedTemporaryFile("w", suffix=".sql") as file:
             file.write(self.script.text)
             file.flush()
@@ -92,6 +98,9 @@ class Pgbench:
         if rate is None or processed is None or processed[1] != processed[2]:
             raise RuntimeError(output)
         return Ran(int(processed[1]), int(processed[1]) / float(rate[1]))
+
+    def _each(self, count: int) -> int:
+        return max(1, round(count / self.clients))
 
     def _run(self, script: str, transactions: int) -> str:
         variables = {**self.script.parameters, "tag": self.tag, "k": str(self.k)}

@@ -12,7 +12,7 @@ from benchmarks.crew import Crew
 from benchmarks.evidence import Evidence
 from benchmarks.figures import Figure, LeftOut, Target
 from benchmarks.operations import MakeOperation
-from benchmarks.pgbench import Pgbench, Script
+from benchmarks.pgbench import Pgbench, Script, Stage
 from benchmarks.rounds import Leg, Ran, ratios, run_rounds
 from benchmarks.server import server_settings, settle
 
@@ -43,11 +43,11 @@ class Limit:
 
     script: Script
     evidence: Evidence | None = None
-    prepare: Callable[[str, int, int, int], None] | None = None
+    stage: Stage | None = None
     missing: str | None = None
 
     def enter(self, bench: Bench, workers: int, key: str, stack: ExitStack) -> Leg:
-        leg = Pgbench(bench.cluster, self.script, clients=workers, prepare=self.prepare)
+        leg = Pgbench(bench.cluster, self.script, clients=workers, stage=self.stage)
         return _with_evidence(leg, self.evidence)
 
 
@@ -71,6 +71,9 @@ class _CrewLeg:
     crew: Crew
     key: str
 
+    def prepare(self, count: int) -> None:
+        self.crew.prepare(self.key, count)
+
     def run(self, count: int) -> Ran:
         return self.crew.run(self.key, count)
 
@@ -79,6 +82,9 @@ class _CrewLeg:
 class _ProvenLeg:
     leg: Leg
     evidence: Evidence
+
+    def prepare(self, count: int) -> None:
+        self.leg.prepare(count)
 
     def run(self, count: int) -> Ran:
         before = self.evidence.numbers()
@@ -138,7 +144,7 @@ class Race:
     workers: int = 1
     most: int | None = None
     server: Mapping[str, str] = field(default_factory=dict)
-    alias: str = "default"
+    aliases: Sequence[str] = ("default",)
 
     @property
     def paths(self) -> Sequence[str]:
@@ -173,7 +179,8 @@ class Race:
     def _run(self, bench: Bench, names: Sequence[str]) -> dict[str, list[float]]:
         for need in self.needs:
             bench.once(need)
-        settle(self.alias)
+        for alias in self.aliases:
+            settle(alias)
         with ExitStack() as stack:
             if self.server:
                 stack.enter_context(server_settings(bench.cluster, **self.server))

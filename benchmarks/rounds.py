@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-__all__ = ["Leg", "Ran", "ratios", "run_rounds"]
+__all__ = ["Leg", "Ran", "prepared_run", "ratios", "run_rounds"]
 
 _SHARE_OF_A_WARM_UP = 0.25
 _LARGEST_STEP = 50
@@ -24,6 +24,10 @@ class Ran(NamedTuple):
 
 class Leg(Protocol):
     """One contestant."""
+
+    def prepare(self, count: int) -> None:
+        """Get ready for `run` with this count; not timed."""
+        ...
 
     def run(self, count: int) -> Ran:
         """Do about so many operations: as many in each of its workers."""
@@ -44,9 +48,14 @@ def run_rounds(
     for _ in range(rounds):
         shuffle(order)
         for name in order:
-            last[name] = legs[name].run(_count(last[name] * seconds, most)).rate
+            last[name] = prepared_run(legs[name], _count(last[name] * seconds, most)).rate
             rates[name].append(last[name])
     return rates
+
+
+def prepared_run(leg: Leg, count: int) -> Ran:
+    leg.prepare(count)
+    return leg.run(count)
 
 
 def ratios(own: list[float], other: list[float]) -> list[float]:
@@ -58,7 +67,7 @@ def _warmed_up(leg: Leg, seconds: float, most: int | None) -> float:
     """The rate of a leg that has run for a moment already."""
     count = 1
     while True:
-        rate = leg.run(count).rate
+        rate = prepared_run(leg, count).rate
         wanted = _count(rate * seconds * _SHARE_OF_A_WARM_UP, most)
         if count >= wanted:
             return rate

@@ -20,6 +20,7 @@ __all__ = [
     "ENVIRONMENT_VARIABLE",
     "OPTIONS",
     "benchmark_server",
+    "connection_url",
     "create_database",
     "database_name",
     "server_settings",
@@ -76,6 +77,13 @@ def create_database(cluster: PostgresCluster, alias: str, *, is_empty: bool = Fa
 
 def database_name(alias: str) -> str:
     return str(connections[alias].settings_dict["NAME"])
+
+
+def connection_url(alias: str, *, scheme: str = "postgresql") -> str:
+    """A database for clients that do not go through Django."""
+    settings = connections[alias].settings_dict
+    address = f"{settings['USER']}:{settings['PASSWORD']}@{settings['HOST']}:{settings['PORT']}"
+    return f"{scheme}://{address}/{settings['NAME']}"
 
 
 @contextmanager
