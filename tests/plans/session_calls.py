@@ -1,0 +1,174 @@
+"""What is read of one session, and what looks through many: the state store, locks and the cleanup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from helix_store.cleanup import expired_session_cleanup
+from helix_store.core.types import StepInfo
+from tests.plans.calls import ANALYSED, PAGE, POSTGRES, SQLITE, Call, gap
+from tests.plans.rows import BUSY, LONG, NOW, World
+
+__all__ = ["SESSION_CALLS"]
+
+_ALL_OF_A_SESSION: Final = LONG + 100
+_STEPPING: Final = "session-9"
+
+_JOINED: Final = "joined to the session, PostgreSQL expects few of these and sorts all of them"
+_OPEN_ONES: Final = "of a tenant, SQLite finds all open sessions by their status, and sorts them"
+_TREE: Final = "with statistics SQLite builds a Bloom filter of all sessions for each walk through a tree"
+_EVERY_NAME: Final = "a row for every name that was ever locked, and no index of those that are held"
+_NAMING: Final = "without statistics SQLite reads the tenant's sessions for each stream that may go"
+
+Make = Callable[[World], Callable[[], object]]
+
+
+def _of_store(method: str, *arguments: Any, **options: Any) -> Make:
+    return lambda world: partial(getattr(world.store, method), *arguments, **options)
+
+
+def _of_locks(method: str, *arguments: Any, **options: Any) -> Make:
+    return lambda world: partial(getattr(world.locks, method), *arguments, **options)
+
+
+def _checkpoints_further_on(world: World) -> Callable[[], object]:
+    page = world.store.list_checkpoints(BUSY, limit=200)
+    page = world.store.list_checkpoints(BUSY, limit=200, cursor=page.next_cursor)
+    return partial(world.store.list_checkpoints, BUSY, limit=PAGE, cursor=page.next_cursor)
+
+
+def _of_old_checkpoint(method: str) -> Make:
+    def make(world: World) -> Callable[[], object]:
+        oldest = world.store.list_checkpoints(BUSY, limit=100).items[-1]
+        return partial(getattr(world.store, method), BUSY, oldest.checkpoint_id)
+
+    return make
+
+
+def _first_message(world: World) -> Callable[[], object]:
+    return lambda: next(world.store.iter_messages(BUSY, chunk_size=PAGE))
+
+
+def _step(*, staged: bool, **options: Any) -> Make:
+    def make(world: World) -> Callable[[], object]:
+        store, name = world.store, str(sorted(options))
+        state = store.load_state(_STEPPING)
+        assert state is not None
+        step = StepInfo(f"step {staged} {name}", 5)
+        if staged:
+            store.stage_changes(_STEPPING, step.step_id, {"tool_call_id": "call"})
+        message = {"role": "user", "content": "hello"}
+        return partial(store.save_state_and_promote_staging, _STEPPING, state, [message], step, **options)
+
+    return make
+
+
+def _held_for_a_while(world: World) -> Callable[[], object]:
+    def hold() -> None:
+        lock = world.locks.acquire("lock-5")
+        assert lock is not None
+        lock.refresh()
+        lock.release()
+
+    return hold
+
+
+def _cleanup(**options: Any) -> Make:
+    return lambda world: partial(
+        expired_session_cleanup,
+        state_store=world.store,
+        workspace_providers={},
+        page_size=PAGE,
+        now=NOW,
+        **options,
+    )
+
+
+SESSION_CALLS: Final = [
+    # Look-ups
+    Call("session_exists", _of_store("session_exists", BUSY)),
+    Call("load_state", _of_store("load_state", BUSY)),
+    Call("get_message_count", _of_store("get_message_count", BUSY)),
+    Call("check_interrupt", _of_store("check_interrupt", BUSY)),
+    Call("get_current_run", _of_store("get_current_run", BUSY)),
+    Call("get_latest_checkpoint", _of_store("get_latest_checkpoint", BUSY), gaps=gap(_JOINED, [POSTGRES])),
+    Call("get_checkpoint", _of_old_checkpoint("get_checkpoint")),
+    # Pages of one session. PostgreSQL sorts the page that it has found, because it joins the session.
+    Call("get_messages, first page", _of_store("get_messages", BUSY, limit=PAGE), sorts=PAGE),
+    Call("get_messages, far page", _of_store("get_messages", BUSY, limit=PAGE, offset=500), sorts=PAGE),
+    Call("get_messages to the end", _of_store("get_messages", BUSY, offset=LONG - 20), sorts=PAGE),
+    Call("get_messages, newest", _of_store("get_messages", BUSY, limit=PAGE, order="desc"), sorts=PAGE),
+    Call(
+        "get_messages, far back",
+        _of_store("get_messages", BUSY, limit=PAGE, offset=500, order="desc"),
+        sorts=PAGE,
+    ),
+    Call("iter_messages", _first_message, sorts=PAGE),
+    # The total is counted, which reads the index of all checkpoints.
+    Call("list_checkpoints", _of_store("list_checkpoints", BUSY, limit=PAGE), reads=_ALL_OF_A_SESSION),
+    Call("list_checkpoints, far page", _checkpoints_further_on, reads=_ALL_OF_A_SESSION),
+    Call("list_runs", _of_store("list_runs", BUSY, limit=PAGE)),
+    Call("list_runs by offset", _of_store("list_runs", BUSY, limit=PAGE, offset=100)),
+    # All of them, in the order in which they were added: a session has few.
+    Call("get_sub_session_refs", _of_store("get_sub_session_refs", BUSY), sorts=PAGE),
+    Call("get_staged_changes", _of_store("get_staged_changes", BUSY, "step-7"), sorts=PAGE),
+    # Writes that look for more than one row
+    Call("a step", _step(staged=False), commits=True),
+    Call("a step with staged changes", _step(staged=True), sorts=PAGE, commits=True),
+    Call("a step as an operation", _step(staged=False, operation_id="operation"), commits=True),
+    Call("update_run", _of_store("update_run", BUSY, "run-500", status="completed")),
+    Call("promote_staging", _of_store("promote_staging", BUSY, "step-7")),
+    Call("discard_staging", _of_store("discard_staging", BUSY, "step-7")),
+    Call("clear_interrupt", _of_store("clear_interrupt", BUSY)),
+    Call("delete_checkpoint", _of_old_checkpoint("delete_checkpoint")),
+    # Every checkpoint of the session, for those that are beyond the cut.
+    Call("truncate_messages", _of_store("truncate_messages", BUSY, LONG - 20), reads=_ALL_OF_A_SESSION),
+    # Whatever was staged goes.
+    Call("restore_checkpoint", _of_old_checkpoint("restore_checkpoint"), reads=_ALL_OF_A_SESSION),
+    # Back from the newest checkpoint to the one at the message.
+    Call(
+        "branch_session at a message",
+        _of_store("branch_session", BUSY, message_index=20),
+        reads=_ALL_OF_A_SESSION,
+        sorts=PAGE,
+    ),
+    # Over those that are kept.
+    Call("prune_checkpoints", _of_store("prune_checkpoints", BUSY, keep=LONG - 20), reads=_ALL_OF_A_SESSION),
+    # Sweeps
+    Call(
+        "find_expired_pending",
+        _of_store("find_expired_pending", limit=PAGE),
+        gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED]),
+    ),
+    Call(
+        "delete_session",
+        _of_store("delete_session", "session-301"),
+        sorts=PAGE,
+        gaps=gap(_NAMING, [SQLITE]) | gap(_TREE, [ANALYSED]),
+    ),
+    Call(
+        "delete_session of a tree",
+        _of_store("delete_session", "session-3"),
+        reads=3_000,
+        sorts=10 * PAGE,
+        gaps=gap(_NAMING, [SQLITE]) | gap(_TREE, [ANALYSED]),
+    ),
+    Call("cleanup, dry", _cleanup(dry_run=True, limit=PAGE), gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED])),
+    Call(
+        "cleanup with deletion",
+        _cleanup(limit=1, delete_after=timedelta(minutes=495)),
+        reads=500,
+        sorts=PAGE,
+        gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED]),
+    ),
+    # Locks
+    Call("acquire of a new lock", _of_locks("acquire", "lock-new")),
+    Call("acquire of a held lock", _of_locks("acquire", "lock-1000")),
+    Call("acquire, refresh and release", _held_for_a_while, commits=True),
+    Call("force_release", _of_locks("force_release", "lock-1000")),
+    Call("is_locked", _of_locks("is_locked", "lock-3")),
+    Call("get_active_locks", _of_locks("get_active_locks"), sorts=2 * PAGE, gaps=gap(_EVERY_NAME)),
+]

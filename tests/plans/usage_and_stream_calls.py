@@ -1,0 +1,134 @@
+"""Lists and sweeps of the usage ledger and of streams.
+
+What `tests/database/test_usage_statements.py` proves of rollups and single filters is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync
+
+from helix_store.testing.usage.samples import custom
+from tests.plans.calls import ANALYSED, PAGE, POSTGRES, SQLITE, Call, gap
+from tests.plans.rows import BUSY, LONG, NOW, World
+
+__all__ = ["STREAM_CALLS", "USAGE_CALLS"]
+
+_STREAM: Final = "session-50"
+_FILTERS: Final[dict[str, dict[str, Any]]] = {
+    "agent type": {"agent_type": "agent-3"},
+    "kind": {"kinds": "tool"},
+    "model": {"model": "no-such-model"},
+    "user": {"user_id": "user-7"},
+    "user and kind": {"user_id": "user-7", "kinds": "tool"},
+    "dates": {"date_from": NOW - timedelta(days=3), "date_to": NOW - timedelta(days=2)},
+    "agent type and dates": {
+        "agent_type": "agent-3",
+        "date_from": NOW - timedelta(days=3),
+        "date_to": NOW - timedelta(days=2),
+    },
+    "a model that nobody used": {"model": "another-model"},
+    "an agent type that spent nothing": {"agent_type": "another-agent"},
+}
+
+_RARE: Final = gap("these have no index: when few match, every entry of the tenant is looked at")
+_ONE_BOUND: Final = gap(
+    "of dates and a cursor SQLite takes the dates, and passes over what comes before", [SQLITE, ANALYSED]
+)
+_GAPS: Final = {
+    "a model that nobody used": _RARE,
+    "an agent type that spent nothing": _RARE,
+    "dates": _ONE_BOUND,
+    "agent type and dates": _ONE_BOUND,
+}
+_KEY_ORDER: Final = "wanted by key, streams are passed over by key, until there is a page of old ones"
+_HEADS: Final = "how many chunks a stream has is in no index: every head is looked at"
+
+Make = Callable[[World], Callable[[], object]]
+
+
+def _of_usage(method: str, *arguments: Any, **options: Any) -> Make:
+    return lambda world: partial(getattr(world.usage, method), *arguments, **options)
+
+
+def _pages(filters: dict[str, Any]) -> Make:
+    """First pages and pages from the middle, forwards and backwards."""
+
+    def make(world: World) -> Callable[[], object]:
+        chosen = partial(world.usage.query_usage, **filters, count=False)
+        total = world.usage.query_usage(**filters).total or 0
+        wanted: list[dict[str, Any]] = []
+        for order in ("desc", "asc"):
+            before = chosen(order=order, offset=total // 2, limit=1)
+            cursors = [None, before.next_cursor] if before.next_cursor else [None]
+            wanted += [{"order": order, "cursor": cursor} for cursor in cursors]
+        return lambda: [chosen(limit=PAGE, **page) for page in wanted]
+
+    return make
+
+
+def _of_streams(method: str, *arguments: Any, **options: Any) -> Make:
+    def make(world: World) -> Callable[[], object]:
+        return partial(async_to_sync(getattr(world.streams, method)), *arguments, **options)
+
+    return make
+
+
+USAGE_CALLS: Final = [
+    Call("record_entry", _of_usage("record_entry", custom(BUSY)), commits=True),
+    Call("get_entries of a kind", _of_usage("get_entries", BUSY, kinds="tool", limit=PAGE)),
+    Call("get_entries of steps", _of_usage("get_entries", BUSY, step_range=(1, None), limit=PAGE)),
+    *[
+        Call(f"query_usage by {name}", _pages(filters), gaps=_GAPS.get(name, {}))
+        for name, filters in _FILTERS.items()
+    ],
+    # Whatever was spent in that hour is added up.
+    *[
+        Call(
+            f"timeseries by {group}",
+            _of_usage("timeseries", date_from=NOW - timedelta(hours=1), date_to=NOW, group_by=group),
+            reads=2_000,
+        )
+        for group in ("model", "agent_type", "user", "kind")
+    ],
+    # As many as it deletes.
+    Call("usage delete", _of_usage("delete", BUSY), reads=5 * LONG),
+]
+
+STREAM_CALLS: Final = [
+    Call("get_info", _of_streams("get_info", _STREAM)),
+    Call("read_after", lambda world: partial(world.streams.read_after, _STREAM, 500, limit=PAGE), sorts=PAGE),
+    Call(
+        "write_sync",
+        lambda world: partial(world.streams.write_sync, "session-100", [{"type": "text"}]),
+        commits=True,
+    ),
+    Call("delete_stream", _of_streams("delete_stream", _STREAM), reads=LONG),
+    Call("reset_stream", _of_streams("reset_stream", _STREAM), reads=LONG),
+    # Every active stream is asked for its lease, which is in no index: appends change it.
+    Call(
+        "prune, dry",
+        _of_streams("prune", older_than=timedelta(days=1), dry_run=True),
+        reads=600,
+        sorts=LONG,
+        gaps=gap(_KEY_ORDER, [SQLITE, POSTGRES]),
+    ),
+    Call(
+        "prune",
+        _of_streams("prune", older_than=timedelta(days=20)),
+        reads=LONG,
+        sorts=PAGE,
+        gaps=gap(_KEY_ORDER, [SQLITE]),
+    ),
+    Call(
+        "prune to a number of chunks, dry",
+        _of_streams("prune", older_than=None, keep_chunks=10, dry_run=True),
+        reads=600,
+        sorts=LONG,
+        gaps=gap(_HEADS),
+    ),
+]
