@@ -181,6 +181,13 @@ def _step_with_staging(faces: Faces, steps_before: int = 0) -> Call:
     return partial(faces.store.save_state_and_promote_staging, "s", faces.saved, [_MESSAGE], info)
 
 
+def _deletion_with_stream(faces: Faces) -> Call:
+    store = faces.store
+    store.create_session("stream", agent_type="t")
+    assert faces.streams.read_after("stream", 0)
+    return partial(store.delete_session, "stream")
+
+
 def _repeated_operation(faces: Faces) -> Call:
     again = _step(faces, operation_id="operation")
     again()
@@ -237,6 +244,7 @@ _STORE: Final[Calls] = {
     "save_state": lambda faces: partial(faces.store.save_state, "s", faces.saved),
     "delete_session": _of("store", "delete_session", "child"),
     "delete_session of a tree": _of_store("delete_session"),
+    "delete_session with its stream": _deletion_with_stream,
     "delete_session that keeps usage": _of("store", "delete_session", "child", keep_usage=True),
     "update_status": _of_store("update_status", "running"),
     "compare_and_set_status": _of_store("compare_and_set_status", ["active"], "paused"),
