@@ -35,11 +35,11 @@ def main() -> int:
 def _measured(cluster: PostgresCluster, options: Options) -> list[Figure | LeftOut]:
     # Models can be imported only now that Django knows its settings.
     from benchmarks.bench import Bench
-    from benchmarks.paths import CASES
+    from benchmarks.paths import cases
 
     figures = []
     with Bench(cluster, options.scale) as bench:
-        for case in CASES:
+        for case in cases(options.scale):
             for figure in case.measure(bench, options.wants):
                 figures.append(figure)
                 print(row(figure), flush=True)

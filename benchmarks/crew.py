@@ -67,6 +67,10 @@ class Crew:
     def _each(self, count: int) -> int:
         return max(1, round(count / self.size))
 
+    def report(self, key: str) -> list[Any]:
+        """What each worker's operation has to say."""
+        return self._ask("report", key, None)
+
     def close(self, key: str) -> None:
         self._ask("close", key, None)
 
@@ -115,4 +119,6 @@ def _do(operations: dict[str, Any], number: int, start: Barrier, verb: str, key:
         started = time.monotonic()
         operations[key].run(argument)
         return started, time.monotonic()
-    return operations[key].check() if verb == "check" else operations[key].prepare(argument)
+    if verb == "prepare":
+        return operations[key].prepare(argument)
+    return getattr(operations[key], verb)()

@@ -26,6 +26,9 @@ class Operation:
     def check(self) -> None:
         """Fail unless the last calls did what they are measured for; not timed."""
 
+    def report(self) -> object:
+        """What there is to say beyond the time, if anything."""
+
     def close(self) -> None:
         """Give back what the operation holds."""
 
@@ -42,7 +45,8 @@ class WithSettings(Operation):
         self.helix_store = helix_store
 
     def prepare(self, count: int) -> None:
-        self.operation.prepare(count)
+        with override_settings(HELIX_STORE=self.helix_store):
+            self.operation.prepare(count)
 
     def run(self, count: int) -> None:
         with override_settings(HELIX_STORE=self.helix_store):

@@ -13,19 +13,8 @@ KEYS = 24
 STATES = 24
 """How many states there are before they repeat."""
 
-_WORDS = [
-    "alpha",
-    "bravo",
-    "charlie",
-    "delta",
-    "echo",
-    "foxtrot",
-    "golf",
-    "hotel",
-    "india",
-    "juliett",
-    "kilo",
-]
+_VOCABULARY = 2_000
+_SYLLABLES = [consonant + vowel for consonant in "bcdfghklmnprstvwz" for vowel in "aeiou"]
 
 
 def state_of(kib: int, step: int = 0) -> dict[str, Any]:
@@ -63,11 +52,20 @@ def _changes(number: int, step: int) -> int:
 
 
 @cache
+def _words() -> list[str]:
+    """As many as make text that PostgreSQL compresses by a third: fewer words would make it a toy."""
+    chance = random.Random(0)  # noqa: S311  repeatable words
+    lengths = (1, 1, 2, 2, 3, 4)
+    return ["".join(chance.choices(_SYLLABLES, k=chance.choice(lengths))) for _ in range(_VOCABULARY)]
+
+
+@cache
 def _text(size: int, seed: int) -> str:
     chance = random.Random(seed)  # noqa: S311  repeatable text
     words: list[str] = []
     length = 0
     while length < size:
-        words.append(chance.choice(_WORDS))
+        # Some words are used much more often than others.
+        words.append(_words()[int(_VOCABULARY * chance.random() ** 2)])
         length += len(words[-1]) + 1
     return " ".join(words)[:size]

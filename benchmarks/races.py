@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
+from benchmarks.arguments import Scale
 from benchmarks.bench import Bench
 from benchmarks.crew import Crew
 from benchmarks.evidence import Evidence
@@ -134,15 +135,22 @@ class Comparison:
         )
 
 
+def _any_count(scale: Scale) -> tuple[int, int | None]:
+    return 1, None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """Contestants by name. ``needs`` are prepared once a run, ``most`` bounds what a leg does in a round."""
+    """Contestants by name.
+
+    ``needs`` are prepared once a run. ``bounds`` are the fewest and the most operations of a leg in a round.
+    """
 
     contestants: Mapping[str, Contestant]
     comparisons: Sequence[Comparison]
     needs: Sequence[Callable[[Bench], Any]] = ()
     workers: int = 1
-    most: int | None = None
+    bounds: Callable[[Scale], tuple[int, int | None]] = _any_count
     server: Mapping[str, str] = field(default_factory=dict)
     aliases: Sequence[str] = ("default",)
 
@@ -188,4 +196,6 @@ class Race:
                 name: self.contestants[name].enter(bench, self.workers, f"{self.paths[0]}: {name}", stack)
                 for name in names
             }
-            return run_rounds(legs, rounds=bench.scale.rounds, seconds=bench.scale.seconds, most=self.most)
+            return run_rounds(
+                legs, rounds=bench.scale.rounds, seconds=bench.scale.seconds, bounds=self.bounds(bench.scale)
+            )

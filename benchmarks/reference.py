@@ -20,7 +20,7 @@ from benchmarks.sessions import (
     WORKERS,
 )
 
-__all__ = ["execute", "reference_schema", "reference_sessions"]
+__all__ = ["execute", "reference_schema", "reference_schema_in", "reference_sessions"]
 
 _SCHEMA = Path(__file__).parent / "reference_schema.sql"
 
@@ -38,7 +38,12 @@ WHERE id LIKE %(prefix)s || '%%'
 
 def reference_schema(bench: Bench) -> None:
     """The tables in the default database, empty."""
-    execute("default", _SCHEMA.read_text().replace("%", "%%"), {})
+    reference_schema_in("default")
+
+
+def reference_schema_in(alias: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(_SCHEMA.read_text())
 
 
 def reference_sessions(bench: Bench) -> None:

@@ -35,20 +35,25 @@ class Leg(Protocol):
 
 
 def run_rounds(
-    legs: Mapping[str, Leg], *, rounds: int, seconds: float, most: int | None = None, seed: int = 1
+    legs: Mapping[str, Leg],
+    *,
+    rounds: int,
+    seconds: float,
+    bounds: tuple[int, int | None] = (1, None),
+    seed: int = 1,
 ) -> dict[str, list[float]]:
     """The rates of every leg, one a round; each round runs them all in another order.
 
-    A leg is given a number of operations that took it about ``seconds`` before, and never more than ``most``.
+    A leg is given a number of operations that took it about ``seconds`` before, within ``bounds``.
     """
-    last = {name: _warmed_up(leg, seconds, most) for name, leg in legs.items()}
+    last = {name: _warmed_up(leg, seconds, bounds) for name, leg in legs.items()}
     rates: dict[str, list[float]] = {name: [] for name in legs}
     order = list(legs)
     shuffle = random.Random(seed).shuffle  # noqa: S311  an order, not a secret
     for _ in range(rounds):
         shuffle(order)
         for name in order:
-            last[name] = prepared_run(legs[name], _count(last[name] * seconds, most)).rate
+            last[name] = prepared_run(legs[name], _count(last[name] * seconds, bounds)).rate
             rates[name].append(last[name])
     return rates
 
@@ -63,17 +68,18 @@ def ratios(own: list[float], other: list[float]) -> list[float]:
     return [mine / theirs for mine, theirs in zip(own, other, strict=True)]
 
 
-def _warmed_up(leg: Leg, seconds: float, most: int | None) -> float:
+def _warmed_up(leg: Leg, seconds: float, bounds: tuple[int, int | None]) -> float:
     """The rate of a leg that has run for a moment already."""
-    count = 1
+    count = bounds[0]
     while True:
         rate = prepared_run(leg, count).rate
-        wanted = _count(rate * seconds * _SHARE_OF_A_WARM_UP, most)
+        wanted = _count(rate * seconds * _SHARE_OF_A_WARM_UP, bounds)
         if count >= wanted:
             return rate
         count = min(wanted, count * _LARGEST_STEP)
 
 
-def _count(wanted: float, most: int | None) -> int:
-    count = max(1, round(wanted))
+def _count(wanted: float, bounds: tuple[int, int | None]) -> int:
+    least, most = bounds
+    count = max(least, round(wanted))
     return count if most is None else min(count, most)

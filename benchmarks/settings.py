@@ -33,6 +33,7 @@ DATABASES = {
     # Migrated once; the others are copies.
     "template": _postgres("helix_template"),
     "first": _postgres("first"),
+    "growth": _postgres("growth"),
     "large": _postgres("large"),
     "storage": _postgres("storage"),
     "peers": _postgres("peers"),

@@ -58,6 +58,13 @@ class Step(Operation):
             self._stage(range(self.last + 1, self.last + count + 1))
 
     def __call__(self) -> None:
+        session_id, state, step = self.next_request()
+        commit = self.store.save_state_and_promote_staging(
+            session_id, state, self.messages, step, expected_version=self.versions[session_id]
+        )
+        self.versions[session_id] = commit.new_version
+
+    def next_request(self) -> tuple[str, SessionState, StepInfo]:
         self.last = number = next(self.numbers)
         session_id = self._session_of(number)
         state = SessionState(
@@ -66,14 +73,7 @@ class Step(Operation):
             custom_state=self._state_of(number),
             step_count=number,
         )
-        commit = self.store.save_state_and_promote_staging(
-            session_id,
-            state,
-            self.messages,
-            StepInfo(self._step_id(number), number),
-            expected_version=self.versions[session_id],
-        )
-        self.versions[session_id] = commit.new_version
+        return session_id, state, StepInfo(self._step_id(number), number)
 
     def check(self) -> None:
         session_id = self._session_of(self.last)

@@ -9,7 +9,7 @@ from benchmarks.figures import Figure, LeftOut, Target, Verdict
 
 __all__ = ["HEADER", "row", "summary"]
 
-_PATH_WIDTH = 60
+_PATH_WIDTH = 68
 _COLUMNS = f"{{:<{_PATH_WIDTH}}} {{:>11}} {{:>19}} {{:>8}} {{:>8}} {{:>6}}  {{}}"
 
 HEADER = _COLUMNS.format(

@@ -96,6 +96,6 @@ CASES = [
             Comparison(path="branch_session of 500 messages", of="branch_session", to=None),
         ],
         needs=[live_sessions, originals],
-        most=MOST,
+        bounds=lambda scale: (1, MOST),
     ),
 ]
