@@ -45,9 +45,9 @@ from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.messages import DatabaseMessages
 from helix_store.stores.database.prepared import (
     is_fast,
+    is_fast_write,
     read_prepared,
-    write_prepared,
-    writes_alone,
+    try_prepared,
 )
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
 from helix_store.stores.database.scope import Scope
@@ -83,7 +83,7 @@ class FastSessions(DatabaseSessions):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        if guard == Guard() and writes_alone(self.scope):
+        if guard == Guard() and is_fast_write(self.scope):
             parameters = {
                 "tenant": self.scope.tenant,
                 "session_id": session_id,
@@ -92,7 +92,7 @@ class FastSessions(DatabaseSessions):
                 "failure_reason": failure_reason,
                 "at": timezone.now(),
             }
-            rows = write_prepared(self.scope, _compare_and_set_sql(), parameters)
+            rows = try_prepared(self.scope, _compare_and_set_sql(), parameters)
             if rows:
                 return StatusChange(new_version=rows[0][0])
         return super().compare_and_set_status(session_id, expected, status, failure_reason, guard)
@@ -134,7 +134,7 @@ class FastSteps(DatabaseSteps):
 
     def commit(self, request: StepRequest) -> StepCommit:
         with kept_together(self.scope.connection):
-            if request.operation_id is None and writes_alone(self.scope):
+            if request.operation_id is None and is_fast_write(self.scope):
                 commit = self._in_one_statement(request)
                 if commit is not None:
                     return commit
@@ -148,7 +148,7 @@ class FastSteps(DatabaseSteps):
         """
         parameters = _step_parameters(self.scope, request)
         if not self._usually_staged:
-            rows = write_prepared(self.scope, _step_sql_for(request, merges=False), parameters)
+            rows = try_prepared(self.scope, _step_sql_for(request, merges=False), parameters)
             if rows:
                 return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0])
         staged = read_prepared(self.scope, _staged_sql(), parameters)
@@ -162,7 +162,7 @@ class FastSteps(DatabaseSteps):
                 "size_bytes": _size(encoded),
                 "staged": [version for version, _ in staged],
             }
-        rows = write_prepared(self.scope, _step_sql_for(request, merges=bool(staged)), parameters)
+        rows = try_prepared(self.scope, _step_sql_for(request, merges=bool(staged)), parameters)
         return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0]) if rows else None
 
     def _promoted(self, request: StepRequest, payloads: Sequence[str]) -> EncodedState:
@@ -228,12 +228,18 @@ def _compare_and_set_sql() -> str:
 
 @cache
 def _page_sql() -> str:
+    # A plan for a range that is known looks so much better than one for any range that the server would make
+    # it anew for each call, which costs more than reading a page.
     return f"""
-        SELECT m.payload, s.message_count FROM {_table(Session)} AS s
-        JOIN {_table(Message)} AS m ON m.session_id = s.id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s AND m.sequence > %(offset)s
-          AND m.sequence <= coalesce(%(last)s::bigint, s.message_count)
-        ORDER BY m.sequence"""
+        WITH page AS MATERIALIZED (
+            SELECT id, message_count, %(offset)s::bigint AS first,
+                coalesce(%(last)s::bigint, message_count) AS last
+            FROM {_table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+        )
+        SELECT m.payload, page.message_count FROM page, LATERAL (
+            SELECT payload FROM {_table(Message)}
+            WHERE session_id = page.id AND sequence > page.first AND sequence <= page.last ORDER BY sequence
+        ) AS m"""
 
 
 @cache
@@ -241,10 +247,13 @@ def _latest_checkpoint_sql() -> str:
     columns = ", ".join(
         "s.created_at" if name == "session__created_at" else f"c.{name}" for name in CHECKPOINT_COLUMNS
     )
+    # As a join it would sort all checkpoints of the session.
     return f"""
-        SELECT {columns} FROM {_table(Session)} AS s JOIN {_table(CheckpointRow)} AS c ON c.session_id = s.id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s AND c.kind = 'step' AND c.namespace = ''
-        ORDER BY c.version DESC LIMIT 1"""
+        SELECT {columns} FROM {_table(Session)} AS s, LATERAL (
+            SELECT * FROM {_table(CheckpointRow)}
+            WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
+        ) AS c
+        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
 
 
 @cache

@@ -66,7 +66,8 @@ def _statements(vendor: str, table: str) -> LockStatements:
             RETURNING token, expires_at""",
         create=f"""
             INSERT INTO {table} (tenant, name, owner, token, acquired_at, expires_at)
-            SELECT %(tenant)s, %(name)s, %(owner)s, 1, {clock.now}, {until} WHERE {is_new}
+            SELECT CAST(%(tenant)s AS text), CAST(%(name)s AS text), %(owner)s, 1, {clock.now}, {until}
+            WHERE {is_new}
             ON CONFLICT (tenant, name) DO NOTHING
             RETURNING token, expires_at""",
         refresh=f"UPDATE {table} SET expires_at = {until} WHERE {own_term} RETURNING expires_at",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from django.utils import timezone
@@ -15,10 +16,11 @@ from django.utils import timezone
 from helix_store.core.requests import Guard
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
+from helix_store.stores.database.clocks import moment
 from helix_store.stores.database.lock_statements import lock_statements
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.statements import fetched_rows
+from helix_store.stores.database.statements import fetched_rows, locked_row, update_row
 
 __all__ = [
     "admit",
@@ -53,17 +55,23 @@ def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *mor
     ``more_columns`` are read with it. SQLite has no row locks: there the immediate write transaction is the
     lock.
     """
-    head = first_row(
-        Session.objects.using(scope.alias)
-        .select_for_update(no_key=True)
-        .only(*_LOCKED_COLUMNS, *more_columns)
-        .filter(tenant=scope.tenant, session_id=session_id)
-    )
-    if head is None:
+    names = _in_order(_LOCKED_COLUMNS + more_columns)
+    row = locked_row(scope, Session, names, {"tenant": scope.tenant, "session_id": session_id})
+    if row is None:
         raise SessionNotFound(session_id)
+    head = Session.from_db(scope.alias, names, row)
+    # SQLite has neither booleans nor time zones.
+    head.current_is_checkpoint = bool(head.current_is_checkpoint)
+    head.created_at = moment(head.created_at)
     if guard is not None:
         admit(scope, head, guard)
     return head
+
+
+@cache
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns in the order in which a model takes its values."""
+    return tuple(field.attname for field in Session._meta.concrete_fields if field.attname in names)
 
 
 def admit(scope: Scope, head: Session, guard: Guard) -> None:
@@ -141,7 +149,5 @@ def session_key(scope: Scope, session_id: str) -> int:
 def bump(scope: Scope, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version."""
     version = head.version + 1
-    Session.objects.using(scope.alias).filter(pk=head.pk).update(
-        version=version, updated_at=at or timezone.now(), **columns
-    )
+    update_row(scope, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
     return version

@@ -13,7 +13,7 @@ from helix_store.stores.api.locks import LockManagerBase
 from helix_store.stores.database.clocks import moment
 from helix_store.stores.database.lock_statements import LockStatements, lock_statements
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads
-from helix_store.stores.database.statements import fetched_rows, returned_rows
+from helix_store.stores.database.statements import fetched_rows, read_rows, returned_rows
 
 __all__ = ["DatabaseLockManager", "DatabaseLocks"]
 
@@ -58,9 +58,8 @@ class DatabaseLocks(DatabaseVerbs):
     def force_release(self, name: str) -> bool:
         return bool(returned_rows(self.scope, self._statements.force_release, self._row(name)))
 
-    @reads
     def is_locked(self, name: str) -> bool:
-        return bool(fetched_rows(self.scope.connection, self._statements.is_locked, self._row(name)))
+        return bool(read_rows(self.scope, self._statements.is_locked, self._row(name)))
 
     @reads
     def active(self) -> list[LockInfo]:

@@ -15,10 +15,12 @@ from helix_store.stores.database.documents import drop_checkpoints
 from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
+from helix_store.stores.database.statements import insert_rows
 
 __all__ = ["DatabaseMessages", "copy_messages", "cut_history", "insert_messages"]
 
 _ROWS_PER_STATEMENT = 1_000
+_COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
 
 
 class DatabaseMessages(DatabaseVerbs):
@@ -90,20 +92,12 @@ class DatabaseMessages(DatabaseVerbs):
 
 def insert_messages(scope: Scope, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
     """Append to a locked session and return the new message count; the caller writes it to the head."""
-    if messages:
-        Message.objects.using(scope.alias).bulk_create(
-            [
-                Message(
-                    session_id=head.pk,
-                    sequence=sequence,
-                    role=message.role,
-                    payload=message.text,
-                    created_at=at,
-                )
-                for sequence, message in enumerate(messages, head.message_count + 1)
-            ],
-            batch_size=_ROWS_PER_STATEMENT,
-        )
+    rows = [
+        (head.pk, sequence, message.role, message.text, at)
+        for sequence, message in enumerate(messages, head.message_count + 1)
+    ]
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        insert_rows(scope, Message, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
     return head.message_count + len(messages)
 
 

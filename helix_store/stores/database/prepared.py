@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakSet
 
-from django.db import Error
+from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
@@ -23,7 +24,7 @@ from helix_store.exceptions import StoreBusy
 from helix_store.stores.database.errors import is_prepared_in_vain, is_retryable_transaction, mapped_errors
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["Rows", "is_fast", "read_prepared", "write_prepared", "writes_alone"]
+__all__ = ["Rows", "is_fast", "is_fast_write", "read_prepared", "try_prepared", "write_prepared"]
 
 Rows = list[tuple[Any, ...]]
 
@@ -32,13 +33,13 @@ def is_fast(scope: Scope) -> bool:
     return scope.connection.vendor == "postgresql" and bool(conf.get("FAST_PATHS"))
 
 
-def writes_alone(scope: Scope) -> bool:
-    """Whether a statement commits by itself: outside of the caller's atomic block."""
+def is_fast_write(scope: Scope) -> bool:
+    """Whether a statement commits by itself, or is part of a transaction that Django knows of."""
     if not is_fast(scope):
         return False
     connection = scope.connection
     if connection.in_atomic_block:
-        return False
+        return True
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
         return connection.get_autocommit()
@@ -47,23 +48,38 @@ def writes_alone(scope: Scope) -> bool:
 def read_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
     connection = scope.connection
     with given_back(connection), mapped_errors(connection):
-        return fetch_prepared(connection, sql, parameters)
+        return fetch_prepared(connection, sql, parameters, in_savepoint=connection.in_atomic_block)
 
 
 def write_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    """Run a write, and return nothing when the database gave it up for another transaction's sake."""
+    """Run a write where `is_fast_write`.
+
+    Inside the caller's atomic block it is a savepoint of that: the caller owns the commit and any retry.
+    """
     connection = scope.connection
+    if connection.in_atomic_block:
+        with mapped_errors(connection):
+            return fetch_prepared(connection, sql, parameters, in_savepoint=True)
+    with given_back(connection), mapped_errors(connection, committing=True):
+        return fetch_prepared(connection, sql, parameters)
+
+
+def try_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
+    """The same, but nothing is returned when the database gave it up for another transaction's sake."""
     try:
-        with given_back(connection), mapped_errors(connection, committing=True):
-            return fetch_prepared(connection, sql, parameters)
+        return write_prepared(scope, sql, parameters)
     except StoreBusy as exc:
-        if is_retryable_transaction(exc):
-            return []
-        raise
+        if scope.connection.in_atomic_block or not is_retryable_transaction(exc):
+            raise
+        return []
 
 
-def fetch_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
+def fetch_prepared(
+    connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any], *, in_savepoint: bool = False
+) -> Rows:
     """Run a statement with named placeholders, prepared where that is possible.
+
+    ``in_savepoint`` is for a transaction that must survive a failure of the statement.
 
     Behind a pooler that hands out another server connection per transaction, a prepared statement may be
     gone the next time. Django's setting for such poolers, ``DISABLE_SERVER_SIDE_CURSORS``, switches preparing
@@ -71,19 +87,25 @@ def fetch_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mappin
     """
     connection.ensure_connection()
     if not _may_prepare(connection):
-        return _fetched(connection.cursor(), sql, parameters)
+        return _fetched_unprepared(connection, sql, parameters, in_savepoint=in_savepoint)
     statement = _numbered(sql)
+    prepared_cursor = _prepared_cursor_class()(connection.connection, in_savepoint=in_savepoint)
     # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
-    cursor = connection._prepare_cursor(_prepared_cursor_class()(connection.connection))  # type: ignore[attr-defined]
+    cursor = connection._prepare_cursor(prepared_cursor)  # type: ignore[attr-defined]
     try:
         return _fetched(cursor, statement.text, statement.arguments(parameters))
     except Error as exc:
         if not is_prepared_in_vain(exc):
             raise
         _never_prepare_on.add(connection.connection)
-        if connection.in_atomic_block:
-            raise
-    return _fetched(connection.cursor(), sql, parameters)
+    return _fetched_unprepared(connection, sql, parameters, in_savepoint=in_savepoint)
+
+
+def _fetched_unprepared(
+    connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any], *, in_savepoint: bool
+) -> Rows:
+    with transaction.atomic(using=connection.alias) if in_savepoint else nullcontext():
+        return _fetched(connection.cursor(), sql, parameters)
 
 
 def _fetched(cursor: Any, sql: str, parameters: Any) -> Rows:
@@ -98,44 +120,21 @@ _never_prepare_on: Final[WeakSet[Any]] = WeakSet()
 
 
 def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
-    return (
-        not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-        and _prepared_cursor_class() is not None
-        and connection.connection not in _never_prepare_on
-    )
+    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS") or _prepared_cursor_class() is None:
+        return False
+    # Django cannot log a statement of another form than its own when the server binds the parameters.
+    is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
+    return is_loggable and connection.connection not in _never_prepare_on
 
 
 @lru_cache(maxsize=1)
 def _prepared_cursor_class() -> Any:
-    """A cursor of psycopg 3.2 or newer that leaves placeholders to the server; ``None`` for older drivers."""
+    """The cursor for prepared statements; ``None`` with a driver that cannot do it."""
     try:
-        from psycopg import RawCursor
+        from helix_store.stores.database.prepared_cursor import PreparedCursor
     except ImportError:
         return None
-
-    class PreparedCursor(RawCursor[Any]):
-        """Prepares every statement, and not only after some executions."""
-
-        def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-            # Django switches preparing off for the whole connection, which the argument does not undo.
-            connection = self.connection
-            usual_threshold, connection.prepare_threshold = connection.prepare_threshold, 0
-            try:
-                return super().execute(query, params, prepare=True, **options)
-            finally:
-                connection.prepare_threshold = usual_threshold
-                self._query = _Sent(query)  # type: ignore[assignment]  # what Django logs of a cursor
-
     return PreparedCursor
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    text: str
-
-    @property
-    def query(self) -> bytes:
-        return self.text.encode()
 
 
 @dataclass(frozen=True, slots=True)

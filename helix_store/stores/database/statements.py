@@ -1,17 +1,37 @@
-"""Plain SQL: a read, or a write that is one statement."""
+"""Plain SQL on both databases: a read, a write that is one statement, and rows by the names of columns.
+
+Django's ORM takes several times as long to make the statement of a hot write as the database to run it. Here
+the text of each is made once; values go in as Django stores them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache, lru_cache
+from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import JSONField, Model
 
 from helix_store.connections import given_back
 from helix_store.stores.database.errors import mapped_errors
+from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, write_prepared
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["fetched_rows", "returned_rows"]
+__all__ = [
+    "fetched_rows",
+    "insert_row",
+    "insert_rows",
+    "locked_row",
+    "read_rows",
+    "returned_rows",
+    "update_row",
+]
+
+_TEXTS: Final = 512
+"""How many different statements are remembered: one for each set of columns that is written together."""
 
 
 def fetched_rows(
@@ -23,12 +43,21 @@ def fetched_rows(
         return rows
 
 
+def read_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Run a statement that only reads."""
+    if is_fast(scope):
+        return read_prepared(scope, sql, parameters)
+    return scope.read(lambda: fetched_rows(scope.connection, sql, parameters))
+
+
 def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement that writes and returns rows.
 
     Inside the caller's atomic block it is a part of that, in a savepoint. Outside it is a transaction by
     itself, which saves the trips for ``BEGIN`` and ``COMMIT``.
     """
+    if is_fast_write(scope):
+        return write_prepared(scope, sql, parameters)
     connection = scope.connection
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
@@ -37,3 +66,86 @@ def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list
         return scope.write(lambda: fetched_rows(connection, sql, parameters))
     with given_back(connection), mapped_errors(connection, committing=True):
         return fetched_rows(connection, sql, parameters)
+
+
+def insert_row(scope: Scope, model: type[Model], columns: Mapping[str, Any]) -> int:
+    """Insert one row and return its key. Columns are named as in the table."""
+    names, connection = tuple(columns), scope.connection
+    sql = _insertion(model, names, connection.vendor, 1) + " RETURNING id"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, _stored(connection, columns.values()))
+        (key,) = cursor.fetchone()
+    return int(key)
+
+
+def insert_rows(
+    scope: Scope, model: type[Model], names: tuple[str, ...], rows: Sequence[Sequence[Any]]
+) -> None:
+    """Insert rows of the same columns, as many as one statement takes; the caller keeps to that."""
+    connection = scope.connection
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _insertion(model, names, connection.vendor, len(rows)),
+            [value for row in rows for value in _stored(connection, row)],
+        )
+
+
+def update_row(scope: Scope, model: type[Model], key: int, columns: Mapping[str, Any]) -> None:
+    """Write columns of the row with this key."""
+    connection = scope.connection
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _update(model, tuple(columns), connection.vendor),
+            [*_stored(connection, columns.values()), key],
+        )
+
+
+def locked_row(
+    scope: Scope, model: type[Model], names: tuple[str, ...], where: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """Read columns of the one row with these values, locked as by ``select_for_update(no_key=True)``."""
+    connection = scope.connection
+    with connection.cursor() as cursor:
+        cursor.execute(_locking_read(model, names, tuple(where), connection.vendor), [*where.values()])
+        row: tuple[Any, ...] | None = cursor.fetchone()
+    return row
+
+
+def _stored(connection: BaseDatabaseWrapper, values: Any) -> list[Any]:
+    adapted = connection.ops.adapt_datetimefield_value
+    kinds = (list, dict)
+    return [
+        adapted(value) if type(value) is datetime else json.dumps(value) if type(value) in kinds else value
+        for value in values
+    ]
+
+
+@lru_cache(_TEXTS)
+def _insertion(model: type[Model], names: tuple[str, ...], vendor: str, rows: int) -> str:
+    row = ", ".join(_placeholder(model, name, vendor) for name in names)
+    columns = ", ".join(f'"{name}"' for name in names)
+    return f'INSERT INTO "{model._meta.db_table}" ({columns}) VALUES {", ".join([f"({row})"] * rows)}'
+
+
+@lru_cache(_TEXTS)
+def _update(model: type[Model], names: tuple[str, ...], vendor: str) -> str:
+    columns = ", ".join(f'"{name}" = {_placeholder(model, name, vendor)}' for name in names)
+    return f'UPDATE "{model._meta.db_table}" SET {columns} WHERE id = %s'
+
+
+@lru_cache(_TEXTS)
+def _locking_read(model: type[Model], names: tuple[str, ...], where: tuple[str, ...], vendor: str) -> str:
+    columns = ", ".join(f'"{name}"' for name in names)
+    conditions = " AND ".join(f'"{name}" = %s' for name in where)
+    lock = "FOR NO KEY UPDATE" if vendor == "postgresql" else ""
+    return f'SELECT {columns} FROM "{model._meta.db_table}" WHERE {conditions} {lock}'
+
+
+def _placeholder(model: type[Model], name: str, vendor: str) -> str:
+    is_json = name in _json_columns(model)
+    return "%s::jsonb" if is_json and vendor == "postgresql" else "%s"
+
+
+@cache
+def _json_columns(model: type[Model]) -> frozenset[str]:
+    return frozenset(field.attname for field in model._meta.concrete_fields if isinstance(field, JSONField))

@@ -20,6 +20,7 @@ from helix_store.stores.database.locking import admit, bump, lock_session
 from helix_store.stores.database.messages import insert_messages
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
 from helix_store.stores.database.staging import take_staged
+from helix_store.stores.database.statements import insert_row, update_row
 
 __all__ = ["DatabaseSteps"]
 
@@ -117,7 +118,9 @@ def _write_checkpoint(
 ) -> int:
     """Record the step and return its row; a state that waited between checkpoints becomes that row."""
     columns = {
-        "kind": CheckpointKind.STEP,
+        "session_id": head.pk,
+        "kind": CheckpointKind.STEP.value,
+        "namespace": "",
         "version": commit.new_version,
         "checkpoint_id": commit.checkpoint_id,
         "source": CheckpointSource.STEP.value,
@@ -132,11 +135,10 @@ def _write_checkpoint(
         "size_bytes": size_of(payload) + size_of(request.encoded.envelope),
         "created_at": at,
     }
-    rows = Checkpoint.objects.using(scope.alias)
     if head.current_id is not None and not head.current_is_checkpoint:
-        rows.filter(pk=head.current_id).update(**columns)
+        update_row(scope, Checkpoint, head.current_id, columns)
         return head.current_id
-    return rows.create(session_id=head.pk, **columns).pk
+    return insert_row(scope, Checkpoint, columns)
 
 
 def _record_operation(

@@ -25,7 +25,7 @@ from helix_store.stores.database.locking import hold_fence
 from helix_store.stores.database.notifications import announce_after_commit
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
-from helix_store.stores.database.statements import fetched_rows, returned_rows
+from helix_store.stores.database.statements import fetched_rows, read_rows, returned_rows
 from helix_store.stores.database.stream_pruning import prune
 from helix_store.stores.database.stream_statements import StreamStatements, stream_statements
 from helix_store.stores.database.stream_watch import watch_stream
@@ -206,10 +206,9 @@ class DatabaseStreams(DatabaseVerbs):
             ended_at=stream.ended_at,
         )
 
-    @reads
     def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
         parameters = {**self._row(stream_id), "after": after, "last": min(after + limit, 2**63 - 1)}
-        rows = fetched_rows(self.scope.connection, self._statements.page, parameters)
+        rows = read_rows(self.scope, self._statements.page, parameters)
         if not rows:
             return None
         key, generation, status, last_sequence, floor, first_sequence, _ = rows[0]

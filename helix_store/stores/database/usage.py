@@ -30,7 +30,6 @@ from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.api.usage import UsageStoreBase
 from helix_store.stores.database.exact_sums import ExactSum
 from helix_store.stores.database.keysets import beyond
-from helix_store.stores.database.prepared import write_prepared, writes_alone
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.statements import returned_rows
@@ -95,8 +94,7 @@ class DatabaseUsage(DatabaseVerbs):
         """In a single statement, which records nothing both for a known id and for an unknown session."""
         connection = self.scope.connection
         statement = insert_one(connection, self.scope.tenant, entry_columns(connection, entry))
-        execute = write_prepared if writes_alone(self.scope) else returned_rows
-        return bool(execute(self.scope, *statement))
+        return bool(returned_rows(self.scope, *statement))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:

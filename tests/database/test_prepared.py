@@ -1,0 +1,129 @@
+"""Prepared statements: what happens when the server has lost them, and to the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.exceptions import StoreBusy
+from helix_store.stores import DatabaseStateStore
+from tests.database.separate import execute, fetch, separate_connection
+from tests.databases import CommittedDatabase
+
+STATE = SessionState(session_id="s", agent_type="t", custom_state={"saved": True})
+
+
+@pytest.fixture
+def store(postgres_db: CommittedDatabase) -> DatabaseStateStore:
+    store = DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
+    store.create_session("s", agent_type="t")
+    step(store, 0)
+    assert store.load_state("s") is not None
+    return store
+
+
+@pytest.fixture
+def other(postgres_db: CommittedDatabase) -> Iterator[BaseDatabaseWrapper]:
+    with separate_connection(**postgres_db.connection.settings_dict) as connection:
+        yield connection
+
+
+def step(store: DatabaseStateStore, number: int) -> StepCommit:
+    return store.save_state_and_promote_staging("s", STATE, [], StepInfo(f"step-{number}", number))
+
+
+def version(store: DatabaseStateStore) -> int:
+    state = store.load_state("s")
+    assert state is not None
+    return state.version
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside atomic", "alone"])
+def test_statements_that_the_server_has_lost_are_sent_whole(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase, inside: bool
+) -> None:
+    execute(postgres_db.connection, "DEALLOCATE ALL")
+    if inside:
+        with transaction.atomic(using=postgres_db.alias):
+            assert version(store) == 2
+            step(store, 1)
+    else:
+        assert version(store) == 2
+        step(store, 1)
+    assert version(store) == 3
+    assert fetch(postgres_db.connection, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
+def test_a_lost_write_alone_is_sent_whole(store: DatabaseStateStore, postgres_db: CommittedDatabase) -> None:
+    execute(postgres_db.connection, "DEALLOCATE ALL")
+    step(store, 1)
+    assert version(store) == 3
+
+
+def test_nothing_is_prepared_behind_a_pooler(
+    store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> None:
+    other.settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = True
+    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
+    step(others_store, 1)
+    assert version(others_store) == 3
+    assert fetch(other, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
+def test_a_statement_that_the_database_gives_up_leaves_the_callers_transaction_usable(
+    store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> None:
+    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
+    execute(other, "SET lock_timeout = '50ms'")
+    with transaction.atomic(using=postgres_db.alias):
+        store.update_status("s", "active")
+        with transaction.atomic(using=other.alias):
+            others_store.create_session("mine", agent_type="t")
+            with pytest.raises(StoreBusy):
+                step(others_store, 1)
+            others_store.append_messages("mine", [{"role": "user", "content": "kept"}])
+    assert others_store.get_messages("mine").total == 1
+    assert version(store) == 3
+
+
+def test_a_transaction_that_was_aborted_before_says_so(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    with transaction.atomic(using=postgres_db.alias):
+        driver = postgres_db.connection.connection
+        with pytest.raises(Exception, match="division by zero"):
+            driver.execute("SELECT 1 / 0")
+        with pytest.raises(transaction.TransactionManagementError):
+            step(store, 1)
+        transaction.set_rollback(True, using=postgres_db.alias)
+    assert version(store) == 2
+
+
+def test_a_transaction_begins_as_the_driver_would_begin_it(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    driver = postgres_db.connection.connection
+    before = driver.isolation_level
+    driver.isolation_level = 3  # psycopg's repeatable read
+    try:
+        with transaction.atomic(using=postgres_db.alias):
+            step(store, 1)
+            shown = fetch(postgres_db.connection, "SHOW transaction_isolation")
+    finally:
+        driver.isolation_level = before
+    assert shown == [("repeatable read",)]
+    assert version(store) == 3
+
+
+def test_a_rolled_back_block_takes_its_steps_along(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    with transaction.atomic(using=postgres_db.alias):
+        step(store, 1)
+        assert version(store) == 3
+        transaction.set_rollback(True, using=postgres_db.alias)
+    assert version(store) == 2
