@@ -2,7 +2,8 @@
 
 ``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
 that holds a state. Fields that lists, filters and single writes need are columns of the session's head too:
-for the *current* state the columns decide, for a checkpoint the envelope does.
+for the *current* state the columns decide, for a checkpoint the envelope does. An envelope leaves out the
+fields that have the default of `SessionState`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import check_metadata, check_tags, decode, encode, is_plain_json, size_of
+from helix_store.core.state_deltas import decode_with_deltas
 from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
 
@@ -80,15 +82,20 @@ _NEVER_NONE: Final = frozenset(
         "workspace_refs",
     }
 )
-_EMPTY: Final = {name: "{}" if name in _NEVER_NONE else "null" for name in JSON_COLUMNS}
 _KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
+_TEXT_FIELDS: Final = (*JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY)
+_DEFAULT_TEXTS: Final = {name: "{}" if name in _NEVER_NONE else "null" for name in _TEXT_FIELDS}
+_EMPTY_TEXTS: Final[dict[type, str]] = {dict: "{}", list: "[]"}
 _SHAPES: Final[dict[str, type]] = {
     **dict.fromkeys((*JSON_COLUMNS, "workspace_refs"), dict),
     "suspended_awaiting_children": list,
 }
-_ENVELOPE: Final = tuple(
-    name for name in (*HEAD_FIELDS, *JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY) if name not in STORE_OWNED
-)
+_ENVELOPE: Final = tuple(name for name in (*HEAD_FIELDS, *_TEXT_FIELDS) if name not in STORE_OWNED)
+_ALWAYS_IN_ENVELOPE: Final = frozenset({"agent_type", "status"})
+_DEFAULTS: Final = SessionState(session_id="any", agent_type="any")
+_HEAD_DEFAULTS: Final = {
+    name: getattr(_DEFAULTS, name) for name in HEAD_FIELDS if name not in STORE_OWNED | _ALWAYS_IN_ENVELOPE
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +139,13 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
     columns["expires_at"] = (
         None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
     )
-    texts = {name: _encoded_field(state, name, limits) for name in (*JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY)}
+    texts = {}
+    for name in _TEXT_FIELDS:
+        text = _encoded_field(state, name, limits)
+        if text != _DEFAULT_TEXTS[name]:
+            texts[name] = text
     for name in JSON_COLUMNS:
-        columns[name] = None if texts[name] == _EMPTY[name] else texts[name]
+        columns[name] = texts.get(name)
     columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
     envelope = _envelope(head, texts, state)
     _check_size(payload, envelope, limits)
@@ -143,14 +154,26 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
 
 def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
     value = getattr(state, name)
+    if value is None and name not in _NEVER_NONE:
+        return "null"
     shape = _SHAPES.get(name)
-    if shape is not None and type(value) is not shape and not (value is None and name not in _NEVER_NONE):
+    if shape is not None and type(value) is not shape:
         raise InvalidPayload(path=f"/{name}", reason=f"expected a {shape.__name__}")
+    if type(value) in _EMPTY_TEXTS and not value:
+        return _EMPTY_TEXTS[type(value)]
     return encode(value, limit=limits.max_state_bytes, path=f"/{name}")
 
 
 def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> str:
-    """The object of all fields, joined from texts: each may be as deep as a document of its own."""
+    """The object of the fields that are not at their default.
+
+    Joined from texts: each may be as deep as a document of its own.
+    """
+    head = {
+        name: value
+        for name, value in head.items()
+        if name in _ALWAYS_IN_ENVELOPE or value != _HEAD_DEFAULTS[name]
+    }
     if any(not is_plain_json(text) for text in texts.values()):
         return encode({**head, **{name: getattr(state, name) for name in texts}})
     fields = "".join(f',"{name}":{text}' for name, text in texts.items())
@@ -211,11 +234,16 @@ def settled_mode(stored: str | None, given: str | None) -> str | None:
     return given if stored is None else stored
 
 
-def current_state(columns: Mapping[str, Any], payload: str, envelope: str) -> SessionState:
-    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored."""
-    kept = _decode_object(envelope, "envelope")
+def current_state(
+    columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
+) -> SessionState:
+    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored.
+
+    With a ``base``, the payload is a delta to that full one.
+    """
+    kept = _decode_envelope(envelope)
     return SessionState(
-        custom_state=_decode_object(payload, "state"),
+        custom_state=_decode_custom_state(payload, base),
         **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
         **{name: _decode_column(name, columns[name]) for name in JSON_COLUMNS},
         **head_values(columns),
@@ -237,6 +265,7 @@ def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
 def checkpoint_state(
     payload: str,
     envelope: str,
+    base: str | None = None,
     *,
     session_id: str,
     version: int,
@@ -244,8 +273,8 @@ def checkpoint_state(
     created_at: datetime,
     updated_at: datetime,
 ) -> SessionState:
-    """The state as a checkpoint recorded it."""
-    fields = _decode_object(envelope, "envelope")
+    """The state as a checkpoint recorded it; with a ``base``, the payload is a delta to that full one."""
+    fields = _decode_envelope(envelope)
     try:
         return SessionState(
             session_id=session_id,
@@ -253,7 +282,7 @@ def checkpoint_state(
             message_count=message_count,
             created_at=created_at,
             updated_at=updated_at,
-            custom_state=_decode_object(payload, "state"),
+            custom_state=_decode_custom_state(payload, base),
             **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
         )
     except (TypeError, ValueError) as exc:
@@ -274,8 +303,12 @@ def _decode_column(name: str, text: str | None) -> Any:
     return decode(text)
 
 
-def _decode_object(text: str, what: str) -> dict[str, Any]:
+def _decode_custom_state(payload: str, base: str | None) -> dict[str, Any]:
+    return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
+
+
+def _decode_envelope(text: str) -> dict[str, Any]:
     value = decode(text)
     if type(value) is not dict:
-        raise IntegrityFault(f"A stored {what} is not a JSON object.")
+        raise IntegrityFault("A stored envelope is not a JSON object.")
     return value

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.payloads import decode, encode
 from helix_store.core.session_state import checkpoint_state, current_state, encode_state
-from helix_store.core.types import SessionState
-from helix_store.exceptions import LimitExceeded
+from helix_store.core.state_deltas import delta_between, members_of
+from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAYLOAD_FIELDS = ["output", "error", "workspace_refs", "suspension_context", "pending_client_tool_calls"]
@@ -64,6 +66,87 @@ def test_empty_fields_take_no_room_and_stay_apart_from_none() -> None:
     none = a_state()
     assert encode_state(none, Limits()).columns["suspension_context"] is None
     assert read_back(none) == none
+
+
+def test_an_envelope_holds_what_differs_from_the_default() -> None:
+    given = {
+        "status": SessionStatus.COMPLETED,
+        "step_count": 1,
+        "resume_count": 2,
+        "mode": SessionMode.STANDARD,
+        "output": [],
+        "error": {},
+        "failure_reason": "f",
+        "user_id": "u",
+        "tags": ["t"],
+        "metadata": {"k": "v"},
+        "title": "t",
+        "workspace_id": "w",
+        "directory": "d",
+        "parent_session_id": "p",
+        "root_session_id": "r",
+        "stream_id": "s",
+        "pending_client_tool_calls": {"c": {}},
+        "completed_client_tool_calls": {"c": {}},
+        "client_tool_call_ownership": {"c": "s"},
+        "suspension_kind": RunStatus.SUSPENDED_CLIENT_TOOL,
+        "suspension_context": {},
+        "suspended_awaiting_children": [],
+        "suspended_step_id": "s",
+        "tracing_context": {},
+        "expires_at": 0,
+        "workspace_refs": {"w": {}},
+    }
+    bare = encode_state(a_state(), Limits()).envelope
+    assert bare == '{"agent_type":"t","status":"active"}'
+    full = a_state(**given)
+    assert set(decode(encode_state(full, Limits()).envelope)) == {"agent_type", *given}
+    assert read_back(full) == full
+    for name, value in given.items():
+        one = a_state(**{name: value})
+        assert set(decode(encode_state(one, Limits()).envelope)) == {"agent_type", "status", name}
+        assert read_back(one) == one
+
+
+@pytest.mark.parametrize("field", ["failure_reason", "title", "workspace_id"])
+def test_an_empty_text_stays_apart_from_none(field: str) -> None:
+    assert getattr(read_back(a_state(**{field: ""})), field) == ""
+
+
+@pytest.mark.parametrize("field", ["output", "error"])
+@pytest.mark.parametrize("value", [0, 0.0, -0.0, False, "", [], {}, [{}], {"": None}])
+def test_an_outcome_keeps_every_kind_of_nothing(field: str, value: Any) -> None:
+    assert repr(getattr(read_back(a_state(**{field: value})), field)) == repr(value)
+
+
+@pytest.mark.parametrize("field", ["workspace_refs", "pending_client_tool_calls"])
+@pytest.mark.parametrize("value", [None, [], (), 0, "", False])
+def test_a_field_of_names_takes_only_a_dict(field: str, value: Any) -> None:
+    with pytest.raises(InvalidPayload):
+        encode_state(a_state(**{field: value}), Limits())
+
+
+def test_a_state_is_read_from_a_delta_and_its_base() -> None:
+    before = encode_state(a_state(custom_state={"kept": "x" * 200, "gone": 1}), Limits())
+    state = a_state(custom_state={"kept": "x" * 200, "new": 1.0})
+    after = encode_state(state, Limits())
+    old, new = members_of(before.payload), members_of(after.payload)
+    assert old is not None
+    assert new is not None
+    delta = delta_between(old, new)
+    assert delta is not None
+    head = {"session_id": "s", "version": 0, "message_count": 0, "created_at": NOW, "updated_at": NOW}
+    assert current_state({**after.columns, **head}, delta, after.envelope, before.payload) == state
+    assert checkpoint_state(delta, after.envelope, before.payload, **head) == state  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", ["", "[]", "{}", "~"])
+def test_a_delta_without_its_base_is_no_state(base: str) -> None:
+    columns = encode_state(a_state(), Limits()).columns
+    head = {"session_id": "s", "version": 0, "message_count": 0, "created_at": NOW, "updated_at": NOW}
+    delta = encode({"removed": ["gone"], "set": {}})
+    with pytest.raises(IntegrityFault):
+        current_state({**columns, **head}, delta, "{}", base)
 
 
 def test_the_head_decides_about_the_current_state() -> None:
