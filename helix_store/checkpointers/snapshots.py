@@ -15,8 +15,8 @@ from helix_store.core.snapshots import CheckpointMeta, encode_snapshot, optional
 from helix_store.exceptions import InvalidPayload
 from helix_store.stores.api.base import guard
 from helix_store.stores.async_twins import async_twin
+from helix_store.stores.database.fast_snapshots import FastSnapshots
 from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.snapshots import DatabaseSnapshots
 from helix_store.stores.memory.scope import TenantScope
 from helix_store.stores.memory.snapshots import MemorySnapshots
 from helix_store.stores.memory.world import MemoryWorld
@@ -145,7 +145,7 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
         conf.require_usable_prefix()
         scope = Scope(using, validation.tenant(tenant), None)
         super().__init__(
-            DatabaseSnapshots(scope),
+            FastSnapshots(scope),
             tenant=scope.tenant,
             max_checkpoints_per_thread=max_checkpoints_per_thread,
             id_factory=id_factory,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connections
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.checkpointers import (
     GraphCheckpointStore,
@@ -47,16 +47,22 @@ class Faces:
     locks: Callable[[], Any]
 
 
-@pytest.fixture(params=[*ALIASES, "memory"])
-def faces(request: pytest.FixtureRequest) -> Faces:
-    if request.param == "memory":
+@pytest.fixture(params=[*ALIASES, "postgres without fast paths", "memory"])
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    vendor, _, is_portable = request.param.partition(" ")
+    with override_settings(HELIX_STORE={"FAST_PATHS": not is_portable}):
+        yield _faces(request, vendor)
+
+
+def _faces(request: pytest.FixtureRequest, vendor: str) -> Faces:
+    if vendor == "memory":
         world = MemoryWorld()
         return Faces(
             snapshots=partial(InMemorySnapshotCheckpointer, world=world),
             states=partial(InMemoryStateStore, world=world),
             locks=partial(InMemoryLockManager, world=world),
         )
-    database: CommittedDatabase = request.getfixturevalue(f"{request.param}_db")
+    database: CommittedDatabase = request.getfixturevalue(f"{vendor}_db")
     where: dict[str, Any] = {"using": database.alias, "tenant": database.tenant}
     return Faces(
         snapshots=partial(SnapshotCheckpointer, **where),
