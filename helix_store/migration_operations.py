@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db import migrations
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.models import Q
 
-__all__ = ["refuse_to_lose"]
+__all__ = ["compress_quickly", "refuse_to_lose"]
 
 
 def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
@@ -27,3 +28,37 @@ def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
             )
 
     return migrations.RunPython(migrations.RunPython.noop, check, elidable=False)
+
+
+def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
+    """An operation that lets PostgreSQL compress long values of text columns with lz4 where it is built in.
+
+    It concerns values written from then on, and goes back to the default of the server.
+    """
+
+    def compress(method: str) -> Callable[[Any, Any], None]:
+        def alter(apps: Any, schema_editor: Any) -> None:
+            if not _has_lz4(schema_editor.connection):
+                return
+            quote = schema_editor.quote_name
+            table = quote(apps.get_model("helix_store", model_name)._meta.db_table)
+            for column in columns:
+                schema_editor.execute(
+                    f"ALTER TABLE {table} ALTER COLUMN {quote(column)} SET COMPRESSION {method}"
+                )
+
+        return alter
+
+    return migrations.RunPython(compress("lz4"), compress("DEFAULT"), elidable=False)
+
+
+def _has_lz4(connection: Any) -> bool:
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT 1 FROM pg_settings "
+            "WHERE name = 'default_toast_compression' AND 'lz4' = ANY(enumvals))"
+        )
+        (has_lz4,) = cursor.fetchone()
+    return bool(has_lz4)

@@ -18,6 +18,7 @@ class CheckpointKind(models.TextChoices):
     STEP = "step", "step"
     GRAPH = "graph", "graph"
     SNAPSHOT = "snapshot", "snapshot"
+    BASE = "base", "base of steps"
 
 
 class Checkpoint(models.Model):
@@ -27,6 +28,9 @@ class Checkpoint(models.Model):
     is at most one per session, and the next step turns it into that step's checkpoint. ``payload`` is the
     custom state, ``envelope`` the rest of the session state. Graphs and snapshots use the payload alone; the
     columns of a claim are those of a snapshot that somebody resumes or has resumed.
+
+    With a ``base``, an older row of the session that holds a full payload, ``payload`` is the delta from that
+    one. Kind ``base`` was a step's checkpoint: it is in no list, and stays for the deltas that need it.
     """
 
     session = models.ForeignKey(
@@ -45,6 +49,16 @@ class Checkpoint(models.Model):
     message_count = models.BigIntegerField(default=0)
     stream_sequence = models.BigIntegerField(default=0)
     payload = PayloadField()
+    # No constraint, no index: it is only followed forwards, and no row can go while another needs it.
+    base = models.ForeignKey(
+        "self",
+        null=True,
+        editable=False,
+        on_delete=models.DO_NOTHING,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+    )
     envelope = PayloadField(default="{}")
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField()

@@ -108,6 +108,9 @@ class Session(models.Model):
     )
     # Here, not in a join: a row joined to one that had to be waited for may be older than the lock.
     current_is_checkpoint = models.BooleanField(default=False, editable=False)
+    # A random name for the full payload that the next step may be a delta from: that of the current row or of
+    # its base. A row's id would not do, since a rollback or a restored backup gives it to other content.
+    base_key = models.BigIntegerField(null=True, editable=False)
 
     objects = SessionQuerySet.as_manager()
 

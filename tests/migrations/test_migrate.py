@@ -6,10 +6,11 @@ import pytest
 from django.core.management import call_command
 from django.db.migrations.exceptions import IrreversibleError
 
-from helix_store.models import Session
+from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.schema import current_version
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
+from tests.factories import CheckpointFactory, SessionFactory
 from tests.migrations.conftest import FreshDatabase
 
 MIGRATIONS = {
@@ -146,6 +147,55 @@ class TestGoingBack:
         call_command("migrate", "helix_store", database=alias, verbosity=0)
         roots = {head.session_id: head.root_session_id for head in store.list_sessions().sessions}
         assert roots == {"top": "top", "middle": "top", "leaf": "top", "alone": "alone"}
+
+    def test_writes_out_in_full_what_was_stored_as_a_delta(self, fresh_database: FreshDatabase) -> None:
+        alias = fresh_database.connection.alias
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        session = SessionFactory.create(using=alias)
+        full = {"kept": "x" * 500, "n": 1.0}
+        bases, expected = [], {}
+        for kind in (CheckpointKind.STEP, CheckpointKind.BASE):
+            bases.append(CheckpointFactory.create(session=session, state={"custom_state": full}, kind=kind))
+        for number in range(3):
+            delta = f'{{"removed":["n"],"set":{{"m":{number}}}}}'
+            row = CheckpointFactory.create(session=session, base=bases[number % 2], payload=delta)
+            expected[row.checkpoint_id] = f'{{"kept":"{"x" * 500}","m":{number}}}'
+        Checkpoint.objects.using(alias).filter(pk=bases[1].pk).update(checkpoint_id=None)
+
+        call_command("migrate", "helix_store", "0010_streams", database=alias, verbosity=0)
+        with fresh_database.connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT checkpoint_id, payload, size_bytes - length(envelope) FROM helix_store_checkpoint "
+                "WHERE kind <> 'state'"
+            )
+            stored = cursor.fetchall()
+        expected[bases[0].checkpoint_id] = bases[0].payload
+        assert {checkpoint_id: payload for checkpoint_id, payload, _ in stored} == expected
+        assert all(size == len(payload) for _, payload, size in stored)
+
+        call_command("migrate", "helix_store", database=alias, verbosity=0)
+        read = DatabaseStateStore(alias).get_latest_checkpoint(session.session_id)
+        assert read is not None
+        assert read.state.custom_state == {"kept": "x" * 500, "m": 2}
+
+
+def test_payloads_are_compressed_with_lz4_where_the_server_has_it(fresh_postgres: FreshDatabase) -> None:
+    alias = fresh_postgres.connection.alias
+    call_command("migrate", "helix_store", database=alias, verbosity=0)
+    with fresh_postgres.connection.cursor() as cursor:
+        cursor.execute("SELECT enumvals FROM pg_settings WHERE name = 'default_toast_compression'")
+        (methods,) = cursor.fetchone()
+        columns = "SELECT attname, attcompression FROM pg_attribute WHERE attrelid = %s::regclass"
+        cursor.execute(columns, ["helix_store_checkpoint"])
+        compression = dict(cursor.fetchall())
+        asked = "l" if "lz4" in methods else ""
+        assert (compression["payload"], compression["envelope"], compression["status"]) == (asked, asked, "")
+        for table in ("message", "staged_change", "stream_chunk"):
+            cursor.execute(columns, [f"helix_store_{table}"])
+            assert dict(cursor.fetchall())["payload"] == asked
+        call_command("migrate", "helix_store", "0011_checkpoint_deltas", database=alias, verbosity=0)
+        cursor.execute(columns, ["helix_store_checkpoint"])
+        assert dict(cursor.fetchall())["payload"] == ""
 
 
 def test_a_migrated_database_reports_its_version(committed_db: CommittedDatabase) -> None:
