@@ -20,7 +20,13 @@ from benchmarks.sessions import (
     WORKERS,
 )
 
-__all__ = ["execute", "reference_schema", "reference_schema_in", "reference_sessions"]
+__all__ = [
+    "execute",
+    "fill_reference_sessions",
+    "reference_schema",
+    "reference_schema_in",
+    "reference_sessions",
+]
 
 _SCHEMA = Path(__file__).parent / "reference_schema.sql"
 
@@ -47,16 +53,20 @@ def reference_schema_in(alias: str) -> None:
 
 
 def reference_sessions(bench: Bench) -> None:
-    """As many sessions as `live_sessions` makes."""
+    """As many sessions as `live_sessions` makes, in the default database."""
     bench.once(reference_schema)
+    fill_reference_sessions("default")
+
+
+def fill_reference_sessions(alias: str) -> None:
     for prefix, count, steps in (
         ("s-", WORKERS * PER_WORKER, 1),
         ("r-", len(READ_SESSIONS), STEPS_BEFORE_READING),
         ("filler-", FILLERS, 0),
     ):
         parameters = {"prefix": prefix, "agent_type": AGENT_TYPE, "state": json.dumps(state_of(4))}
-        execute("default", _SESSIONS, {**parameters, "count": count})
-        execute("default", _CHECKPOINTS, {"prefix": prefix, "steps": steps})
+        execute(alias, _SESSIONS, {**parameters, "count": count})
+        execute(alias, _CHECKPOINTS, {"prefix": prefix, "steps": steps})
 
 
 def execute(alias: str, sql: str, parameters: dict[str, Any] | Sequence[Any]) -> None:

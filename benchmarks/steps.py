@@ -147,16 +147,16 @@ def step_evidence(alias: str = "default", prefix: str = "s", *, is_staged: bool 
     return Evidence(sql, (1, 2, 2, 1, -STAGED if is_staged else 0), alias)
 
 
-def step_limit(kib: int = 4, *, is_staged: bool = False) -> Limit:
+def step_limit(kib: int = 4, *, alias: str = "default", is_staged: bool = False) -> Limit:
     """The same facts by one statement of pgbench."""
     return Limit(
-        script=_limit_script(kib),
-        evidence=Evidence(LIMIT_NUMBERS, (1, 2, 2, 1, -STAGED if is_staged else 0)),
+        script=_limit_script(kib, alias),
+        evidence=Evidence(LIMIT_NUMBERS, (1, 2, 2, 1, -STAGED if is_staged else 0), alias),
         stage=_stage_for_limit if is_staged else None,
     )
 
 
-def _limit_script(kib: int) -> Script:
+def _limit_script(kib: int, alias: str) -> Script:
     return Script(
         choose=f"\\set s 1 + :client_id * {PER_WORKER} + :k % {PER_WORKER}",
         sql="""
@@ -184,6 +184,7 @@ SELECT id, version, state, message_count, clock_timestamp() FROM head RETURNING 
             "first": json.dumps(message(1)),
             "second": json.dumps(message(2)),
         },
+        alias=alias,
     )
 
 

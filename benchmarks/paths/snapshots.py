@@ -21,7 +21,7 @@ from helix_store.models import Checkpoint
 
 __all__ = ["CASES"]
 
-THREADS_PER_WORKER = 3
+THREADS_PER_WORKER = 2
 CAP = 100
 LISTED = 20
 NODE_CLIENT = {"put": 1_624, "get": 4_980, "list": 4_212}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from benchmarks.evidence import Evidence
 from benchmarks.figures import Target
 from benchmarks.operations import WithSettings
+from benchmarks.paths.coordination import locks
 from benchmarks.peers import ADD_ITEMS, PUT, PUT_AND_WRITE, peer_tables
-from benchmarks.races import Client, Comparison, Contestant, Race
+from benchmarks.pgbench import Script
+from benchmarks.races import Client, Comparison, Contestant, Limit, Race
 from benchmarks.reference import reference_sessions
 from benchmarks.sessions import WORKERS, live_sessions
 from benchmarks.steps import Step, StepInsideAtomic, step_evidence, step_limit
@@ -18,6 +21,12 @@ LANGGRAPH = "LangGraph put + put_writes"
 LANGGRAPH_PUT = "LangGraph put alone"
 OPENAI_AGENTS = "SQLAlchemySession.add_items"
 
+BARE_COMMIT = Limit(
+    script=Script(
+        choose="\\set s 1 + :k % 200", sql="UPDATE ref_lock SET token = token + 1 WHERE name = 'lock-' || :s;"
+    ),
+    evidence=Evidence("SELECT sum(token) FROM ref_lock", (1,)),
+)
 CONTESTANTS: dict[str, Contestant] = {
     "limit": step_limit(),
     "ours": Client(operation=Step, evidence=step_evidence()),
@@ -25,7 +34,7 @@ CONTESTANTS: dict[str, Contestant] = {
     LANGGRAPH_PUT: PUT,
     OPENAI_AGENTS: ADD_ITEMS,
 }
-NEEDS = [live_sessions, reference_sessions, peer_tables]
+NEEDS = [live_sessions, reference_sessions, locks, peer_tables]
 ALIASES = ("default", "peers")
 
 
@@ -50,8 +59,15 @@ CASES = [
             "portable": Client(
                 operation=partial(WithSettings, make=Step, FAST_PATHS=False), evidence=step_evidence()
             ),
+            "bare commit": BARE_COMMIT,
         },
         comparisons=[
+            Comparison(
+                path="bare commit of one small row, by pgbench",
+                of="bare commit",
+                to=None,
+                note="what this disk allows just now",
+            ),
             Comparison(path="step 4 KB", target=Target(0.60, 0.90)),
             Comparison(path="step 4 KB inside atomic()", of="inside atomic()", target=Target(0.45, 0.55)),
             Comparison(path="step 4 KB, portable form", of="portable", target=Target(0.25, 0.40)),

@@ -6,18 +6,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from django.db import connections
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, LeftOut, Target
-from benchmarks.paths.steps import CONTESTANTS, LANGGRAPH, NEEDS, OPENAI_AGENTS
+from benchmarks.paths.steps import LANGGRAPH, OPENAI_AGENTS
 from benchmarks.payloads import STATES, state_of
-from benchmarks.races import Case
-from benchmarks.reference import reference_schema_in
+from benchmarks.peers import ADD_ITEMS, PUT_AND_WRITE, peer_tables
+from benchmarks.races import Case, Client, Contestant
+from benchmarks.reference import fill_reference_sessions, reference_schema_in
 from benchmarks.rounds import prepared_run
 from benchmarks.server import create_database, settle
-from benchmarks.sessions import AGENT_TYPE
+from benchmarks.sessions import AGENT_TYPE, create_sessions, sessions_of
+from benchmarks.steps import Step, step_evidence, step_limit
 from helix_store.core.types import StepInfo
 from helix_store.models import Checkpoint
 from helix_store.stores import DatabaseStateStore
@@ -84,7 +87,9 @@ class StepBytes:
     """What one contestant's step adds to the write-ahead log and to its database's files."""
 
     name: str
-    alias: str = "default"
+    contestant: Contestant
+    alias: str
+    needs: Callable[[Bench], None]
 
     @property
     def paths(self) -> Sequence[str]:
@@ -93,15 +98,14 @@ class StepBytes:
     def measure(self, bench: Bench, wanted: Callable[[str], bool]) -> Iterator[Figure | LeftOut]:
         if not any(map(wanted, self.paths)):
             return
-        contestant = CONTESTANTS[self.name]
-        if contestant.missing:
-            yield from (LeftOut(path, contestant.missing) for path in self.paths)
+        if self.contestant.missing:
+            reason = self.contestant.missing
+            yield from (LeftOut(path, reason) for path in self.paths if wanted(path))
             return
-        for need in NEEDS:
-            bench.once(need)
+        bench.once(self.needs)
         settle(self.alias)
         with ExitStack() as stack:
-            leg = contestant.enter(bench, 1, f"bytes: {self.name}", stack)
+            leg = self.contestant.enter(bench, 1, f"bytes: {self.name}", stack)
             # Pages that are written for the first time after a checkpoint of the server go to the log whole.
             prepared_run(leg, bench.scale.checkpoints)
             wal, disk = _wal_position(), _database_bytes(self.alias)
@@ -113,8 +117,11 @@ class StepBytes:
 
 
 def _storage_database(bench: Bench) -> None:
+    """A database where nothing was deleted yet, so that what is written takes new room."""
     create_database(bench.cluster, "storage")
+    create_sessions("storage", sessions_of(0))
     reference_schema_in("storage")
+    fill_reference_sessions("storage")
 
 
 def _relation_bytes(prefix: str) -> int:
@@ -144,8 +151,13 @@ def _number(alias: str, sql: str) -> int:
 CASES: Sequence[Case] = [
     CheckpointBytes(4, Target(0.8, 0.2, at_most=True)),
     CheckpointBytes(16, None),
-    StepBytes("limit"),
-    StepBytes("ours"),
-    StepBytes(LANGGRAPH, "peers"),
-    StepBytes(OPENAI_AGENTS, "peers"),
+    StepBytes("limit", step_limit(alias="storage"), "storage", _storage_database),
+    StepBytes(
+        "ours",
+        Client(operation=partial(Step, alias="storage"), evidence=step_evidence("storage")),
+        "storage",
+        _storage_database,
+    ),
+    StepBytes(LANGGRAPH, PUT_AND_WRITE, "peers", peer_tables),
+    StepBytes(OPENAI_AGENTS, ADD_ITEMS, "peers", peer_tables),
 ]
