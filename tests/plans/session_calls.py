@@ -143,17 +143,11 @@ SESSION_CALLS: Final = [
         _of_store("find_expired_pending", limit=PAGE),
         gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED]),
     ),
+    # With the sub-agents that it names.
     Call(
         "delete_session",
         _of_store("delete_session", "session-301"),
         sorts=PAGE,
-        gaps=gap(_NAMING, [SQLITE]) | gap(_TREE, [ANALYSED]),
-    ),
-    Call(
-        "delete_session of a tree",
-        _of_store("delete_session", "session-3"),
-        reads=3_000,
-        sorts=10 * PAGE,
         gaps=gap(_NAMING, [SQLITE]) | gap(_TREE, [ANALYSED]),
     ),
     Call("cleanup, dry", _cleanup(dry_run=True, limit=PAGE), gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED])),
