@@ -206,6 +206,7 @@ class TestPayloads:
             before, after = state_of(4, step), state_of(4, step + 1)
             assert len(before) == 24
             assert sum(before[key] != after[key] for key in before) == 2
+        assert state_of(4, STATES) == state_of(4, 0)
 
     def test_payloads_have_the_sizes_that_the_targets_were_set_for(self) -> None:
         sizes = [len(json.dumps(payload)) for payload in (state_of(4), state_of(16), message(1))]
