@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.plans.rows import World
 
-__all__ = ["ANALYSED", "PAGE", "POSTGRES", "SQLITE", "WORLDS", "Call", "gap"]
+__all__ = ["ANALYSED", "FORMS", "PAGE", "PORTABLE", "POSTGRES", "SQLITE", "Call", "gap"]
 
 PAGE: Final = 25
 
@@ -16,15 +16,16 @@ SQLITE: Final = "sqlite"
 """Without statistics: nothing in Django or in this app ever runs ANALYZE on SQLite."""
 ANALYSED: Final = "sqlite analysed"
 POSTGRES: Final = "postgres"
-WORLDS: Final = (SQLITE, ANALYSED, POSTGRES)
+PORTABLE: Final = "postgres without fast paths"
+FORMS: Final = (SQLITE, ANALYSED, POSTGRES, PORTABLE)
 
 
 @dataclass(frozen=True)
 class Call:
     """``make`` prepares a call; every statement that the call then sends keeps to ``reads`` and ``sorts``.
 
-    Ten rows looked at for one returned is a page's share; a sorted row is nothing. ``gaps`` says in which
-    worlds no index serves the call, and why: that is a known fault, and the test wants to hear of its end.
+    Ten rows looked at for one returned is a page's share; a sorted row is nothing. ``gaps`` says where
+    no index serves the call, and why: that is a known fault, and the test wants to hear of its end.
     """
 
     name: str
@@ -36,5 +37,5 @@ class Call:
     """The call is not undone: on PostgreSQL a step, for one, is another statement in a transaction."""
 
 
-def gap(reason: str, worlds: Iterable[str] = WORLDS) -> dict[str, str]:
-    return dict.fromkeys(worlds, reason)
+def gap(reason: str, forms: Iterable[str] = FORMS) -> dict[str, str]:
+    return dict.fromkeys(forms, reason)

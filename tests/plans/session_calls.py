@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
-from tests.plans.calls import ANALYSED, PAGE, POSTGRES, SQLITE, Call, gap
+from tests.plans.calls import ANALYSED, PAGE, PORTABLE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 
 __all__ = ["SESSION_CALLS"]
@@ -94,7 +94,7 @@ SESSION_CALLS: Final = [
     Call("get_message_count", _of_store("get_message_count", BUSY)),
     Call("check_interrupt", _of_store("check_interrupt", BUSY)),
     Call("get_current_run", _of_store("get_current_run", BUSY)),
-    Call("get_latest_checkpoint", _of_store("get_latest_checkpoint", BUSY), gaps=gap(_JOINED, [POSTGRES])),
+    Call("get_latest_checkpoint", _of_store("get_latest_checkpoint", BUSY), gaps=gap(_JOINED, [PORTABLE])),
     Call("get_checkpoint", _of_old_checkpoint("get_checkpoint")),
     # Pages of one session. PostgreSQL sorts the page that it has found, because it joins the session.
     Call("get_messages, first page", _of_store("get_messages", BUSY, limit=PAGE), sorts=PAGE),

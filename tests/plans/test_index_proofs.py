@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.test import override_settings
 
-from tests.plans.calls import POSTGRES, Call
+from tests.plans.calls import PORTABLE, POSTGRES, Call
 from tests.plans.checkpointer_calls import CHECKPOINTER_CALLS
-from tests.plans.explained import plans_of
+from tests.plans.explained import Plan, plans_of
 from tests.plans.rows import World
 from tests.plans.session_calls import SESSION_CALLS
 from tests.plans.session_lists import SESSION_LISTS
@@ -17,17 +17,32 @@ CALLS = [*SESSION_LISTS, *SESSION_CALLS, *CHECKPOINTER_CALLS, *USAGE_CALLS, *STR
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
-def test_rows_are_found_by_an_index_and_come_in_its_order(
-    request: pytest.FixtureRequest, world: World, call: Call
-) -> None:
-    if world.name in call.gaps:
-        request.applymarker(pytest.mark.xfail(reason=call.gaps[world.name], strict=True))
-    # On PostgreSQL both forms of the hot calls.
-    for fast_paths in (True, False) if world.name == POSTGRES else (True,):
+def test_rows_are_found_by_an_index_and_come_in_its_order(world: World, call: Call) -> None:
+    known = []
+    for form, fast_paths in _forms(world):
         with override_settings(HELIX_STORE={"FAST_PATHS": fast_paths}):
             plans = plans_of(world.database, call.make(world), undone=not call.commits)
         assert plans
-        for plan in plans:
-            assert not plan.read_whole, plan.text
-            assert plan.rows_read <= call.reads, f"read {plan.rows_read}: {plan.text}"
-            assert plan.sorted_rows <= call.sorts, f"sorted {plan.sorted_rows}: {plan.text}"
+        faults = [fault for plan in plans if (fault := _fault(call, plan))]
+        if form in call.gaps:
+            assert faults, f"An index serves this now ({form}): the call has a gap less."
+            known.append(call.gaps[form])
+        else:
+            assert not faults, faults[0]
+    if known:
+        pytest.xfail("; ".join(dict.fromkeys(known)))
+
+
+def _forms(world: World) -> tuple[tuple[str, bool], ...]:
+    """On PostgreSQL hot calls have two forms."""
+    return ((POSTGRES, True), (PORTABLE, False)) if world.name == POSTGRES else ((world.name, True),)
+
+
+def _fault(call: Call, plan: Plan) -> str | None:
+    if plan.read_whole:
+        return f"{plan.read_whole} read as a whole:\n{plan.text}"
+    if plan.rows_read > call.reads:
+        return f"{plan.rows_read} rows read, not {call.reads}:\n{plan.text}"
+    if plan.sorted_rows > call.sorts:
+        return f"{plan.sorted_rows} rows sorted, not {call.sorts}:\n{plan.text}"
+    return None

@@ -13,7 +13,7 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync
 
 from helix_store.testing.usage.samples import custom
-from tests.plans.calls import ANALYSED, PAGE, POSTGRES, SQLITE, Call, gap
+from tests.plans.calls import ANALYSED, PAGE, PORTABLE, POSTGRES, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 
 __all__ = ["STREAM_CALLS", "USAGE_CALLS"]
@@ -115,7 +115,7 @@ STREAM_CALLS: Final = [
         _of_streams("prune", older_than=timedelta(days=1), dry_run=True),
         reads=600,
         sorts=LONG,
-        gaps=gap(_KEY_ORDER, [SQLITE, POSTGRES]),
+        gaps=gap(_KEY_ORDER, [SQLITE, POSTGRES, PORTABLE]),
     ),
     Call(
         "prune",
