@@ -13,9 +13,10 @@ from helix_store.core.types import SessionStatus, StepInfo
 from helix_store.models import Checkpoint, Message, Session
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["LISTED_STATUS", "large_database"]
+__all__ = ["LISTED_STATUS", "RETIRED_TYPE", "large_database"]
 
 AGENT_TYPES = 5
+RETIRED_TYPE = "retired"
 SESSIONS_OF_A_USER = 100
 SESSIONS_OF_A_WORKSPACE = 1_000
 LISTED_STATUS = SessionStatus.ACTIVE
@@ -70,7 +71,10 @@ def _session_columns(sessions: int) -> dict[str, str]:
         "session_id": name,
         "root_session_id": name,
         "stream_id": name,
-        "agent_type": f"'agent-' || floor(random() * {AGENT_TYPES})",
+        # The oldest tenth is of a type that nobody uses any more: newest first, they come last.
+        "agent_type": f"""
+            CASE WHEN n > {sessions // 10 * 9} THEN '{RETIRED_TYPE}'
+            ELSE 'agent-' || floor(random() * {AGENT_TYPES}) END""",
         "status": f"coalesce({_STATUS}, 'completed')",
         "user_id": f"'user-' || floor(random() * {sessions // SESSIONS_OF_A_USER})",
         "workspace_id": f"'workspace-' || floor(random() * {sessions // SESSIONS_OF_A_WORKSPACE})",

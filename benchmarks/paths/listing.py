@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, Target
-from benchmarks.large import LISTED_STATUS, large_database
+from benchmarks.large import LISTED_STATUS, RETIRED_TYPE, large_database
 from benchmarks.operations import Operation
 from benchmarks.pgbench import Script
 from benchmarks.races import Case, Client, Comparison, Limit, Race
@@ -30,6 +30,7 @@ _TIMES_A_ROUND = 3
 FILTERS: Mapping[str, Mapping[str, Any]] = {
     "no filter": {},
     "agent type": {"agent_type": "agent-1"},
+    "agent type of old sessions alone": {"agent_type": RETIRED_TYPE},
     "status": {"status": LISTED_STATUS},
     "agent type and status": {"agent_type": "agent-1", "status": LISTED_STATUS},
     "three statuses": {"status": ["active", "running", "paused"]},
