@@ -27,6 +27,7 @@ __all__ = [
     "EncodedState",
     "checkpoint_state",
     "current_state",
+    "custom_state_of",
     "encode_custom_state",
     "encode_state",
     "settled_mode",
@@ -243,7 +244,7 @@ def current_state(
     """
     kept = _decode_envelope(envelope)
     return SessionState(
-        custom_state=_decode_custom_state(payload, base),
+        custom_state=custom_state_of(payload, base),
         **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
         **{name: _decode_column(name, columns[name]) for name in JSON_COLUMNS},
         **head_values(columns),
@@ -282,7 +283,7 @@ def checkpoint_state(
             message_count=message_count,
             created_at=created_at,
             updated_at=updated_at,
-            custom_state=_decode_custom_state(payload, base),
+            custom_state=custom_state_of(payload, base),
             **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
         )
     except (TypeError, ValueError) as exc:
@@ -303,7 +304,8 @@ def _decode_column(name: str, text: str | None) -> Any:
     return decode(text)
 
 
-def _decode_custom_state(payload: str, base: str | None) -> dict[str, Any]:
+def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
+    """The custom state in a payload, or in a payload that is a delta to a base."""
     return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
 
 

@@ -8,7 +8,7 @@ from django.utils import timezone
 from helix_store.core.branching import branched_state
 from helix_store.core.limits import AS_STORED
 from helix_store.core.requests import BranchRequest, Guard, NewSession
-from helix_store.core.session_state import STATE_COLUMNS, current_state, encode_state, settled_mode
+from helix_store.core.session_state import encode_state, settled_mode
 from helix_store.core.types import Checkpoint, CheckpointHead, SessionState
 from helix_store.exceptions import CheckpointNotFound, InvalidQuery
 from helix_store.models import Checkpoint as CheckpointRow
@@ -19,8 +19,10 @@ from helix_store.stores.database.messages import copy_messages, cut_history
 from helix_store.stores.database.records import (
     CHECKPOINT_COLUMNS,
     CHECKPOINT_HEAD_COLUMNS,
+    CURRENT_COLUMNS,
     checkpoint_from,
     checkpoint_head_from,
+    current_from,
     first_row,
 )
 from helix_store.stores.database.scope import DatabaseVerbs, reads, writes
@@ -63,7 +65,13 @@ class DatabaseCheckpoints(DatabaseVerbs):
         columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.scope.alias).filter(pk=current_key(head)).delete()
-        checkpoints.filter(version__gt=row["version"]).delete()
+        # A base is older than what is a delta from it: none of those that go is needed by one that stays.
+        CheckpointRow.objects.using(self.scope.alias).filter(
+            session_id=head.pk,
+            kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
+            namespace="",
+            version__gt=row["version"],
+        ).delete()
         StagedChange.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
         cut_history(self.scope, head, row["message_count"])
         return bump(
@@ -71,6 +79,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
             head,
             current_id=row["pk"],
             current_is_checkpoint=True,
+            base_key=None,
             message_count=row["message_count"],
             **columns,
         )
@@ -123,12 +132,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
         return (self._current_state(head) if checkpoint is None else checkpoint.state), boundary
 
     def _current_state(self, head: Session) -> SessionState:
-        row = (
-            Session.objects.using(self.scope.alias)
-            .values(*STATE_COLUMNS, "current__payload", "current__envelope")
-            .get(pk=head.pk)
-        )
-        return current_state(row, row["current__payload"], row["current__envelope"])
+        return current_from(Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
 
     def _of(self, key: int) -> QuerySet[CheckpointRow]:
         return CheckpointRow.objects.using(self.scope.alias).filter(

@@ -24,9 +24,7 @@ from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode, size_of
 from helix_store.core.requests import Guard, StepRequest
 from helix_store.core.session_state import (
-    STATE_COLUMNS,
     EncodedState,
-    current_state,
     encode_custom_state,
     encode_state,
 )
@@ -49,7 +47,7 @@ from helix_store.stores.database.prepared import (
     read_prepared,
     try_prepared,
 )
-from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
+from helix_store.stores.database.records import CHECKPOINT_COLUMNS, CURRENT_COLUMNS, checkpoint_from
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.sessions import DatabaseSessions
 from helix_store.stores.database.steps import DatabaseSteps
@@ -58,6 +56,13 @@ __all__ = ["FastCheckpoints", "FastMessages", "FastSessions", "FastSteps"]
 
 # A row that is written again gets another xmin.
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
+_CURRENT_SQL: Final = {
+    "current__payload": "c.payload",
+    "current__envelope": "c.envelope",
+    "current__base_id": "c.base_id",
+    "current__base__payload": "b.payload",
+}
+_CHECKPOINT_SQL: Final = {"session__created_at": "s.created_at", "base__payload": "b.payload"}
 _JSONB_COLUMNS: Final = ("tags", "metadata")
 _ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
 
@@ -69,11 +74,10 @@ class FastSessions(DatabaseSessions):
         rows = read_prepared(self.scope, _load_sql(), {"tenant": self.scope.tenant, "session_id": session_id})
         if not rows:
             return None
-        *head, payload, envelope = rows[0]
-        columns = dict(zip(STATE_COLUMNS, head, strict=True))
+        row = dict(zip(CURRENT_COLUMNS, rows[0], strict=True))
         for name in _JSONB_COLUMNS:
-            columns[name] = json.loads(columns[name])
-        return current_state(columns, payload, envelope)
+            row[name] = json.loads(row[name])
+        return self._loaded(row)
 
     def compare_and_set_status(
         self,
@@ -209,10 +213,11 @@ def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
 
 @cache
 def _load_sql() -> str:
-    columns = ", ".join(f"s.{name}" for name in STATE_COLUMNS)
+    columns = ", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)
     return f"""
-        SELECT {columns}, c.payload, c.envelope FROM {_table(Session)} AS s
+        SELECT {columns} FROM {_table(Session)} AS s
         LEFT JOIN {_table(CheckpointRow)} AS c ON c.id = s.current_id
+        LEFT JOIN {_table(CheckpointRow)} AS b ON b.id = c.base_id
         WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
 
 
@@ -244,15 +249,13 @@ def _page_sql() -> str:
 
 @cache
 def _latest_checkpoint_sql() -> str:
-    columns = ", ".join(
-        "s.created_at" if name == "session__created_at" else f"c.{name}" for name in CHECKPOINT_COLUMNS
-    )
+    columns = ", ".join(_CHECKPOINT_SQL.get(name, f"c.{name}") for name in CHECKPOINT_COLUMNS)
     # As a join it would sort all checkpoints of the session.
     return f"""
         SELECT {columns} FROM {_table(Session)} AS s, LATERAL (
             SELECT * FROM {_table(CheckpointRow)}
             WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
-        ) AS c
+        ) AS c LEFT JOIN {_table(CheckpointRow)} AS b ON b.id = c.base_id
         WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from django.db.models import QuerySet
 
 from helix_store.core.payloads import decode
-from helix_store.core.session_state import checkpoint_state
+from helix_store.core.session_state import STATE_COLUMNS, checkpoint_state, current_state
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -16,6 +16,7 @@ from helix_store.core.types import (
     InterruptRequest,
     Run,
     RunStatus,
+    SessionState,
     SessionStatus,
     SubSessionRef,
 )
@@ -26,8 +27,11 @@ from helix_store.models import SubSessionRef as SubSessionRow
 __all__ = [
     "CHECKPOINT_COLUMNS",
     "CHECKPOINT_HEAD_COLUMNS",
+    "CURRENT_COLUMNS",
+    "base_of",
     "checkpoint_from",
     "checkpoint_head_from",
+    "current_from",
     "first_row",
     "interrupt_from",
     "run_from",
@@ -47,7 +51,24 @@ CHECKPOINT_HEAD_COLUMNS = (
     "created_at",
     "version",
 )
-CHECKPOINT_COLUMNS = (*CHECKPOINT_HEAD_COLUMNS, "payload", "envelope", "session__created_at")
+CHECKPOINT_COLUMNS = (
+    *CHECKPOINT_HEAD_COLUMNS,
+    "payload",
+    "envelope",
+    "base_id",
+    "base__payload",
+    "session__created_at",
+)
+CURRENT_COLUMNS = (
+    *STATE_COLUMNS,
+    "base_key",
+    "current_id",
+    "current__payload",
+    "current__envelope",
+    "current__base_id",
+    "current__base__payload",
+)
+"""What the current state is read from, by the names of a session's row."""
 
 
 def first_row(rows: QuerySet[Any, R]) -> R | None:
@@ -64,10 +85,21 @@ def checkpoint_head_from(row: Mapping[str, Any], session_id: str) -> CheckpointH
     return CheckpointHead(**_head_values(row, session_id))
 
 
+def base_of(base_id: int | None, payload: str | None) -> str | None:
+    """The payload that another one is a delta to; unreadable when it is gone, and ``None`` for no delta."""
+    return None if base_id is None else payload or ""
+
+
+def current_from(row: Mapping[str, Any]) -> SessionState:
+    base = base_of(row["current__base_id"], row["current__base__payload"])
+    return current_state(row, row["current__payload"], row["current__envelope"], base)
+
+
 def checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
     state = checkpoint_state(
         row["payload"],
         row["envelope"],
+        base_of(row["base_id"], row["base__payload"]),
         session_id=session_id,
         version=row["version"],
         message_count=row["message_count"],

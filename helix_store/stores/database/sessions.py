@@ -11,7 +11,6 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from helix_store.core.merging import merge_changes
-from helix_store.core.payloads import decode
 from helix_store.core.requests import Guard, NewSession, SessionQuery
 from helix_store.core.session_state import (
     STATE_COLUMNS,
@@ -24,11 +23,12 @@ from helix_store.core.types import SessionHead, SessionState, SessionStatus, Sta
 from helix_store.exceptions import SessionExists
 from helix_store.models import Session
 from helix_store.stores.backend import Counter
+from helix_store.stores.database.bases import bases
 from helix_store.stores.database.documents import read_current, write_current
 from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.queries import select_sessions
-from helix_store.stores.database.records import first_row
+from helix_store.stores.database.records import CURRENT_COLUMNS, current_from, first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.trees import delete_tree
 
@@ -50,14 +50,19 @@ class DatabaseSessions(DatabaseVerbs):
 
     @reads
     def load(self, session_id: str) -> SessionState | None:
-        row = first_row(
-            self._rows.filter(tenant=self.scope.tenant, session_id=session_id).values(
-                *STATE_COLUMNS, "current__payload", "current__envelope"
-            )
-        )
-        if row is None:
-            return None
-        return current_state(row, row["current__payload"], row["current__envelope"])
+        session = self._rows.filter(tenant=self.scope.tenant, session_id=session_id)
+        row = first_row(session.values(*CURRENT_COLUMNS))
+        return None if row is None else self._loaded(row)
+
+    def _loaded(self, row: Mapping[str, Any]) -> SessionState:
+        """A row of `CURRENT_COLUMNS` as a state; what the next step may be a delta from is remembered."""
+        state = current_from(row)
+        if row["base_key"] is not None:
+            base_id, base = row["current__base_id"], row["current__base__payload"]
+            if base_id is None:
+                base_id, base = row["current_id"], row["current__payload"]
+            bases.keep(self.scope, state.session_id, row["base_key"], base_id, base)
+        return state
 
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
@@ -113,8 +118,8 @@ class DatabaseSessions(DatabaseVerbs):
         head = lock_session(self.scope, session_id, guard)
         if not changes:
             return []
-        payload, envelope = read_current(self.scope, head)
-        merged, warnings = merge_changes(decode(payload), dict(changes), array_replacements)
+        custom_state, envelope = read_current(self.scope, head)
+        merged, warnings = merge_changes(custom_state, dict(changes), array_replacements)
         replace_custom_state(self.scope, head, merged, envelope)
         return warnings
 

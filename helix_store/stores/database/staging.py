@@ -49,8 +49,8 @@ class DatabaseStaging(DatabaseVerbs):
         staged = take_staged(self.scope, head, step_id)
         if not staged:
             return head.version
-        payload, envelope = read_current(self.scope, head)
-        promoted = promote_staged(decode(payload), staged, limits=self.scope.limits)
+        custom_state, envelope = read_current(self.scope, head)
+        promoted = promote_staged(custom_state, staged, limits=self.scope.limits)
         return replace_custom_state(self.scope, head, promoted, envelope)
 
     @writes

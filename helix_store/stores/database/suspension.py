@@ -5,12 +5,12 @@ from __future__ import annotations
 from django.utils import timezone
 
 from helix_store.core.requests import Guard
-from helix_store.core.session_state import STATE_COLUMNS, current_state
 from helix_store.core.suspension import RESUMED_COLUMNS, Suspension, require_suspended, resumed_state
 from helix_store.core.types import RunStatus, SessionState
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Run, Session
 from helix_store.stores.database.locking import admit, bump, lock_session, lock_sessions_of_tree, root_of
+from helix_store.stores.database.records import CURRENT_COLUMNS, current_from
 from helix_store.stores.database.scope import DatabaseVerbs, writes
 from helix_store.stores.database.tool_calls import CALL_COLUMNS, asked_columns
 
@@ -40,15 +40,11 @@ class DatabaseSuspensions(DatabaseVerbs):
     @writes
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         head = lock_session(self.scope, session_id)
-        row = (
-            Session.objects.using(self.scope.alias)
-            .values(*STATE_COLUMNS, "current__payload", "current__envelope")
-            .get(pk=head.pk)
-        )
+        row = Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
         # Before the version: whoever loses to another resume learns that, and not only that it is late.
         require_suspended(row)
         admit(self.scope, head, guard)
-        state = current_state(row, row["current__payload"], row["current__envelope"])
+        state = current_from(row)
         at = timezone.now()
         version = bump(self.scope, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
         return resumed_state(state, version=version, at=at)
