@@ -38,6 +38,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "FAST_PATHS": True,
 }
 
+_DEFAULT_LIMITS: Final = Limits()
+
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _POSTGRES_NAME_LENGTH = 63
 _LONGEST_SUFFIX = len("interrupt_request_id_seq")
@@ -58,8 +60,11 @@ def get(name: str) -> Any:
 
 def limits() -> Limits:
     """The byte limits of ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    given = get("LIMITS")
+    if given == {}:
+        return _DEFAULT_LIMITS
     try:
-        return Limits(**get("LIMITS"))
+        return Limits(**given)
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
 

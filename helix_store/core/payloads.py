@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn, cast
 
 from helix_store.core.limits import MAX_DEPTH, Limits
 from helix_store.core.payload_faults import TOO_LONG_INTEGER, join_path, least_digits, refuse_faults
@@ -29,6 +30,7 @@ __all__ = [
     "check_text",
     "copy_json",
     "decode",
+    "decode_all",
     "encode",
     "is_plain_json",
     "join_path",
@@ -81,6 +83,18 @@ def decode(text: str) -> Any:
         pass
     # Raised out here since the decoder's own error holds the whole document and would become its context.
     raise IntegrityFault("A stored payload is not readable JSON; other rows are not affected.")
+
+
+def decode_all(texts: Sequence[str]) -> list[Any]:
+    """What `decode` gives for each. Read as one document: small ones cost more to begin than to read."""
+    if all(map(is_plain_json, texts)):
+        try:
+            values = _read(f"[{','.join(texts)}]")
+        except (ValueError, RecursionError):
+            values = []
+        if len(values) == len(texts):
+            return cast("list[Any]", values)
+    return [decode(text) for text in texts]
 
 
 def is_plain_json(text: str) -> bool:

@@ -16,8 +16,7 @@ __all__ = ["UsageEntry"]
 class UsageEntry(models.Model):
     """``session`` is null once that was deleted with ``keep_usage``; ``recorded_for`` still names it."""
 
-    tenant = IdentifierField(default="", blank=True)
-    entry_id = IdentifierField()
+    # What is added up comes first: a row is read up to the last column that is asked for.
     session = models.ForeignKey(
         Session,
         null=True,
@@ -26,31 +25,33 @@ class UsageEntry(models.Model):
         related_name="usage_entries",
         db_index=False,
     )
-    recorded_for = IdentifierField()
-    session_agent_type = IdentifierField()
-    user_id = IdentifierField(null=True, blank=True)
-    run_id = IdentifierField(null=True, blank=True)
-    kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in UsageKind])
-    step_count = models.BigIntegerField(default=0)
     timestamp = models.DateTimeField()
-    source_type = IdentifierField()
-    source_name = IdentifierField()
-    model = IdentifierField(null=True, blank=True)
     prompt_tokens = models.BigIntegerField(null=True, blank=True)
     completion_tokens = models.BigIntegerField(null=True, blank=True)
     reasoning_tokens = models.BigIntegerField(null=True, blank=True)
     cached_tokens = models.BigIntegerField(null=True, blank=True)
     total_tokens = models.BigIntegerField(null=True, blank=True)
+    duration_ms = models.BigIntegerField(null=True, blank=True)
+    cost_usd = CostField(null=True, blank=True)
+    amount = models.FloatField(null=True, blank=True)
+    success = models.BooleanField(null=True, blank=True)
+    kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in UsageKind])
+    model = IdentifierField(null=True, blank=True)
     tool_name = IdentifierField(null=True, blank=True)
     agent_type = IdentifierField(null=True, blank=True)
-    sub_session_id = IdentifierField(null=True, blank=True)
-    success = models.BooleanField(null=True, blank=True)
-    duration_ms = models.BigIntegerField(null=True, blank=True)
     custom_type = IdentifierField(null=True, blank=True)
     custom_name = IdentifierField(null=True, blank=True)
+    tenant = IdentifierField(default="", blank=True)
+    entry_id = IdentifierField()
+    recorded_for = IdentifierField()
+    session_agent_type = IdentifierField()
+    user_id = IdentifierField(null=True, blank=True)
+    run_id = IdentifierField(null=True, blank=True)
+    step_count = models.BigIntegerField(default=0)
+    source_type = IdentifierField()
+    source_name = IdentifierField()
+    sub_session_id = IdentifierField(null=True, blank=True)
     custom_unit = IdentifierField(null=True, blank=True)
-    amount = models.FloatField(null=True, blank=True)
-    cost_usd = CostField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("usage_entry")

@@ -19,6 +19,7 @@ from helix_store.core.payloads import (
     check_text,
     copy_json,
     decode,
+    decode_all,
     encode,
     join_path,
     size_of,
@@ -386,3 +387,19 @@ def test_accepted_tags_and_metadata_are_detached() -> None:
     assert taken_tags == ["b", "a"]
     assert list(taken_metadata.items()) == [("b", "1"), ("a", "2")]
     assert check_tags(("x", "y")) == ["x", "y"]
+
+
+class TestDecodeAll:
+    @pytest.mark.parametrize(
+        "values",
+        [[], [{}], [{"a": 1}, [1, 2], "x", None, 1.5], [{"text": "\ud800\udc00"}, {"b": 2}]],
+        ids=["none", "one", "every kind", "one that only we can read"],
+    )
+    def test_gives_what_decode_gives_for_each(self, values: list[Any]) -> None:
+        texts = [encode(value) for value in values]
+        assert decode_all(texts) == [decode(text) for text in texts]
+
+    @pytest.mark.parametrize("texts", [["{}", "{"], ["", "1"], ["1,2"], ["[1", "2]"], ["{}", "[NaN]"]])
+    def test_refuses_what_decode_refuses(self, texts: list[str]) -> None:
+        with pytest.raises(IntegrityFault):
+            decode_all(texts)

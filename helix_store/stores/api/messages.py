@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from helix_store.core import validation
 from helix_store.core.messages import encode_messages, without_thinking
-from helix_store.core.payloads import decode
+from helix_store.core.payloads import decode, decode_all
 from helix_store.core.types import Message, MessagePage
 from helix_store.exceptions import InvalidQuery
 from helix_store.stores.api.base import StoreCalls, guard
@@ -56,7 +56,7 @@ class MessageCalls(StoreCalls):
         texts, total = self._backend.messages.page(
             session_id, offset=validation.page_offset(offset), limit=limit, descending=order == "desc"
         )
-        messages = [decode(text) for text in texts]
+        messages = decode_all(texts)
         if not include_thinking:
             messages = [without_thinking(message) for message in messages]
         return MessagePage(messages=messages, total=total, has_more=offset + len(messages) < total)

@@ -12,7 +12,7 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode, encode
+from helix_store.core.payloads import decode_all, encode
 from helix_store.core.stream_options import duration_ms, seconds
 from helix_store.core.streams import (
     WRITER_LOST,
@@ -192,8 +192,8 @@ class StreamManagerBase:
             raise StreamNotFound(stream_id)
         page.head.check_readable(after)
         return [
-            StoredChunk(decode(text), sequence)
-            for sequence, text in enumerate(page.texts, page.first_sequence)
+            StoredChunk(chunk, sequence)
+            for sequence, chunk in enumerate(decode_all(page.texts), page.first_sequence)
         ]
 
     async def create_reader(self, stream_id: str) -> AsyncIterator[dict[str, Any]] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.models import Aggregate, BigIntegerField
 
-__all__ = ["ExactSum"]
+__all__ = ["ExactSum", "exact_sum", "summed"]
 
 
 class ExactSum(Aggregate):
@@ -24,11 +24,21 @@ class ExactSum(Aggregate):
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.get_source_expressions()[0])
-        halves = f"SUM({column} >> 32) || ' ' || SUM({column} & 4294967295)"
-        return f"({halves})", (*params, *params)
+        return exact_sum("sqlite", column), (*params, *params)
 
     def convert_value(self, value: Any, expression: Any, connection: Any) -> int:
-        if isinstance(value, str):
-            upper, lower = value.split()
-            return (int(upper) << 32) + int(lower)
-        return int(value or 0)
+        return summed(value)
+
+
+def exact_sum(vendor: str, column: str) -> str:
+    """The same in plain SQL; `summed` reads the result."""
+    if vendor == "sqlite":
+        return f"(SUM({column} >> 32) || ' ' || SUM({column} & 4294967295))"
+    return f"SUM({column})"
+
+
+def summed(value: Any) -> int:
+    if isinstance(value, str):
+        upper, lower = value.split()
+        return (int(upper) << 32) + int(lower)
+    return int(value or 0)

@@ -35,7 +35,7 @@ _TEXTS: Final = 512
 
 
 def fetched_rows(
-    connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]
+    connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any] | Sequence[Any]
 ) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)

@@ -7,8 +7,8 @@ from datetime import UTC
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from django.db.models import Count, QuerySet, Sum
-from django.db.models.functions import Coalesce, Trunc
+from django.db.models import Count, QuerySet
+from django.db.models.functions import Trunc
 
 from helix_store import conf
 from helix_store.core import validation
@@ -28,19 +28,22 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.api.usage import UsageStoreBase
-from helix_store.stores.database.exact_sums import ExactSum
+from helix_store.stores.database.exact_sums import ExactSum, summed
 from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
-from helix_store.stores.database.statements import returned_rows
+from helix_store.stores.database.statements import fetched_rows, returned_rows
 from helix_store.stores.database.trees import tree_keys
 from helix_store.stores.database.usage_statements import (
+    KEPT,
+    OF_SESSION,
     ROWS_PER_STATEMENT,
     SESSION_COLUMNS,
     entry_columns,
     insert_many,
     insert_one,
     keep_sessions,
+    sum_entries,
 )
 from helix_store.stores.usage_backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
 
@@ -53,11 +56,6 @@ _SESSIONS_PER_QUERY: Final = 10_000
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
-_NAME: Final = Coalesce("model", "tool_name", "agent_type", "custom_type")
-"""What entries of each kind are told apart by, in one column.
-
-PostgreSQL takes every further column for many more groups, and sorts where it could hash.
-"""
 _GROUP_COLUMNS: Final = {
     UsageGrouping.MODEL: "model",
     UsageGrouping.AGENT_TYPE: "session_agent_type",
@@ -138,16 +136,27 @@ class DatabaseUsage(DatabaseVerbs):
 
     @reads
     def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
-        keys = tree_keys(self.scope, session_id) if include_sub_agents else self._key(session_id)
-        if not keys:
-            kept = list(_sums(self._kept(session_id)))
-            return rollup(kept, session_count=1) if kept else None
-        sums = [
-            part
-            for batch in _batches(keys, _SESSIONS_PER_QUERY)
-            for part in _sums(self._rows.filter(session_id__in=batch))
-        ]
-        return rollup(sums, session_count=len(keys))
+        if include_sub_agents:
+            keys = tree_keys(self.scope, session_id)
+            of_tree = "session_id IN ({})"
+            sums = [
+                part
+                for batch in _batches(keys, _SESSIONS_PER_QUERY)
+                for part in self._sums(of_tree.format(", ".join(["%s"] * len(batch))), batch)
+            ]
+            if keys:
+                return rollup(sums, session_count=len(keys))
+        named = {"tenant": self.scope.tenant, "session_id": session_id}
+        sums = self._sums(OF_SESSION, named)
+        if sums or self._key(session_id):
+            return rollup(sums, session_count=1)
+        kept = self._sums(KEPT, named)
+        return rollup(kept, session_count=1) if kept else None
+
+    def _sums(self, condition: str, parameters: Any) -> list[UsageSum]:
+        connection = self.scope.connection
+        rows = fetched_rows(connection, sum_entries(connection, condition), parameters)
+        return [_sum(row) for row in rows]
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
@@ -239,30 +248,20 @@ def _filtered(rows: QuerySet[UsageRow], query: UsageQuery) -> QuerySet[UsageRow]
     return rows.filter(**{name: value for name, value in equal.items() if value is not None})
 
 
-def _sums(rows: QuerySet[UsageRow]) -> Iterator[UsageSum]:
-    groups = (
-        rows.values_list("kind", _NAME, "custom_name", "success")
-        .annotate(
-            entries=Count("pk"),
-            duration=ExactSum("duration_ms"),
-            amounts=Sum("amount"),
-            cost=ExactSum("cost_usd"),
-            **_TOKEN_SUMS,
-        )
-        .order_by()
+def _sum(row: tuple[Any, ...]) -> UsageSum:
+    kind, name, custom_name, success, entries, amount, *sums = row
+    duration, cost, *tokens = map(summed, sums)
+    return UsageSum(
+        kind=UsageKind(kind),
+        name=name,
+        custom_name=custom_name,
+        success=None if success is None else bool(success),
+        entry_count=entries,
+        tokens=_token_counts(tokens),
+        duration_ms=duration,
+        amount=amount or 0,
+        cost=cost,
     )
-    for kind, name, custom_name, success, entries, duration, amounts, cost, *tokens in groups:
-        yield UsageSum(
-            kind=UsageKind(kind),
-            name=name,
-            custom_name=custom_name,
-            success=success,
-            entry_count=entries,
-            tokens=_token_counts(tokens),
-            duration_ms=duration,
-            amount=amounts or 0,
-            cost=cost,
-        )
 
 
 def _token_counts(counts: Iterable[int]) -> TokenCounts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -12,14 +12,19 @@ from helix_store.core import validation
 from helix_store.core.usage import UsageEntry, cost_units
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
+from helix_store.stores.database.exact_sums import exact_sum
 
 __all__ = [
+    "KEPT",
+    "OF_SESSION",
     "ROWS_PER_STATEMENT",
     "SESSION_COLUMNS",
+    "SUMMED",
     "entry_columns",
     "insert_many",
     "insert_one",
     "keep_sessions",
+    "sum_entries",
 ]
 
 Statement = tuple[str, Any]
@@ -49,6 +54,16 @@ _OF_SESSION: Final = {
 }
 SESSION_COLUMNS: Final = tuple(_OF_SESSION)
 """What an entry takes over from its session."""
+
+SUMMED: Final = (
+    "duration_ms",
+    "cost_usd",
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "cached_tokens",
+    "total_tokens",
+)
 
 # What SQLite allows in one statement since 3.32, unless it was built to allow more.
 _SQLITE_PARAMETERS: Final = 32_766
@@ -126,6 +141,33 @@ def keep_sessions(connection: BaseDatabaseWrapper, tenant: str, session_ids: Seq
         WHERE tenant = %s AND session_id IN ({_placeholders(len(session_ids))})
         ORDER BY id {_keep(connection.vendor)}"""
     return sql, [tenant, *session_ids]
+
+
+def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
+    """Entries that meet a condition, added up by kind, name, custom name and success.
+
+    The columns after those four are the count, the sum of amounts, and the sums of `SUMMED` for `summed`.
+    """
+    return _sum_entries(connection.vendor, condition)
+
+
+@lru_cache(64)
+def _sum_entries(vendor: str, condition: str) -> str:
+    # All names in one column: PostgreSQL takes every further one for many more groups, and sorts where it
+    # could hash. To be planned anew each time: the best plan depends on how many entries there are.
+    sums = ", ".join(exact_sum(vendor, name) for name in SUMMED)
+    return f"""
+        SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name, success,
+            count(*), SUM(amount), {sums}
+        FROM "{_TABLE}" WHERE {condition} GROUP BY 1, 2, 3, 4"""
+
+
+OF_SESSION: Final = f"""
+    session_id = (SELECT id FROM "{_SESSIONS}" WHERE tenant = %(tenant)s AND session_id = %(session_id)s)"""
+
+
+KEPT: Final = "tenant = %(tenant)s AND recorded_for = %(session_id)s AND session_id IS NULL"
+"""Entries that have outlived a session of this id."""
 
 
 def _keep(vendor: str) -> str:
