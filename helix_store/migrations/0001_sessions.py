@@ -331,6 +331,7 @@ class Migration(migrations.Migration):
                     "session",
                     models.ForeignKey(
                         blank=True,
+                        db_constraint=False,
                         db_index=False,
                         null=True,
                         on_delete=models.SET_NULL,

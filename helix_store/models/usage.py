@@ -23,6 +23,8 @@ class UsageEntry(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="usage_entries",
+        # Recording keeps the session from being deleted by a lock of its own.
+        db_constraint=False,
         db_index=False,
     )
     timestamp = models.DateTimeField()

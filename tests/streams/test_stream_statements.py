@@ -69,7 +69,7 @@ def test_a_page_is_read_through_indexes(postgres_db: CommittedDatabase) -> None:
         (plan,) = cursor.fetchone()[0]
     found = repr(plan)
     assert "Seq Scan" not in found
-    assert plan["Plan"]["Actual Rows"] == 500
+    assert "'Actual Rows': 500.0" in found
 
 
 def test_a_write_goes_with_the_callers_transaction(

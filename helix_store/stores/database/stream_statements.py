@@ -30,6 +30,11 @@ class StreamStatements:
     settle: str
     page: str
     """A head with the chunks of a range, or with one empty chunk; nothing for an unknown stream."""
+    joined_page: str | None
+    """The same in one row: the first sequence, and the payloads joined by line breaks, which none contains.
+
+    Handing over many rows takes longer than finding them. ``None`` where text cannot be joined in order.
+    """
     fail_lost: str
     lost: str
 
@@ -57,7 +62,7 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 ELSE {lease_end} END
         WHERE {takes_chunks}
         RETURNING id, last_sequence"""
-    append = None
+    append = joined_page = None
     skip_busy = ""
     if vendor == "postgresql":
         append = f"""
@@ -67,6 +72,15 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
                 FROM head, unnest(%(texts)s::text[]) WITH ORDINALITY AS part(payload, number)
             )
             SELECT id, last_sequence FROM head"""
+        joined_page = f"""
+            SELECT stream.id, generation, status, last_sequence, floor, first_sequence, payloads
+            FROM {stream} AS stream CROSS JOIN LATERAL (
+                SELECT min(sequence) AS first_sequence,
+                    string_agg(payload, chr(10) ORDER BY sequence) AS payloads
+                FROM {chunk}
+                WHERE stream_id = stream.id AND sequence > %(after)s AND sequence <= %(last)s
+            ) AS chunks
+            WHERE stream.{row.replace("AND ", "AND stream.")}"""
         skip_busy = "FOR NO KEY UPDATE SKIP LOCKED"
     of_tenant = "(CAST(%(tenant)s AS varchar) IS NULL OR tenant = %(tenant)s)"
     is_lost = f"status = 'active' AND lease_expires_at <= {clock.now} AND {of_tenant}"
@@ -85,6 +99,7 @@ def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
             RETURNING id""",
         advance=advance,
         append=append,
+        joined_page=joined_page,
         renew=f"""
             UPDATE {stream} SET writer_id = %(writer_id)s, lease_expires_at = {lease_end}
             WHERE {takes_chunks} RETURNING id""",
