@@ -36,9 +36,9 @@ QUICK = Scale(
     rounds=3,
     seconds=0.5,
     sessions=100_000,
-    expired=3_000,
+    expired=2_000,
     checkpoints=200,
-    sqlite_seconds=10,
+    sqlite_seconds=6,
     every_path_with_processes=False,
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from django.conf import settings
 
 from benchmarks.server import OPTIONS
 from tests.postgres import PostgresCluster
@@ -35,6 +36,9 @@ def machine_facts(cluster: PostgresCluster) -> dict[str, Any]:
             name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()
             for name in ("fsync", "synchronous_commit", "full_page_writes", "default_toast_compression")
         }
+        compressions = connection.execute(
+            "SELECT enumvals FROM pg_settings WHERE name = 'default_toast_compression'"
+        ).fetchone()
     return {
         "cores": os.cpu_count(),
         "cpu": _cpu_model(),
@@ -44,6 +48,12 @@ def machine_facts(cluster: PostgresCluster) -> dict[str, Any]:
         "sqlite": sqlite3.sqlite_version,
         "packages": {name: _version(name) for name in _PACKAGES},
         "server_settings": {**OPTIONS, **{name: found and found[0] for name, found in durability.items()}},
+        # The packaged binaries are built without lz4; a server that has it compresses payloads faster.
+        "toast_compressions": compressions and compressions[0],
+        "django_settings": {
+            "CONN_MAX_AGE": settings.DATABASES["default"]["CONN_MAX_AGE"],
+            "HELIX_STORE": getattr(settings, "HELIX_STORE", {}),
+        },
         "load_before": os.getloadavg()[0],
     }
 
