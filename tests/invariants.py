@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db.models import Count, Max, Min
+from django.db.models import Count, F, Max, Min, Q
 
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from tests.databases import CommittedDatabase
@@ -39,4 +39,18 @@ def _faults(database: CommittedDatabase, session: Session) -> list[str]:
         faults.append("has a checkpoint from the future")
     if checkpoints.filter(kind=CheckpointKind.STEP, message_count__gt=session.message_count).exists():
         faults.append("has a checkpoint beyond its history")
+    if session.base_key is not None and not session.current_is_checkpoint:
+        faults.append("would take a state that is overwritten for the base of its next step")
+    deltas = checkpoints.filter(base__isnull=False)
+    if checkpoints.filter(kind=CheckpointKind.BASE, checkpoint_id__isnull=False).exists():
+        faults.append("keeps a base that still has the name of a checkpoint")
+    if deltas.exclude(kind__in=[CheckpointKind.STATE, CheckpointKind.STEP]).exists():
+        faults.append("stores as a delta what is no state of a session")
+    sound = Q(
+        base__session=session.pk,
+        base__base__isnull=True,
+        base__kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
+        base__version__lt=F("version"),
+    )
+    faults += [f"has no sound base for version {row.version}" for row in deltas.exclude(sound)]
     return faults

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import NOTHING, badge, identifier, json_block
-from helix_store.admin.payloads import payload_of
+from helix_store.admin.payloads import PayloadText, payload_of, whole_state
 from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind
 
@@ -45,8 +45,8 @@ class CheckpointAdmin(SessionChildAdmin):
     readonly_fields = ("of_session", "status_badge", "custom_state", "rest_of_state")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # A state between checkpoints is shown on its session's page; it is not a checkpoint.
-        return super().get_queryset(request).exclude(kind=CheckpointKind.STATE)
+        # A state between checkpoints is shown on its session's page, a base in the states that build on it.
+        return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
     @admin.display(description="checkpoint")
     def name(self, checkpoint: Checkpoint) -> SafeString:
@@ -70,7 +70,11 @@ class CheckpointAdmin(SessionChildAdmin):
 
     @admin.display(description="custom state")
     def custom_state(self, checkpoint: Checkpoint) -> SafeString | str:
-        return json_block(payload_of(checkpoint, "payload"))
+        payload = payload_of(checkpoint, "payload")
+        if payload is not None and checkpoint.base_id is not None:
+            bases = Checkpoint._base_manager.using(checkpoint._state.db).filter(pk=checkpoint.base_id)
+            payload = whole_state(payload, bases.values_list(PayloadText("payload"), flat=True).first())
+        return json_block(payload)
 
     @admin.display(description="rest of the state")
     def rest_of_state(self, checkpoint: Checkpoint) -> SafeString | str:

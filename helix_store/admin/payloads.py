@@ -11,10 +11,12 @@ from typing import Any, Final
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, Model, QuerySet, TextField
 
+from helix_store.core.state_deltas import apply_deltas
+from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.fields import PayloadField
 
-__all__ = ["PayloadText", "payload_of", "with_payloads", "without_payloads"]
+__all__ = ["PayloadText", "payload_of", "whole_state", "with_payloads", "without_payloads"]
 
 _UNREADABLE: Final = ""
 """What stands for text that is not UTF-8: no payload is empty, so this cannot be read either."""
@@ -61,6 +63,14 @@ def payload_of(row: Any, column: str) -> str | None:
         row.__dict__.update(same_row.values(**_texts(type(row))).get())
     text: str | None = row.__dict__[column + _SUFFIX]
     return text
+
+
+def whole_state(payload: str, base: str | None) -> str:
+    """The state that a delta and its base stand for, or the delta as it is stored when they do not fit."""
+    try:
+        return apply_deltas(base or _UNREADABLE, [payload])
+    except IntegrityFault:
+        return payload
 
 
 def _texts(model: type[Model]) -> dict[str, PayloadText]:

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 
 from helix_store.admin.base import OF_SESSION, ReadOnlyAdmin
 from helix_store.admin.elements import NOTHING, badge, counted, identifier, json_block, link, note, table
-from helix_store.admin.payloads import PayloadText, payload_of, with_payloads
+from helix_store.admin.payloads import PayloadText, payload_of, whole_state, with_payloads
 from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind, InterruptRequest, Message, Run, Session
 
@@ -147,7 +147,8 @@ class SessionPage(ReadOnlyAdmin):
 
     @admin.display(description="records")
     def records(self, session: Session) -> SafeString:
-        checkpoints = session.checkpoints.exclude(kind=CheckpointKind.STATE).count()
+        hidden = (CheckpointKind.STATE, CheckpointKind.BASE)
+        checkpoints = session.checkpoints.exclude(kind__in=hidden).count()
         counts = (
             (Message, counted(session.message_count, "message")),
             (Checkpoint, counted(checkpoints, "checkpoint")),
@@ -200,12 +201,16 @@ class SessionPage(ReadOnlyAdmin):
 
     @admin.display(description="custom state")
     def custom_state(self, session: Session) -> SafeString | str:
-        stored = _current_state(session, "payload")
-        return note("The state of this session is missing.") if stored is None else json_block(stored)
+        row = _current_row(session, "base_id", PayloadText("payload"), PayloadText("base__payload"))
+        if row is None:
+            return note("The state of this session is missing.")
+        base_id, payload, base = row
+        return json_block(payload if base_id is None else whole_state(payload, base))
 
     @admin.display(description="output, error, workspaces")
     def outcome(self, session: Session) -> SafeString | str:
-        return json_block(_current_state(session, "envelope"), shown=_outcome)
+        (envelope,) = _current_row(session, PayloadText("envelope")) or (None,)
+        return json_block(envelope, shown=_outcome)
 
     @admin.display(description="pending tool calls")
     def pending_calls(self, session: Session) -> SafeString | str:
@@ -268,13 +273,11 @@ def _sessions_beside(session: Session) -> QuerySet[Session]:
     return Session.objects.using(session._state.db)
 
 
-def _current_state(session: Session, column: str) -> str | None:
-    """One column of the row that holds the current state."""
+def _current_row(session: Session, *columns: str | PayloadText) -> tuple[Any, ...] | None:
+    """Columns of the row that holds the current state."""
     if session.current_id is None:
         return None
-    return (
-        session.checkpoints.filter(pk=session.current_id).values_list(PayloadText(column), flat=True).first()
-    )
+    return session.checkpoints.filter(pk=session.current_id).values_list(*columns).first()
 
 
 def _outcome(envelope: Any) -> Any:
