@@ -12,6 +12,7 @@ from helix_store.core.session_state import custom_state_of
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.stores.database.bases import bases
 from helix_store.stores.database.records import base_of
 from helix_store.stores.database.scope import Scope
 
@@ -42,6 +43,7 @@ def write_current(
 
     A checkpoint is never overwritten; a state of its own is, so it may not be the base of anything.
     """
+    bases.forget(scope, head.session_id)
     rows = Checkpoint.objects.using(scope.alias)
     columns = {
         "version": version,

@@ -24,7 +24,6 @@ from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode, size_of
 from helix_store.core.requests import Guard, StepRequest
 from helix_store.core.session_state import (
-    EncodedState,
     encode_custom_state,
     encode_state,
 )
@@ -39,6 +38,7 @@ from helix_store.core.types import (
 )
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Lock, Message, Run, Session, StagedChange
+from helix_store.stores.database.bases import bases, new_base_key
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.messages import DatabaseMessages
 from helix_store.stores.database.prepared import (
@@ -152,35 +152,53 @@ class FastSteps(DatabaseSteps):
         """
         parameters = _step_parameters(self.scope, request)
         if not self._usually_staged:
-            rows = try_prepared(self.scope, _step_sql_for(request, merges=False), parameters)
-            if rows:
-                return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0])
+            commit = self._try(request, parameters, request.encoded.payload)
+            if commit is not None:
+                return commit
         staged = read_prepared(self.scope, _staged_sql(), parameters)
         if not (staged or self._usually_staged):
             return None
         self._usually_staged = bool(staged)
+        payload = request.encoded.payload
         if staged:
-            encoded = self._promoted(request, [payload for _, payload in staged])
-            parameters |= {
-                "payload": encoded.payload,
-                "size_bytes": _size(encoded),
-                "staged": [version for version, _ in staged],
-            }
-        rows = try_prepared(self.scope, _step_sql_for(request, merges=bool(staged)), parameters)
-        return StepCommit(parameters["checkpoint_id"], new_version=rows[0][0]) if rows else None
+            payload = self._promoted(request, [change for _, change in staged])
+        return self._try(request, parameters, payload, [version for version, _ in staged])
 
-    def _promoted(self, request: StepRequest, payloads: Sequence[str]) -> EncodedState:
+    def _promoted(self, request: StepRequest, payloads: Sequence[str]) -> str:
         limits = self.scope.limits
         staged = [StagedChanges.from_dict(decode(payload)) for payload in payloads]
         promoted = with_staged(request.custom_state, staged, limits=limits)
-        envelope = request.encoded.envelope
-        return EncodedState(
-            encode_custom_state(promoted, envelope, limits), envelope, request.encoded.columns
+        return encode_custom_state(promoted, request.encoded.envelope, limits)
+
+    def _try(
+        self, request: StepRequest, parameters: dict[str, Any], payload: str, staged: Sequence[str] = ()
+    ) -> StepCommit | None:
+        """Store a payload as a delta if there is something to build on, else in full, to be built on."""
+        base = bases.get(self.scope, request.session_id)
+        delta = None if base is None else base.delta_to(payload)
+        base_key = new_base_key() if delta is None else delta.base_key
+        stored: dict[str, Any] = {"payload": payload, "base_id": None}
+        if delta is not None:
+            stored = {"payload": delta.text, "base_id": delta.base_id}
+        sql = _step_sql(
+            merges=bool(staged),
+            is_delta=delta is not None,
+            is_fenced=request.guard.fencing_token is not None,
+            is_of_run=request.run_id is not None,
         )
-
-
-def _size(encoded: EncodedState) -> int:
-    return size_of(encoded.payload) + size_of(encoded.envelope)
+        size_bytes = size_of(payload) + size_of(request.encoded.envelope)
+        parameters = {
+            **parameters,
+            **stored,
+            "base_key": base_key,
+            "size_bytes": size_bytes,
+            "staged": list(staged),
+        }
+        for version, row_id in try_prepared(self.scope, sql, parameters):
+            if delta is None:
+                bases.keep(self.scope, request.session_id, base_key, row_id, payload)
+            return StepCommit(parameters["checkpoint_id"], new_version=version)
+        return None
 
 
 def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
@@ -202,9 +220,7 @@ def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
         "step_id": request.step.step_id,
         "step_number": request.step.step_count,
         "stream_sequence": request.step.stream_sequence,
-        "payload": request.encoded.payload,
         "envelope": request.encoded.envelope,
-        "size_bytes": _size(request.encoded),
     }
 
 
@@ -269,14 +285,8 @@ def _staged_sql() -> str:
         ORDER BY g.id"""
 
 
-def _step_sql_for(request: StepRequest, *, merges: bool) -> str:
-    return _step_sql(
-        merges=merges, fenced=request.guard.fencing_token is not None, of_run=request.run_id is not None
-    )
-
-
 @cache
-def _step_sql(*, merges: bool, fenced: bool, of_run: bool) -> str:
+def _step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) -> str:
     """One step, in one statement.
 
     ``head`` decides, and every other part takes its rows from there: the session is locked before anything
@@ -285,8 +295,7 @@ def _step_sql(*, merges: bool, fenced: bool, of_run: bool) -> str:
     Hence the version must be the one of the start, and a state between checkpoints, which the step replaces,
     must have been there. What is staged meanwhile is left alone: the next promote takes it.
 
-    A part that a step does not need costs as much as one that it does, so there is a form for each need:
-    ``merges`` what was staged, is ``fenced`` by a token, names a run.
+    A part that a step does not need costs as much as one that it does, so there is a form for each need.
     """
     session, checkpoint, lock = _table(Session), _table(CheckpointRow), _table(Lock)
     message, staged, run = _table(Message), _table(StagedChange), _table(Run)
@@ -307,21 +316,24 @@ def _step_sql(*, merges: bool, fenced: bool, of_run: bool) -> str:
         ), """
     else:
         conditions = [f"NOT EXISTS (SELECT 1 FROM {staged} AS g WHERE {of_step.format('s')})"]
-    if fenced:
+    if is_fenced:
         fence = f"""fence AS MATERIALIZED (
             SELECT token FROM {lock} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
         ), """
         conditions.append("NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)")
-    if of_run:
+    if is_of_run:
         conditions.append(
             f"EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
         )
+    if is_delta:
+        conditions.append("s.base_key = %(base_key)s")
     return f"""
         WITH {fence}head AS (
             UPDATE {session} AS s
             SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
                 mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
                 message_count = s.message_count + %(added)s, current_is_checkpoint = true,
+                base_key = %(base_key)s,
                 current_id = nextval(pg_get_serial_sequence('{checkpoint}', 'id'))
             WHERE {the_session}
               AND s.version = coalesce(
@@ -341,13 +353,13 @@ def _step_sql(*, merges: bool, fenced: bool, of_run: bool) -> str:
         ), kept AS (
             INSERT INTO {checkpoint} (
                 id, session_id, kind, namespace, version, checkpoint_id, source, run_id, step_id, step_count,
-                status, message_count, stream_sequence, payload, envelope, size_bytes, created_at)
+                status, message_count, stream_sequence, payload, base_id, envelope, size_bytes, created_at)
             SELECT head.current_id, head.id, 'step', '', head.version, %(checkpoint_id)s, 'step', %(run_id)s,
                 %(step_id)s, %(step_number)s, %(status)s, head.message_count, %(stream_sequence)s,
-                %(payload)s, %(envelope)s, %(size_bytes)s, %(at)s
+                %(payload)s, %(base_id)s::bigint, %(envelope)s, %(size_bytes)s, %(at)s
             FROM head
         )
-        SELECT version FROM head"""
+        SELECT version, current_id FROM head"""
 
 
 @cache

@@ -46,6 +46,7 @@ _LOCKED_COLUMNS = (
     "created_at",
     "current_id",
     "current_is_checkpoint",
+    "base_key",
 )
 
 

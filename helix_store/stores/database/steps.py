@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Exists, FilteredRelation, OuterRef, Q
 from django.utils import timezone
@@ -16,6 +17,7 @@ from helix_store.core.session_state import encode_custom_state, settled_mode
 from helix_store.core.types import CheckpointSource, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
+from helix_store.stores.database.bases import bases, new_base_key
 from helix_store.stores.database.locking import admit, bump, lock_session
 from helix_store.stores.database.messages import insert_messages
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
@@ -48,11 +50,11 @@ class DatabaseSteps(DatabaseVerbs):
         commit = StepCommit(
             checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
         )
-        current = _write_checkpoint(
+        pointer = _write_checkpoint(
             self.scope, head, request, commit, payload=payload, message_count=message_count, at=at
         )
         columns = {**request.encoded.columns, "mode": mode, "message_count": message_count}
-        bump(self.scope, head, at=at, current_id=current, current_is_checkpoint=True, **columns)
+        bump(self.scope, head, at=at, **pointer, **columns)
         if request.operation_id is not None:
             _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
         return commit
@@ -115,8 +117,15 @@ def _write_checkpoint(
     payload: str,
     message_count: int,
     at: datetime,
-) -> int:
-    """Record the step and return its row; a state that waited between checkpoints becomes that row."""
+) -> dict[str, Any]:
+    """Record the step and return the head columns that point at its row.
+
+    A state that waited between checkpoints becomes that row. The payload is a delta if there is something to
+    build on, else it is stored in full, as something to build on.
+    """
+    base = bases.get(scope, request.session_id)
+    delta = base.delta_to(payload) if base is not None and base.key == head.base_key else None
+    base_key = new_base_key() if delta is None else delta.base_key
     columns = {
         "session_id": head.pk,
         "kind": CheckpointKind.STEP.value,
@@ -130,15 +139,20 @@ def _write_checkpoint(
         "status": request.encoded.columns["status"],
         "message_count": message_count,
         "stream_sequence": request.step.stream_sequence,
-        "payload": payload,
+        "payload": payload if delta is None else delta.text,
+        "base_id": None if delta is None else delta.base_id,
         "envelope": request.encoded.envelope,
         "size_bytes": size_of(payload) + size_of(request.encoded.envelope),
         "created_at": at,
     }
     if head.current_id is not None and not head.current_is_checkpoint:
         update_row(scope, Checkpoint, head.current_id, columns)
-        return head.current_id
-    return insert_row(scope, Checkpoint, columns)
+        key = head.current_id
+    else:
+        key = insert_row(scope, Checkpoint, columns)
+    if delta is None:
+        bases.keep(scope, request.session_id, base_key, key, payload)
+    return {"current_id": key, "current_is_checkpoint": True, "base_key": base_key}
 
 
 def _record_operation(
