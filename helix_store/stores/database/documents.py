@@ -78,8 +78,9 @@ def drop_checkpoints(scope: Scope, head: Session, doomed: QuerySet[Checkpoint]) 
             current_is_checkpoint=False, base_key=None
         )
         head.current_is_checkpoint, head.base_key = False, None
-    needed = deltas.filter(~Exists(doomed.filter(pk=OuterRef("pk")))).values("base_id")
-    demoted += doomed.filter(pk__in=needed).update(kind=CheckpointKind.BASE, checkpoint_id=None)
+    # Also those that only doomed ones need: then they go as bases that nothing needs.
+    needed = doomed.filter(pk__in=deltas.values("base_id"))
+    demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
     deleted, _ = doomed.delete()
     rows.filter(~Exists(deltas.filter(base_id=OuterRef("pk"))), kind=CheckpointKind.BASE).delete()
     return demoted + deleted
