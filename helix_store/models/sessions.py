@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import F, Func, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.expiry import SESSION_EXPIRED
@@ -32,17 +32,16 @@ class SessionQuerySet(models.QuerySet["Session"]):
         return self.filter(tenant=tenant)
 
     def non_terminal(self) -> Self:
-        # Spelled as the partial index spells it: PostgreSQL does not see that NOT IN (terminal) is the same.
-        return self.filter(status__in=NON_TERMINAL)
+        # Spelled as the partial index spells it: PostgreSQL does not see that NOT IN (terminal) is the same,
+        # and SQLite not that a list of parameters is.
+        values = ", ".join(f"'{status}'" for status in NON_TERMINAL)
+        is_open = Func(
+            F("status"), template=f"%(expressions)s IN ({values})", output_field=models.BooleanField()
+        )
+        return self.filter(is_open)
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)
-
-    def naming_stream(self, stream_id: str) -> Self:
-        # In two parts, so that either is one look-up in an index.
-        return self.filter(
-            Q(session_id=stream_id, stream_id=stream_id) | Q(WRITES_ELSEWHERE, stream_id=stream_id)
-        )
 
     def overdue(self, at: Any) -> Self:
         """With a tool call that nobody answered by its deadline."""

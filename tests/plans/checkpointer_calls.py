@@ -14,16 +14,9 @@ __all__ = ["CHECKPOINTER_CALLS"]
 
 _ALL_OF_A_SESSION: Final = LONG + 100
 
-_SORTED: Final = "joined to the session, PostgreSQL expects few of these and sorts all of them"
-_JOINED: Final = gap(_SORTED, [POSTGRES, PORTABLE])
-_JOINED_IF_PORTABLE: Final = gap(_SORTED, [PORTABLE])
-_NAMESPACES: Final = gap("no index has the versions of all namespaces together", [SQLITE, ANALYSED])
-_LAST_MESSAGES: Final = gap(
-    "for the last ones PostgreSQL reads all messages of the listed sessions", [POSTGRES, PORTABLE]
+_NAMESPACES: Final = gap(
+    "no index has the versions of all namespaces together", [SQLITE, ANALYSED, POSTGRES, PORTABLE]
 )
-_COPIED: Final = "SQLite looks through all checkpoints for those to copy"
-_PARENTS: Final = "SQLite looks through all copied checkpoints for the parent of each"
-_COPIED_TOO: Final = "PostgreSQL looks through all checkpoints for those to copy, when they are some hundreds"
 
 Make = Callable[[World], Callable[[], object]]
 
@@ -86,41 +79,37 @@ CHECKPOINTER_CALLS: Final = [
         "graph list_session_summaries",
         _of_graph("list_session_summaries", limit=PAGE),
         reads=_ALL_OF_A_SESSION,
-        gaps=_LAST_MESSAGES,
     ),
     # It returns the whole history.
-    Call("graph continue_latest", _of_graph("continue_latest"), reads=_ALL_OF_A_SESSION, gaps=_JOINED),
+    Call(
+        "graph continue_latest",
+        _of_graph("continue_latest"),
+        reads=_ALL_OF_A_SESSION,
+        sorts=_ALL_OF_A_SESSION,
+    ),
     # Titles have no index, as its docstring says: it reads the tenant's graph sessions.
     Call("graph search_sessions", _of_graph("search_sessions", "no such", limit=PAGE), reads=2_100),
     # Messages of graphs
-    Call("graph get_messages", _of_graph("get_messages", GRAPH, limit=PAGE), gaps=_JOINED),
-    Call("graph get_messages before an id", _before_old_message("id"), gaps=_JOINED),
-    Call("graph get_messages before a time", _before_old_message("created_at"), gaps=_JOINED),
+    Call("graph get_messages", _of_graph("get_messages", GRAPH, limit=PAGE), sorts=PAGE),
+    Call("graph get_messages before an id", _before_old_message("id"), sorts=PAGE),
+    # Times have no index: whatever is newer is passed over, for either end of the page.
+    Call("graph get_messages before a time", _before_old_message("created_at"), reads=500, sorts=PAGE),
     Call("graph add_message", _of_graph("add_message", GRAPH, role="user", content="hello")),
     # Checkpoints of graphs
-    Call(
-        "graph list_checkpoints", _of_graph("list_checkpoints", GRAPH, limit=PAGE), gaps=_NAMESPACES | _JOINED
-    ),
-    Call(
-        "graph list_checkpoints, far page", _further_on("list_checkpoints", GRAPH), gaps=_NAMESPACES | _JOINED
-    ),
+    Call("graph list_checkpoints", _of_graph("list_checkpoints", GRAPH, limit=PAGE), gaps=_NAMESPACES),
+    Call("graph list_checkpoints, far page", _further_on("list_checkpoints", GRAPH), gaps=_NAMESPACES),
     Call(
         "graph list_checkpoints of a namespace",
         _of_graph("list_checkpoints", GRAPH, namespace="sub", limit=PAGE),
-        gaps=_JOINED,
     ),
     Call(
         "graph list_checkpoints of a namespace, far page",
         _further_on("list_checkpoints", GRAPH, namespace="sub"),
-        gaps=_JOINED,
     ),
-    Call(
-        "graph get_latest_checkpoint", _of_graph("get_latest_checkpoint", GRAPH), gaps=_NAMESPACES | _JOINED
-    ),
+    Call("graph get_latest_checkpoint", _of_graph("get_latest_checkpoint", GRAPH), gaps=_NAMESPACES),
     Call(
         "graph get_latest_checkpoint of a namespace",
         _of_graph("get_latest_checkpoint", GRAPH, "sub"),
-        gaps=_JOINED,
     ),
     Call("graph get_checkpoint", _of_latest_checkpoint("get_checkpoint")),
     Call("graph save_checkpoint", _of_graph("save_checkpoint", GRAPH, step=1)),
@@ -130,19 +119,17 @@ CHECKPOINTER_CALLS: Final = [
         _of_latest_checkpoint("fork"),
         reads=2 * LONG,
         sorts=_ALL_OF_A_SESSION,
-        gaps=gap(_COPIED, [ANALYSED]),
     ),
     Call(
         "graph fork with history",
         _of_latest_checkpoint("fork", with_history=True),
         reads=30 * LONG,
         sorts=4 * LONG,
-        gaps=gap(_PARENTS, [SQLITE]) | gap(_COPIED, [ANALYSED]) | gap(_COPIED_TOO, [POSTGRES, PORTABLE]),
     ),
     # Snapshots
-    Call("snapshots list", _of_snapshots("list", BUSY, limit=PAGE), gaps=_JOINED_IF_PORTABLE),
-    Call("snapshots list before one", _of_old_snapshot("list"), gaps=_JOINED),
-    Call("snapshots get", _of_snapshots("get", BUSY), gaps=_JOINED_IF_PORTABLE),
+    Call("snapshots list", _of_snapshots("list", BUSY, limit=PAGE)),
+    Call("snapshots list before one", _of_old_snapshot("list")),
+    Call("snapshots get", _of_snapshots("get", BUSY)),
     Call("snapshots get of one", _of_old_snapshot("get")),
     Call("snapshots put", _of_snapshots("put", "session-300", {"version": 1})),
     # The first one above the cap finds all those that are too many.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
-from tests.plans.calls import ANALYSED, PAGE, PORTABLE, SQLITE, Call, gap
+from tests.plans.calls import PAGE, PORTABLE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 
 __all__ = ["SESSION_CALLS"]
@@ -18,10 +18,8 @@ _ALL_OF_A_SESSION: Final = LONG + 100
 _STEPPING: Final = "session-9"
 
 _JOINED: Final = "joined to the session, PostgreSQL expects few of these and sorts all of them"
-_OPEN_ONES: Final = "of a tenant, SQLite finds all open sessions by their status, and sorts them"
-_TREE: Final = "with statistics SQLite builds a Bloom filter of all sessions for each walk through a tree"
+_DELTAS: Final = "every row of the session is asked whether it is a delta from one that goes"
 _EVERY_NAME: Final = "a row for every name that was ever locked, and no index of those that are held"
-_NAMING: Final = "without statistics SQLite reads the tenant's sessions for each stream that may go"
 
 Make = Callable[[World], Callable[[], object]]
 
@@ -123,9 +121,14 @@ SESSION_CALLS: Final = [
     Call("promote_staging", _of_store("promote_staging", BUSY, "step-7")),
     Call("discard_staging", _of_store("discard_staging", BUSY, "step-7")),
     Call("clear_interrupt", _of_store("clear_interrupt", BUSY)),
-    Call("delete_checkpoint", _of_old_checkpoint("delete_checkpoint")),
+    Call("delete_checkpoint", _of_old_checkpoint("delete_checkpoint"), gaps=gap(_DELTAS)),
     # Every checkpoint of the session, for those that are beyond the cut.
-    Call("truncate_messages", _of_store("truncate_messages", BUSY, LONG - 20), reads=_ALL_OF_A_SESSION),
+    Call(
+        "truncate_messages",
+        _of_store("truncate_messages", BUSY, LONG - 20),
+        reads=_ALL_OF_A_SESSION,
+        gaps=gap(_DELTAS),
+    ),
     # Whatever was staged goes.
     Call("restore_checkpoint", _of_old_checkpoint("restore_checkpoint"), reads=_ALL_OF_A_SESSION),
     # Back from the newest checkpoint to the one at the message.
@@ -135,28 +138,25 @@ SESSION_CALLS: Final = [
         reads=_ALL_OF_A_SESSION,
         sorts=PAGE,
     ),
-    # Over those that are kept.
-    Call("prune_checkpoints", _of_store("prune_checkpoints", BUSY, keep=LONG - 20), reads=_ALL_OF_A_SESSION),
+    # Over those that are kept, and over all of the session's rows for the deltas from those that go.
+    Call("prune_checkpoints", _of_store("prune_checkpoints", BUSY, keep=LONG - 20), reads=4 * LONG),
     # Sweeps
     Call(
         "find_expired_pending",
         _of_store("find_expired_pending", limit=PAGE),
-        gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED]),
     ),
     # With the sub-agents that it names.
     Call(
         "delete_session",
         _of_store("delete_session", "session-301"),
         sorts=PAGE,
-        gaps=gap(_NAMING, [SQLITE]) | gap(_TREE, [ANALYSED]),
     ),
-    Call("cleanup, dry", _cleanup(dry_run=True, limit=PAGE), gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED])),
+    Call("cleanup, dry", _cleanup(dry_run=True, limit=PAGE)),
     Call(
         "cleanup with deletion",
         _cleanup(limit=1, delete_after=timedelta(minutes=495)),
         reads=500,
         sorts=PAGE,
-        gaps=gap(_OPEN_ONES, [SQLITE, ANALYSED]),
     ),
     # Locks
     Call("acquire of a new lock", _of_locks("acquire", "lock-new")),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync
 
 from helix_store.testing.usage.samples import custom
-from tests.plans.calls import ANALYSED, PAGE, PORTABLE, POSTGRES, SQLITE, Call, gap
+from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 
 __all__ = ["STREAM_CALLS", "USAGE_CALLS"]
@@ -45,7 +45,6 @@ _GAPS: Final = {
     "dates": _ONE_BOUND,
     "agent type and dates": _ONE_BOUND,
 }
-_KEY_ORDER: Final = "wanted by key, streams are passed over by key, until there is a page of old ones"
 _HEADS: Final = "how many chunks a stream has is in no index: every head is looked at"
 
 Make = Callable[[World], Callable[[], object]]
@@ -115,14 +114,12 @@ STREAM_CALLS: Final = [
         _of_streams("prune", older_than=timedelta(days=1), dry_run=True),
         reads=600,
         sorts=LONG,
-        gaps=gap(_KEY_ORDER, [SQLITE, POSTGRES, PORTABLE]),
     ),
     Call(
         "prune",
         _of_streams("prune", older_than=timedelta(days=20)),
         reads=LONG,
         sorts=PAGE,
-        gaps=gap(_KEY_ORDER, [SQLITE]),
     ),
     Call(
         "prune to a number of chunks, dry",

@@ -22,7 +22,7 @@ from helix_store.core.types import SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.models import Session
 from helix_store.stores.database.clocks import database_now
-from helix_store.stores.database.keysets import beyond
+from helix_store.stores.database.keysets import Unindexed, beyond
 from helix_store.stores.database.locking import lock_sessions
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
@@ -127,4 +127,6 @@ class DatabaseExpiry:
 
     @property
     def _ours(self) -> Any:
-        return self._all.all() if self._tenant is None else self._all.of_tenant(self._tenant)
+        if self._tenant is None:
+            return self._all.all()
+        return self._all.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=self._tenant)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.db import IntegrityError
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from helix_store.core.graph import GraphCheckpoint
@@ -17,16 +17,17 @@ from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import CheckpointNotFound, ConflictError
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.stores.database.errors import is_unique_violation
+from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.locking import lock_session, session_key
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
+from helix_store.stores.database.session_keys import key_of
 
 __all__ = ["GraphCheckpoints", "latest_checkpoint"]
 
 _COLUMNS: Final = (
     "pk",
     "checkpoint_id",
-    "session__session_id",
     "namespace",
     "parent_checkpoint_id",
     "version",
@@ -68,9 +69,11 @@ class GraphCheckpoints(DatabaseVerbs):
 
     @reads
     def get(self, checkpoint_id: str) -> GraphCheckpoint | None:
-        found = _of_tenant(self.scope).filter(checkpoint_id=checkpoint_id)
-        row = first_row(found.values(*_COLUMNS))
-        return None if row is None else _checkpoint_from(row).readable()
+        found = Checkpoint.objects.using(self.scope.alias).filter(
+            kind=CheckpointKind.GRAPH, session__tenant=self.scope.tenant, checkpoint_id=checkpoint_id
+        )
+        row = first_row(found.values("session__session_id", *_COLUMNS))
+        return None if row is None else _checkpoint_from(row, row["session__session_id"]).readable()
 
     @reads
     def latest(self, session_id: str, namespace: str | None) -> GraphCheckpoint | None:
@@ -84,12 +87,12 @@ class GraphCheckpoints(DatabaseVerbs):
         rows = _newest_first(self.scope, session_id, namespace)
         if after is not None:
             version, key = after
-            rows = rows.filter(Q(version__lt=version) | Q(version=version, pk__lt=key))
+            rows = rows.filter(beyond(Checkpoint, {"version": version, "id": key}, descending=True))
         page = list(rows.values(*_COLUMNS)[: limit + 1])
         if not page:
             session_key(self.scope, session_id)
         following = (page[limit - 1]["version"], page[limit - 1]["pk"]) if len(page) > limit else None
-        return [_checkpoint_from(row) for row in page[:limit]], following
+        return [_checkpoint_from(row, session_id) for row in page[:limit]], following
 
     def _insert(self, head: Session, request: CheckpointRequest, version: int) -> Checkpoint:
         try:
@@ -122,27 +125,23 @@ class GraphCheckpoints(DatabaseVerbs):
 def latest_checkpoint(scope: Scope, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
     """The checkpoint of the highest version, of one namespace or of all. One query."""
     row = first_row(_newest_first(scope, session_id, namespace).values(*_COLUMNS))
-    return None if row is None else _checkpoint_from(row).readable()
-
-
-def _of_tenant(scope: Scope) -> QuerySet[Checkpoint]:
-    return Checkpoint.objects.using(scope.alias).filter(
-        kind=CheckpointKind.GRAPH, session__tenant=scope.tenant
-    )
+    return None if row is None else _checkpoint_from(row, session_id).readable()
 
 
 def _newest_first(scope: Scope, session_id: str, namespace: str | None) -> QuerySet[Checkpoint]:
-    rows = _of_tenant(scope).filter(session__session_id=session_id)
-    if namespace is not None:
-        rows = rows.filter(namespace=namespace)
-    return rows.order_by("-version", "-pk")
+    rows: QuerySet[Checkpoint] = Checkpoint.objects.using(scope.alias).filter(
+        kind=CheckpointKind.GRAPH, session_id=key_of(scope, session_id)
+    )
+    if namespace is None:
+        return rows.order_by("-version", "-pk")
+    return rows.filter(namespace=namespace).order_by("-version")
 
 
-def _checkpoint_from(row: Mapping[str, Any]) -> GraphCheckpoint:
+def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint:
     return read_checkpoint(
         row["payload"],
         checkpoint_id=row["checkpoint_id"],
-        session_id=row["session__session_id"],
+        session_id=session_id,
         namespace=row["namespace"],
         parent_id=row["parent_checkpoint_id"],
         version=row["version"],

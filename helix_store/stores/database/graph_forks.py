@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import Any, Final
 
@@ -32,44 +33,41 @@ WHERE source.session_id = %(source)s AND source.sequence <= %(message_count)s
 ORDER BY source.sequence
 """
 
-# An id is the beginning of a new one and a number: parents can be translated in the same statement.
+# An id is the beginning of a new one and the original's key: parents can be translated in the same statement.
 # The forked checkpoint keeps its origin as its parent; so does whoever has a parent that is not copied.
 _COPY_CHECKPOINTS: Final = """
-WITH copied AS (
-    SELECT id, checkpoint_id AS old_id, %(new_id)s || {number} AS new_id
-    FROM {checkpoint}
-    WHERE session_id = %(source)s AND kind = 'graph' AND id <= %(forked)s AND {wanted}
-)
 INSERT INTO {checkpoint} (
     session_id, kind, namespace, version, checkpoint_id, parent_checkpoint_id, source, run_id, step_id,
     step_count, status, message_count, stream_sequence, payload, envelope, size_bytes, created_at
 )
 SELECT
-    target.id, original.kind, original.namespace, original.version, copied.new_id,
+    (SELECT id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(target)s),
+    original.kind, original.namespace, original.version, %(new_id)s || {key_of_original},
     CASE WHEN original.id = %(forked)s THEN original.checkpoint_id
-         ELSE COALESCE(parent.new_id, original.parent_checkpoint_id) END,
+         WHEN parent.id IS NULL THEN original.parent_checkpoint_id
+         ELSE %(new_id)s || {key_of_parent} END,
     CASE WHEN original.id = %(forked)s THEN 'fork' ELSE original.source END,
     original.run_id, original.step_id, original.step_count, original.status,
     CASE WHEN original.message_count < %(message_count)s THEN original.message_count
          ELSE %(message_count)s END,
     original.stream_sequence, original.payload, original.envelope, original.size_bytes,
     CASE WHEN original.id = %(forked)s THEN %(at)s ELSE original.created_at END
-FROM copied
-JOIN {checkpoint} AS original ON original.id = copied.id
-LEFT JOIN copied AS parent ON parent.old_id = original.parent_checkpoint_id
-JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = %(target)s
+FROM {checkpoint} AS original
+LEFT JOIN {checkpoint} AS parent ON parent.session_id = %(source)s
+    AND parent.checkpoint_id = original.parent_checkpoint_id AND {parent_is_copied}
+WHERE original.session_id = %(source)s AND {original_is_copied}
 ORDER BY original.id
 """
-_ROW_NUMBER: Final = "ROW_NUMBER() OVER (ORDER BY id)"
-_NUMBERS: Final = {
-    "postgresql": f"lpad(to_hex({_ROW_NUMBER}), 6, '0')",
-    "sqlite": f"printf('%%06x', {_ROW_NUMBER})",
+_KEYS: Final = {
+    "postgresql": "lpad(to_hex({row}.id & 281474976710655), 12, '0')",
+    "sqlite": "printf('%%012x', {row}.id & 281474976710655)",
 }
-_DIGITS: Final = 6
+"""The last 12 digits of a UUID, from a row's key."""
 
+_THIS_ONE: Final = "{row}.kind = 'graph' AND {row}.id = %(forked)s"
 # A later version of the same namespace would be the latest of the fork in place of the forked checkpoint.
-_ALL_UP_TO_HERE: Final = "(namespace <> %(namespace)s OR version <= %(version)s)"
-_THIS_ONE: Final = "id = %(forked)s"
+_ALL_UP_TO_HERE: Final = """{row}.kind = 'graph' AND {row}.id <= %(forked)s
+    AND ({row}.namespace <> %(namespace)s OR {row}.version <= %(version)s)"""
 
 
 class GraphForks(DatabaseVerbs):
@@ -138,23 +136,39 @@ class GraphForks(DatabaseVerbs):
             "forked": source.forked_key,
             "namespace": source.forked_namespace,
             "version": source.forked_version,
-            "new_id": new_id()[:-_DIGITS],
+            "new_id": _beginning_of_ids(),
             "at": connection.ops.adapt_datetimefield_value(at),
         }
         with connection.cursor() as cursor:
             if message_count:
                 cursor.execute(_with_tables(self.scope, _COPY_MESSAGES), parameters)
-            wanted = _ALL_UP_TO_HERE if with_history else _THIS_ONE
-            sql = _COPY_CHECKPOINTS.replace("{wanted}", wanted).replace(
-                "{number}", _NUMBERS[connection.vendor]
-            )
-            cursor.execute(_with_tables(self.scope, sql), parameters)
+            cursor.execute(_copying_checkpoints(self.scope, with_history=with_history), parameters)
 
 
-def _with_tables(scope: Scope, sql: str) -> str:
+def _beginning_of_ids() -> str:
+    """All of a UUIDv7 but its last 12 digits; random again, as ids of one millisecond differ in those."""
+    random = int.from_bytes(os.urandom(4), "big")
+    return f"{new_id()[:15]}{random >> 20:03x}-{0x8000 | random & 0x3FFF:04x}-"
+
+
+def _copying_checkpoints(scope: Scope, *, with_history: bool) -> str:
+    key = _KEYS[scope.connection.vendor]
+    is_copied = _ALL_UP_TO_HERE if with_history else _THIS_ONE
+    return _with_tables(
+        scope,
+        _COPY_CHECKPOINTS,
+        key_of_original=key.format(row="original"),
+        key_of_parent=key.format(row="parent"),
+        original_is_copied=is_copied.format(row="original"),
+        parent_is_copied=is_copied.format(row="parent"),
+    )
+
+
+def _with_tables(scope: Scope, sql: str, **parts: str) -> str:
     quote = scope.connection.ops.quote_name
     return sql.format(
         message=quote(Message._meta.db_table),
         session=quote(Session._meta.db_table),
         checkpoint=quote(Checkpoint._meta.db_table),
+        **parts,
     )

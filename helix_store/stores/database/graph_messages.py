@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Subquery
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from helix_store.core.graph import StoredMessage
@@ -16,6 +18,7 @@ from helix_store.models import Message, Session
 from helix_store.stores.database.locking import bump, lock_session, session_key
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
+from helix_store.stores.database.session_keys import key_of
 
 __all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
 
@@ -77,15 +80,32 @@ def newest_messages(
     scope: Scope, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
 ) -> list[StoredMessage]:
     """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
-    rows: QuerySet[Message] = Message.objects.using(scope.alias).filter(
-        session__tenant=scope.tenant, session__session_id=session_id
-    )
-    if isinstance(before, datetime):
+    rows: QuerySet[Message] = Message.objects.using(scope.alias).filter(session_id=key_of(scope, session_id))
+    if limit is not None:
+        # Numbers have no gaps: a page is a range of them, which is found by an index whatever is planned.
+        last = _last_number(scope, session_id, rows, before)
+        rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
+    elif isinstance(before, datetime):
         rows = rows.filter(created_at__lt=before)
     elif before is not None:
         rows = rows.filter(pk__lt=before)
     newest = rows.order_by("-sequence").values(*MESSAGE_COLUMNS)
-    return [message_from(row, session_id) for row in reversed(newest if limit is None else newest[:limit])]
+    return [message_from(row, session_id) for row in reversed(newest)]
+
+
+def _last_number(
+    scope: Scope, session_id: str, rows: QuerySet[Message], before: int | datetime | None
+) -> Combinable:
+    """The number of the newest message before an id or a time."""
+    if before is None:
+        sessions = Session.objects.using(scope.alias).filter(tenant=scope.tenant, session_id=session_id)
+        return Subquery(sessions.values("message_count"))
+    newest_first = rows.order_by("-sequence").values("sequence")
+    if isinstance(before, datetime):
+        return Subquery(newest_first.filter(created_at__lt=before)[:1])
+    # An id that is not of this session says a place among its ids too, which takes longer to find.
+    own = Subquery(rows.filter(pk=before).values("sequence"))
+    return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
 
 
 def message_from(row: Mapping[str, Any], session_id: str) -> StoredMessage:

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
 
-from helix_store.core.graph import GRAPH_AGENT_TYPE, GraphContinuation, GraphSession, GraphSessionSummary
+from helix_store.core.graph import (
+    GRAPH_AGENT_TYPE,
+    GraphContinuation,
+    GraphSession,
+    GraphSessionSummary,
+    StoredMessage,
+)
 from helix_store.core.graph_payloads import read_session
 from helix_store.core.requests import NewSession
 from helix_store.core.types import UNSET, Unset
@@ -94,7 +100,10 @@ class GraphSessions(DatabaseVerbs):
 
     def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
         """Three queries, however many sessions and however long they are."""
-        rows = {row["pk"]: row for row in sessions.values("pk", "message_count", *_COLUMNS)}
+        messages = Message.objects.using(self.scope.alias)
+        last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
+        listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
+        rows = {row["pk"]: row for row in listed.values("pk", "message_count", "last_message_id", *_COLUMNS)}
         counted = (
             Checkpoint.objects.using(self.scope.alias)
             .filter(session_id__in=rows, kind=CheckpointKind.GRAPH)
@@ -103,15 +112,13 @@ class GraphSessions(DatabaseVerbs):
             .annotate(Count("pk"))
         )
         checkpoint_counts = dict(counted)
-        last_messages = Message.objects.using(self.scope.alias).filter(
-            session_id__in=rows, sequence=F("session__message_count")
-        )
-        last = {row["session_id"]: row for row in last_messages.values("session_id", *MESSAGE_COLUMNS)}
+        last_messages = messages.filter(pk__in=[row["last_message_id"] for row in rows.values()])
+        last = {row["id"]: row for row in last_messages.values(*MESSAGE_COLUMNS)}
         return [
             GraphSessionSummary(
                 session=read_session(row),
                 message_count=row["message_count"],
-                last_message=message_from(last[key], row["session_id"]) if key in last else None,
+                last_message=_message_of(row["session_id"], last.get(row["last_message_id"])),
                 checkpoint_count=checkpoint_counts.get(key, 0),
             )
             for key, row in rows.items()
@@ -142,3 +149,7 @@ class GraphSessions(DatabaseVerbs):
                 & (Q(updated_at__lt=moment) | Q(updated_at=moment, session_id__lt=session_id))
             )
         return sessions.order_by("-updated_at", "-session_id")[: query.limit]
+
+
+def _message_of(session_id: str, row: Mapping[str, Any] | None) -> StoredMessage | None:
+    return None if row is None else message_from(row, session_id)

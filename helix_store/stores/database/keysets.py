@@ -1,4 +1,4 @@
-"""Pages by key: what follows a row in the order of an index."""
+"""Pages by key: what follows a row in the order of an index, and that SQLite keeps to this index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 from django.db.models import BooleanField, F, Func, Model, Value
 
-__all__ = ["beyond"]
+__all__ = ["Unindexed", "beyond"]
+
+
+class Unindexed(Func):
+    """A column that SQLite is to find no rows by: it prefers an equal column to an order, and sorts."""
+
+    arity = 1
+    template = "%(expressions)s"
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="+%(expressions)s", **extra_context)
 
 
 class _Row(Func):

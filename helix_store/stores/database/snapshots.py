@@ -26,6 +26,7 @@ from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.locking import lock_session, lock_sessions
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import reads, writes
+from helix_store.stores.database.session_keys import key_of
 from helix_store.stores.database.sessions import insert_session
 from helix_store.stores.database.snapshot_claims import DatabaseSnapshotClaims
 from helix_store.stores.database.trees import delete_tree
@@ -146,8 +147,5 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
 
     def _of_thread(self, thread_id: str) -> QuerySet[Checkpoint]:
         return Checkpoint.objects.using(self.scope.alias).filter(
-            session__tenant=self.scope.tenant,
-            session__session_id=thread_id,
-            kind=CheckpointKind.SNAPSHOT,
-            namespace="",
+            session_id=key_of(self.scope, thread_id), kind=CheckpointKind.SNAPSHOT, namespace=""
         )

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import F, Q, QuerySet
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from helix_store import conf
 from helix_store.core.streams import PrunedStreams
 from helix_store.models import Stream, StreamChunk
+from helix_store.stores.database.keysets import Unindexed
 from helix_store.stores.database.notifications import announce_after_commit
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
@@ -27,6 +29,10 @@ __all__ = ["prune"]
 
 _CHUNKS_PER_TRANSACTION: Final = 5_000
 
+_ALL_BY_KEY: Final = F("id")
+_FEW_BY_KEY: Final = F("id") + 0
+"""Found by the indexes of their condition, and sorted: by the plain key all streams would be passed over."""
+
 
 def prune(scope: Scope, tenant: str | None, request: PruneRequest) -> PrunedStreams:
     """Do what the request says for one tenant, or for all of them when it is ``None``.
@@ -35,12 +41,14 @@ def prune(scope: Scope, tenant: str | None, request: PruneRequest) -> PrunedStre
     """
     failed = _count_lost(scope, tenant) if request.dry_run else _fail_lost(scope, tenant, request)
     doomed = _is_doomed(request)
-    whole = _removed(scope, tenant, doomed, keep=0, dry_run=request.dry_run)
+    whole = _removed(scope, tenant, doomed, keep=0, dry_run=request.dry_run, by=_FEW_BY_KEY)
     if request.keep_chunks is None:
         removed = whole
     else:
         is_long = Q(last_sequence__gt=F("floor") + request.keep_chunks) & ~doomed
-        removed = whole + _removed(scope, tenant, is_long, keep=request.keep_chunks, dry_run=request.dry_run)
+        removed = whole + _removed(
+            scope, tenant, is_long, keep=request.keep_chunks, dry_run=request.dry_run, by=_ALL_BY_KEY
+        )
     return PrunedStreams(streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=failed)
 
 
@@ -81,10 +89,12 @@ def _is_doomed(request: PruneRequest) -> Q:
     return doomed
 
 
-def _removed(scope: Scope, tenant: str | None, doomed: Q, *, keep: int, dry_run: bool) -> list[int]:
+def _removed(
+    scope: Scope, tenant: str | None, doomed: Q, *, keep: int, dry_run: bool, by: Combinable
+) -> list[int]:
     """How many chunks went, stream by stream."""
     removed = []
-    for stream in _each(scope, tenant, doomed):
+    for stream in _each(scope, tenant, doomed, by):
         if dry_run:
             removed.append(max(0, stream.last_sequence - keep - stream.floor))
         else:
@@ -92,20 +102,20 @@ def _removed(scope: Scope, tenant: str | None, doomed: Q, *, keep: int, dry_run:
     return removed
 
 
-def _each(scope: Scope, tenant: str | None, doomed: Q) -> Iterator[Stream]:
+def _each(scope: Scope, tenant: str | None, doomed: Q, by: Combinable) -> Iterator[Stream]:
     """The streams concerned, a page at a time, by key."""
     streams = Stream.objects.using(scope.alias).filter(doomed)
     if tenant is not None:
-        streams = streams.filter(tenant=tenant)
-    streams = streams.only("id", "last_sequence", "floor").order_by("id")
+        streams = streams.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=tenant)
+    streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
     key = 0
     while page := scope.read(partial(_page_after, streams, key)):
         yield from page
         key = page[-1].pk
 
 
-def _page_after(streams: QuerySet[Stream], key: int) -> list[Stream]:
-    return list(streams.filter(pk__gt=key)[: conf.get("PAGE_SIZE")])
+def _page_after(streams: QuerySet[Any], key: int) -> list[Stream]:
+    return list(streams.filter(position__gt=key)[: conf.get("PAGE_SIZE")])
 
 
 def _remove(scope: Scope, key: int, doomed: Q, keep: int) -> int:

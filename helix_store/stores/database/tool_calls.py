@@ -25,6 +25,7 @@ from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
 from helix_store.models import Session
 from helix_store.stores.database.clocks import database_now
+from helix_store.stores.database.keysets import Unindexed
 from helix_store.stores.database.locking import bump, lock_session, lock_sessions_of_tree
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
@@ -81,7 +82,10 @@ class DatabaseToolCalls(DatabaseVerbs):
         moment = database_now(self.scope.connection) if now is None else now
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
-            self._rows.non_terminal()  # type: ignore[attr-defined]  # of our manager
+            Session.objects.using(self.scope.alias)
+            .alias(unindexed_tenant=Unindexed("tenant"))
+            .filter(unindexed_tenant=self.scope.tenant)
+            .non_terminal()
             .overdue(moment)
             .order_by("pending_deadline", "pk")
             .values_list("session_id", "pending_client_tool_calls")[:limit]

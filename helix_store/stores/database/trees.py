@@ -29,16 +29,20 @@ WITH RECURSIVE tree(id, session_id) AS (
 )
 SELECT id FROM tree
 """
+# What is always true is said to be unlikely: SQLite expects a tree to be huge, and with statistics it would
+# build a Bloom filter of all sessions for every walk.
 _TREE_SQLITE = """
 WITH RECURSIVE tree(id, session_id) AS (
     SELECT id, session_id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
   UNION
     SELECT child.id, child.session_id FROM tree
     JOIN {session} AS child ON child.tenant = %(tenant)s AND child.parent_session_id = tree.session_id
+        AND likelihood(tree.session_id <> '', 0.000001)
   UNION
     SELECT target.id, target.session_id FROM tree
     JOIN {ref} AS ref ON ref.session_id = tree.id AND ref.location = 'local'
     JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
+        AND likelihood(tree.session_id <> '', 0.000001)
 )
 SELECT id FROM tree
 """
