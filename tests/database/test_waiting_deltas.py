@@ -1,0 +1,138 @@
+"""A step that waits for the session's lock, as a delta from a base that somebody else drops meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test.utils import override_settings
+
+from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.models import Checkpoint, CheckpointKind
+from helix_store.stores import DatabaseStateStore
+from tests.database.separate import separate_connection
+from tests.database.waiting import in_background, until_it_waits
+from tests.databases import CommittedDatabase
+from tests.invariants import broken_invariants
+
+MESSAGE = {"role": "user", "content": "hello"}
+STEPS = 3
+OF_ANOTHER_KIND = 7
+
+
+def custom_state(step: int) -> dict[str, Any]:
+    return {"ballast": ("y" if step == OF_ANOTHER_KIND else "x") * 500, "step": step}
+
+
+def make_step(store: DatabaseStateStore, step: int) -> StepCommit:
+    state = SessionState(session_id="s", agent_type="t", step_count=step, custom_state=custom_state(step))
+    return store.save_state_and_promote_staging("s", state, [MESSAGE], StepInfo(f"step-{step}", step))
+
+
+def delete_base(store: DatabaseStateStore) -> bool:
+    return store.delete_checkpoint("s", store.list_checkpoints("s").items[-1].checkpoint_id)
+
+
+def restore(store: DatabaseStateStore, number: int) -> int:
+    return store.restore_checkpoint("s", store.list_checkpoints("s").items[-number].checkpoint_id)
+
+
+MEANWHILE: dict[str, Callable[[DatabaseStateStore], Any]] = {
+    "its checkpoints are pruned": lambda store: store.prune_checkpoints("s", keep=0),
+    "its older checkpoints are pruned": lambda store: store.prune_checkpoints("s", keep=1),
+    "the base is deleted": delete_base,
+    "the base is deleted and its checkpoints pruned": lambda store: (
+        delete_base(store),
+        store.prune_checkpoints("s", keep=0),
+    ),
+    "its messages are truncated": lambda store: store.truncate_messages("s", 0),
+    "its state is merged": lambda store: store.merge_custom_state("s", {"merged": 1}),
+    "its state is merged and its checkpoints pruned": lambda store: (
+        store.merge_custom_state("s", {"merged": 1}),
+        store.prune_checkpoints("s", keep=0),
+    ),
+    "its base is restored": lambda store: restore(store, 1),
+    "a delta is restored": lambda store: restore(store, 2),
+    "another delta is written": lambda store: make_step(store, 8),
+    "another full state is written": lambda store: make_step(store, OF_ANOTHER_KIND),
+    "another full state is written and the others pruned": lambda store: (
+        make_step(store, OF_ANOTHER_KIND),
+        store.prune_checkpoints("s", keep=1),
+    ),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["fast", "portable"])
+def store(request: pytest.FixtureRequest, postgres_db: CommittedDatabase) -> Iterator[DatabaseStateStore]:
+    with override_settings(HELIX_STORE={"FAST_PATHS": request.param}):
+        yield DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
+
+
+@pytest.fixture
+def other(postgres_db: CommittedDatabase) -> Iterator[BaseDatabaseWrapper]:
+    with separate_connection(**postgres_db.connection.settings_dict) as connection:
+        connection.ensure_connection()
+        yield connection
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["committed", "rolled back"])
+@pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
+def test_every_state_is_whole_after_a_delta_that_waited(
+    store: DatabaseStateStore,
+    other: BaseDatabaseWrapper,
+    postgres_db: CommittedDatabase,
+    meanwhile: Callable[[DatabaseStateStore], Any],
+    commits: bool,
+) -> None:
+    store.create_session("s", agent_type="t")
+    for number in range(1, STEPS + 1):
+        make_step(store, number)
+    rows = Checkpoint.objects.using(postgres_db.alias).filter(session__tenant=postgres_db.tenant)
+    assert rows.filter(base__isnull=False).count() == STEPS - 1
+    # On an alias of its own, this store knows as much as another process does that has loaded the state.
+    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
+    others_store.load_state("s")
+
+    with transaction.atomic(using=postgres_db.alias):
+        meanwhile(store)
+        outcome = in_background(other, lambda: make_step(others_store, 9))
+        until_it_waits(postgres_db, other)
+        transaction.set_rollback(not commits, using=postgres_db.alias)
+
+    result = outcome()
+    assert isinstance(result, StepCommit)
+    assert broken_invariants(postgres_db) == []
+    for each in (store, others_store):
+        loaded = each.load_state("s")
+        assert loaded is not None
+        assert (loaded.custom_state, loaded.version) == (custom_state(9), result.new_version)
+    # Whoever made the last full state in vain, or missed one, goes on with whole states too.
+    for number, each in enumerate((store, others_store, store), 10):
+        make_step(each, number)
+    assert broken_invariants(postgres_db) == []
+    for head in store.list_checkpoints("s").items:
+        checkpoint = store.get_checkpoint("s", head.checkpoint_id)
+        assert checkpoint is not None
+        assert checkpoint.state.custom_state == custom_state(head.step_count)
+    assert rows.filter(base__isnull=False).exists()
+
+
+def test_a_delta_may_build_on_a_base_that_stopped_being_a_checkpoint_while_it_waited(
+    store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> None:
+    store.create_session("s", agent_type="t")
+    for number in range(1, STEPS + 1):
+        make_step(store, number)
+    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
+    others_store.load_state("s")
+    with transaction.atomic(using=postgres_db.alias):
+        store.prune_checkpoints("s", keep=1)
+        outcome = in_background(other, lambda: make_step(others_store, 9))
+        until_it_waits(postgres_db, other)
+    assert isinstance(outcome(), StepCommit)
+    rows = Checkpoint.objects.using(postgres_db.alias).filter(session__tenant=postgres_db.tenant)
+    (base,) = rows.filter(kind=CheckpointKind.BASE)
+    assert list(rows.order_by("version").values_list("base_id", flat=True)) == [None, base.pk, base.pk]
