@@ -1,4 +1,4 @@
-"""A step that waits for the session's lock, as a delta from a base that somebody else drops meanwhile."""
+"""A step as a delta from a base that somebody else drops before it, or while it waits for the lock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 from django.test.utils import override_settings
 
 from helix_store.core.types import SessionState, StepCommit, StepInfo
@@ -78,61 +79,87 @@ def other(postgres_db: CommittedDatabase) -> Iterator[BaseDatabaseWrapper]:
         yield connection
 
 
+@pytest.fixture
+def others_store(
+    store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+) -> DatabaseStateStore:
+    """On an alias of its own, this store knows as much as another process does that has loaded the state."""
+    store.create_session("s", agent_type="t")
+    for number in range(1, STEPS + 1):
+        make_step(store, number)
+    assert deltas_in(postgres_db).count() == STEPS - 1
+    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
+    others_store.load_state("s")
+    return others_store
+
+
+def deltas_in(database: CommittedDatabase) -> QuerySet[Checkpoint]:
+    rows = Checkpoint.objects.using(database.alias).filter(session__tenant=database.tenant)
+    return rows.filter(base__isnull=False)
+
+
+def assert_all_is_whole(
+    database: CommittedDatabase, stores: list[DatabaseStateStore], last: StepCommit
+) -> None:
+    """Now, and after some more steps of all that may know something else."""
+    assert broken_invariants(database) == []
+    for each in stores:
+        loaded = each.load_state("s")
+        assert loaded is not None
+        assert (loaded.custom_state, loaded.version) == (custom_state(9), last.new_version)
+    for number, each in enumerate([*stores, *stores], 10):
+        make_step(each, number)
+    assert broken_invariants(database) == []
+    for head in stores[0].list_checkpoints("s").items:
+        checkpoint = stores[0].get_checkpoint("s", head.checkpoint_id)
+        assert checkpoint is not None
+        assert checkpoint.state.custom_state == custom_state(head.step_count)
+    assert deltas_in(database).exists()
+
+
 @pytest.mark.parametrize("commits", [True, False], ids=["committed", "rolled back"])
 @pytest.mark.parametrize("meanwhile", MEANWHILE.values(), ids=MEANWHILE)
 def test_every_state_is_whole_after_a_delta_that_waited(
     store: DatabaseStateStore,
+    others_store: DatabaseStateStore,
     other: BaseDatabaseWrapper,
     postgres_db: CommittedDatabase,
     meanwhile: Callable[[DatabaseStateStore], Any],
     commits: bool,
 ) -> None:
-    store.create_session("s", agent_type="t")
-    for number in range(1, STEPS + 1):
-        make_step(store, number)
-    rows = Checkpoint.objects.using(postgres_db.alias).filter(session__tenant=postgres_db.tenant)
-    assert rows.filter(base__isnull=False).count() == STEPS - 1
-    # On an alias of its own, this store knows as much as another process does that has loaded the state.
-    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
-    others_store.load_state("s")
-
     with transaction.atomic(using=postgres_db.alias):
         meanwhile(store)
         outcome = in_background(other, lambda: make_step(others_store, 9))
         until_it_waits(postgres_db, other)
         transaction.set_rollback(not commits, using=postgres_db.alias)
-
     result = outcome()
     assert isinstance(result, StepCommit)
-    assert broken_invariants(postgres_db) == []
-    for each in (store, others_store):
-        loaded = each.load_state("s")
-        assert loaded is not None
-        assert (loaded.custom_state, loaded.version) == (custom_state(9), result.new_version)
-    # Whoever made the last full state in vain, or missed one, goes on with whole states too.
-    for number, each in enumerate((store, others_store, store), 10):
-        make_step(each, number)
-    assert broken_invariants(postgres_db) == []
-    for head in store.list_checkpoints("s").items:
-        checkpoint = store.get_checkpoint("s", head.checkpoint_id)
-        assert checkpoint is not None
-        assert checkpoint.state.custom_state == custom_state(head.step_count)
-    assert rows.filter(base__isnull=False).exists()
+    assert_all_is_whole(postgres_db, [store, others_store], result)
+
+
+@pytest.mark.parametrize("before", MEANWHILE.values(), ids=MEANWHILE)
+def test_every_state_is_whole_after_a_step_of_a_process_that_knows_an_outdated_base(
+    store: DatabaseStateStore,
+    others_store: DatabaseStateStore,
+    postgres_db: CommittedDatabase,
+    before: Callable[[DatabaseStateStore], Any],
+) -> None:
+    before(store)
+    assert_all_is_whole(postgres_db, [store, others_store], make_step(others_store, 9))
 
 
 def test_a_delta_may_build_on_a_base_that_stopped_being_a_checkpoint_while_it_waited(
-    store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
+    store: DatabaseStateStore,
+    others_store: DatabaseStateStore,
+    other: BaseDatabaseWrapper,
+    postgres_db: CommittedDatabase,
 ) -> None:
-    store.create_session("s", agent_type="t")
-    for number in range(1, STEPS + 1):
-        make_step(store, number)
-    others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
-    others_store.load_state("s")
     with transaction.atomic(using=postgres_db.alias):
         store.prune_checkpoints("s", keep=1)
         outcome = in_background(other, lambda: make_step(others_store, 9))
         until_it_waits(postgres_db, other)
     assert isinstance(outcome(), StepCommit)
-    rows = Checkpoint.objects.using(postgres_db.alias).filter(session__tenant=postgres_db.tenant)
-    (base,) = rows.filter(kind=CheckpointKind.BASE)
-    assert list(rows.order_by("version").values_list("base_id", flat=True)) == [None, base.pk, base.pk]
+    kept, added = deltas_in(postgres_db).select_related("base").order_by("version")
+    assert kept.base == added.base
+    assert added.base is not None
+    assert added.base.kind == CheckpointKind.BASE
