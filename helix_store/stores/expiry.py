@@ -49,6 +49,10 @@ class Expiry(Protocol):
         """Those of the sessions that have not ended, in one look; a store without one returns them all."""
         ...
 
+    def mark(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
+        """Mark at once what can be, and return the rest, to be settled one by one."""
+        ...
+
     def see(self, key: SessionKey) -> SeenSession | None: ...
 
     def settle(self, seen: SeenSession, release: Callable[[], None], *, wait: bool) -> Settlement:
@@ -94,6 +98,9 @@ class StateStoreExpiry:
         return Page(_keys(head for head in marked if _has_expired(head, before)), position)
 
     def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
+        return keys
+
+    def mark(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
         return keys
 
     def see(self, key: SessionKey) -> SeenSession | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
 from helix_store.core.contracts import StateStore
@@ -366,3 +367,48 @@ def test_a_session_that_cannot_be_read_stops_nothing(committed_db: CommittedData
     rows.filter(session_id="b waits").update(pending_client_tool_calls="{broken")
     assert [found.session_id for found in store.find_expired_pending()] == ["a waits", "c waits"]
     assert cleanup(store) == CleanupSummary(detected=3, marked=2, errors=2, defaults_applied=2)
+
+
+@pytest.mark.parametrize("meanwhile", ["renewed", "ended", "given something to own"])
+def test_a_session_that_changes_between_the_look_and_the_mark_is_looked_at_again(
+    committed_db: CommittedDatabase, meanwhile: str
+) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    for name in ("a", "b"):
+        store.create_session(name, agent_type="agent", expires_at=LONG_AGO)
+    changed = False
+
+    def change(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal changed
+        result = execute(sql, params, many, context)
+        if "envelope" in sql and not changed:
+            changed = True
+            state = store.load_state("a")
+            assert state is not None
+            if meanwhile == "renewed":
+                state.expires_at = None
+            elif meanwhile == "ended":
+                state.status = SessionStatus.COMPLETED
+            else:
+                state.workspace_refs = {"w": {"provider": "nobody"}}
+            store.save_state("a", state)
+        return result
+
+    with committed_db.connection.execute_wrapper(change):
+        summary = cleanup(store)
+    expected = {
+        "renewed": CleanupSummary(detected=2, marked=1, renewed=1),
+        "ended": CleanupSummary(detected=1, marked=1),
+        "given something to own": CleanupSummary(detected=2, marked=1, errors=1),
+    }
+    assert summary == expected[meanwhile]
+
+
+def test_sessions_that_own_nothing_are_marked_a_page_at_a_time(committed_db: CommittedDatabase) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    for number in range(30):
+        store.create_session(f"s-{number}", agent_type="agent", expires_at=LONG_AGO)
+    with CaptureQueriesContext(committed_db.connection) as captured:
+        summary = expired_session_cleanup(state_store=store, page_size=10)
+    assert summary.marked == 30
+    assert sum(query["sql"].startswith("UPDATE") for query in captured.captured_queries) == 3

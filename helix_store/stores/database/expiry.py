@@ -22,6 +22,7 @@ from helix_store.core.types import SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.models import Session
 from helix_store.stores.database.clocks import database_now
+from helix_store.stores.database.expired_marks import mark_without_refs
 from helix_store.stores.database.keysets import Unindexed, beyond
 from helix_store.stores.database.locking import lock_sessions
 from helix_store.stores.database.records import first_row
@@ -59,6 +60,9 @@ class DatabaseExpiry:
         rows = self._all.non_terminal().filter(pk__in=[key.key for key in keys]).values_list("pk", flat=True)
         found = self._scope.read(lambda: set(rows))
         return [key for key in keys if key.key in found]
+
+    def mark(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
+        return mark_without_refs(self._scope, keys, now)
 
     def see(self, key: SessionKey) -> SeenSession | None:
         columns = self._all.filter(pk=key.key).values_list(
