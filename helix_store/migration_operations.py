@@ -9,7 +9,7 @@ from django.db import migrations
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.models import Q
 
-__all__ = ["compress_quickly", "refuse_to_lose"]
+__all__ = ["compress_quickly", "index_documents", "refuse_to_lose"]
 
 
 def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
@@ -50,6 +50,30 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
         return alter
 
     return migrations.RunPython(compress("lz4"), compress("DEFAULT"), elidable=False)
+
+
+def index_documents(model_name: str, column: str, *, name: str, empty: str) -> migrations.RunPython:
+    """An operation that lets PostgreSQL find documents by what they contain; no model names this index.
+
+    Documents equal to ``empty`` contain nothing that is asked for: left out, they cost no write. New entries
+    wait to be sorted in, and each search looks through those that do: so there may be few.
+    """
+
+    def create(apps: Any, schema_editor: Any) -> None:
+        if schema_editor.connection.vendor != "postgresql":
+            return
+        quote = schema_editor.quote_name
+        table = quote(apps.get_model("helix_store", model_name)._meta.db_table)
+        schema_editor.execute(
+            f"CREATE INDEX {quote(name)} ON {table} USING gin ({quote(column)} jsonb_path_ops) "
+            f"WITH (gin_pending_list_limit = 64) WHERE {quote(column)} <> '{empty}'::jsonb"
+        )
+
+    def drop(apps: Any, schema_editor: Any) -> None:
+        if schema_editor.connection.vendor == "postgresql":
+            schema_editor.execute(f"DROP INDEX {schema_editor.quote_name(name)}")
+
+    return migrations.RunPython(create, drop, elidable=False)
 
 
 def _has_lz4(connection: Any) -> bool:

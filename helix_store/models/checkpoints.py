@@ -100,6 +100,12 @@ class Checkpoint(models.Model):
                 condition=Q(kind=CheckpointKind.GRAPH),
                 name=constraint_name("checkpoint_graph_idx"),
             ),
+            # The newest of all namespaces together.
+            models.Index(
+                fields=["session", "version", "id"],
+                condition=Q(kind=CheckpointKind.GRAPH),
+                name=constraint_name("checkpoint_order_idx"),
+            ),
         ]
 
     def __str__(self) -> str:

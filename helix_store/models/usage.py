@@ -79,6 +79,15 @@ class UsageEntry(models.Model):
                 condition=Q(user_id__isnull=False),
                 name=constraint_name("usage_user_idx"),
             ),
+            models.Index(
+                fields=["tenant", "model", "timestamp", "id"],
+                condition=Q(model__isnull=False),
+                name=constraint_name("usage_model_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "session_agent_type", "timestamp", "id"],
+                name=constraint_name("usage_agent_idx"),
+            ),
         ]
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tests.plans.calls import ANALYSED, PAGE, PORTABLE, POSTGRES, SQLITE, Call, gap
+from tests.plans.calls import PAGE, Call
 from tests.plans.rows import BUSY, LONG, World
 from tests.plans.rows import BUSY_GRAPH as GRAPH
 
@@ -14,9 +14,6 @@ __all__ = ["CHECKPOINTER_CALLS"]
 
 _ALL_OF_A_SESSION: Final = LONG + 100
 
-_NAMESPACES: Final = gap(
-    "no index has the versions of all namespaces together", [SQLITE, ANALYSED, POSTGRES, PORTABLE]
-)
 
 Make = Callable[[World], Callable[[], object]]
 
@@ -96,8 +93,8 @@ CHECKPOINTER_CALLS: Final = [
     Call("graph get_messages before a time", _before_old_message("created_at"), reads=500, sorts=PAGE),
     Call("graph add_message", _of_graph("add_message", GRAPH, role="user", content="hello")),
     # Checkpoints of graphs
-    Call("graph list_checkpoints", _of_graph("list_checkpoints", GRAPH, limit=PAGE), gaps=_NAMESPACES),
-    Call("graph list_checkpoints, far page", _further_on("list_checkpoints", GRAPH), gaps=_NAMESPACES),
+    Call("graph list_checkpoints", _of_graph("list_checkpoints", GRAPH, limit=PAGE)),
+    Call("graph list_checkpoints, far page", _further_on("list_checkpoints", GRAPH)),
     Call(
         "graph list_checkpoints of a namespace",
         _of_graph("list_checkpoints", GRAPH, namespace="sub", limit=PAGE),
@@ -106,7 +103,7 @@ CHECKPOINTER_CALLS: Final = [
         "graph list_checkpoints of a namespace, far page",
         _further_on("list_checkpoints", GRAPH, namespace="sub"),
     ),
-    Call("graph get_latest_checkpoint", _of_graph("get_latest_checkpoint", GRAPH), gaps=_NAMESPACES),
+    Call("graph get_latest_checkpoint", _of_graph("get_latest_checkpoint", GRAPH)),
     Call(
         "graph get_latest_checkpoint of a namespace",
         _of_graph("get_latest_checkpoint", GRAPH, "sub"),

@@ -18,6 +18,7 @@ class _JSONContains(Expression):
     def __init__(self, column: str, document: Any, sqlite_condition: str, sqlite_params: list[str]) -> None:
         super().__init__(output_field=BooleanField())
         self.column: Any = F(column)
+        self.value = document
         self.document = json.dumps(document)
         self.sqlite_condition = sqlite_condition
         self.sqlite_params = sqlite_params
@@ -30,7 +31,10 @@ class _JSONContains(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.column)
-        return f"{column} @> %s::jsonb", (*params, self.document)
+        # Spelled as the index spells it, which leaves out what is empty.
+        empty = "[]" if isinstance(self.value, list) else "{}"
+        condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
+        return condition, (*params, self.document, *params)
 
     def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.column)
