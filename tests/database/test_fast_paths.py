@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.stores import DatabaseStateStore
@@ -40,14 +41,18 @@ def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, his
 
 
 @pytest.mark.parametrize("staged", [1, 20])
-def test_staged_changes_are_read_after_a_try_or_when_they_are_to_be_expected(
-    store: DatabaseStateStore, statements: Any, staged: int
+@pytest.mark.parametrize(
+    ("is_here", "expected"), [(True, [1, 1, 1, 1, 1]), (False, [1, 3, 2, 2, 1])], ids=["here", "elsewhere"]
+)
+def test_staged_changes_are_read_unless_they_were_staged_here(
+    store: DatabaseStateStore, statements: Any, staged: int, is_here: bool, expected: list[int]
 ) -> None:
     state = store.create_session("s", agent_type="t")
-    for number in (1, 2):
-        for index in range(staged):
-            change = {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}}
-            store.stage_changes("s", f"step-{number}", change)
+    with override_settings(HELIX_STORE={"FAST_PATHS": is_here}):
+        for number in (1, 2):
+            for index in range(staged):
+                change = {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}}
+                store.stage_changes("s", f"step-{number}", change)
 
     def step(number: int) -> Callable[[], Any]:
         info = StepInfo(f"step-{number}", number)
@@ -58,7 +63,7 @@ def test_staged_changes_are_read_after_a_try_or_when_they_are_to_be_expected(
     assert loaded is not None
     assert loaded.custom_state == {"n": list(range(staged))}
     sent += [len(statements(step(number))) for number in (3, 4)]
-    assert sent == [1, 3, 2, 2, 1]
+    assert sent == expected
 
 
 def test_other_hot_calls_are_one(store: DatabaseStateStore, statements: Any) -> None:
@@ -95,3 +100,30 @@ def test_statements_stay_prepared_on_the_server(
         )
         used = dict(cursor.fetchall())
     assert used == {True: 4, False: 4}
+
+
+def test_a_change_that_was_staged_here_and_replaced_elsewhere_is_read_again(
+    store: DatabaseStateStore, statements: Any
+) -> None:
+    state = store.create_session("s", agent_type="t")
+    store.stage_changes("s", "step-1", {"tool_call_id": "c", "merge_changes": {"n": "here"}})
+    with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+        store.stage_changes("s", "step-1", {"tool_call_id": "c", "merge_changes": {"n": "elsewhere"}})
+    step = StepInfo("step-1", 1)
+    assert len(statements(lambda: store.save_state_and_promote_staging("s", state, [], step))) == 3
+    loaded = store.load_state("s")
+    assert loaded is not None
+    assert loaded.custom_state == {"n": "elsewhere"}
+
+
+def test_a_change_whose_staging_was_rolled_back_is_not_merged(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    state = store.create_session("s", agent_type="t")
+    with transaction.atomic(using=postgres_db.alias):
+        store.stage_changes("s", "step-1", {"tool_call_id": "c", "merge_changes": {"n": 1}})
+        transaction.set_rollback(True, using=postgres_db.alias)
+    store.save_state_and_promote_staging("s", state, [], StepInfo("step-1", 1))
+    loaded = store.load_state("s")
+    assert loaded is not None
+    assert loaded.custom_state == {}

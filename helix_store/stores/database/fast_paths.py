@@ -50,9 +50,11 @@ from helix_store.stores.database.prepared import (
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, CURRENT_COLUMNS, checkpoint_from
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.sessions import DatabaseSessions
+from helix_store.stores.database.staged_here import StagedRow, staged_here
+from helix_store.stores.database.staging import DatabaseStaging
 from helix_store.stores.database.steps import DatabaseSteps
 
-__all__ = ["FastCheckpoints", "FastMessages", "FastSessions", "FastSteps"]
+__all__ = ["FastCheckpoints", "FastMessages", "FastSessions", "FastStaging", "FastSteps"]
 
 # A row that is written again gets another xmin.
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
@@ -132,9 +134,27 @@ class FastCheckpoints(DatabaseCheckpoints):
         return checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
 
 
+class FastStaging(DatabaseStaging):
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+        if is_fast_write(self.scope):
+            parameters = {
+                "tenant": self.scope.tenant,
+                "session_id": session_id,
+                "step_id": step_id,
+                "tool_call_id": tool_call_id,
+                "payload": text,
+                "at": timezone.now(),
+            }
+            for (version,) in try_prepared(self.scope, _stage_sql(), parameters):
+                row = StagedRow(version, text)
+                staged_here.add(self.scope, session_id, step_id, tool_call_id, row)
+                return
+        super().stage(session_id, step_id, tool_call_id, text)
+
+
 class FastSteps(DatabaseSteps):
     _usually_staged = False
-    """Whether the last step had staged changes: an agent that calls tools stages for most of its steps."""
+    """Whether the last step had changes staged elsewhere: where tools run, they do for most steps."""
 
     def commit(self, request: StepRequest) -> StepCommit:
         with kept_together(self.scope.connection):
@@ -147,33 +167,36 @@ class FastSteps(DatabaseSteps):
     def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
         """Commit a step; ``None`` when it takes more deciding than one statement does.
 
-        What is staged is read before, when it is to be expected, or else after a try that it stopped. It is
-        committed only if the staging is still the same.
+        What is staged and was not staged here is read before, when it is to be expected, or else after a try
+        that it stopped. It is committed only if the staging is still the same.
         """
         parameters = _step_parameters(self.scope, request)
-        if not self._usually_staged:
-            commit = self._try(request, parameters, request.encoded.payload)
+        known = staged_here.take(self.scope, request.session_id, request.step.step_id)
+        is_tried = bool(known) or not self._usually_staged
+        if is_tried:
+            commit = self._try(request, parameters, known)
             if commit is not None:
                 return commit
-        staged = read_prepared(self.scope, _staged_sql(), parameters)
-        if not (staged or self._usually_staged):
+        rows = read_prepared(self.scope, _staged_sql(), parameters)
+        staged = [StagedRow(version, text) for version, text in rows]
+        if is_tried and staged == known:
             return None
         self._usually_staged = bool(staged)
-        payload = request.encoded.payload
-        if staged:
-            payload = self._promoted(request, [change for _, change in staged])
-        return self._try(request, parameters, payload, [version for version, _ in staged])
+        return self._try(request, parameters, staged)
 
-    def _promoted(self, request: StepRequest, payloads: Sequence[str]) -> str:
+    def _promoted(self, request: StepRequest, rows: Sequence[StagedRow]) -> str:
+        if not rows:
+            return request.encoded.payload
         limits = self.scope.limits
-        staged = [StagedChanges.from_dict(decode(payload)) for payload in payloads]
+        staged = [StagedChanges.from_dict(decode(row.text)) for row in rows]
         promoted = with_staged(request.custom_state, staged, limits=limits)
         return encode_custom_state(promoted, request.encoded.envelope, limits)
 
     def _try(
-        self, request: StepRequest, parameters: dict[str, Any], payload: str, staged: Sequence[str] = ()
+        self, request: StepRequest, parameters: dict[str, Any], staged: Sequence[StagedRow]
     ) -> StepCommit | None:
         """Store a payload as a delta if there is something to build on, else in full, to be built on."""
+        payload = self._promoted(request, staged)
         base = bases.get(self.scope, request.session_id)
         delta = None if base is None else base.delta_to(payload)
         base_key = new_base_key() if delta is None else delta.base_key
@@ -192,7 +215,7 @@ class FastSteps(DatabaseSteps):
             **stored,
             "base_key": base_key,
             "size_bytes": size_bytes,
-            "staged": list(staged),
+            "staged": [row.version for row in staged],
         }
         for version, row_id in try_prepared(self.scope, sql, parameters):
             if delta is None:
@@ -273,6 +296,21 @@ def _latest_checkpoint_sql() -> str:
             WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
         ) AS c LEFT JOIN {_table(CheckpointRow)} AS b ON b.id = c.base_id
         WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
+
+
+@cache
+def _stage_sql() -> str:
+    # A conflict updates the row where it stands, so a repeated tool call keeps its place in the order.
+    return f"""
+        WITH head AS (
+            SELECT id FROM {_table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+            FOR NO KEY UPDATE
+        )
+        INSERT INTO {_table(StagedChange)} AS g (session_id, step_id, tool_call_id, payload, created_at)
+        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s FROM head
+        ON CONFLICT (session_id, step_id, tool_call_id)
+        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
+        RETURNING {_STAGED_VERSION}"""
 
 
 @cache
