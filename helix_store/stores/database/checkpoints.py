@@ -26,6 +26,7 @@ from helix_store.stores.database.records import (
     first_row,
 )
 from helix_store.stores.database.scope import DatabaseVerbs, reads, writes
+from helix_store.stores.database.session_keys import key_of
 from helix_store.stores.database.sessions import insert_session
 
 __all__ = ["DatabaseCheckpoints"]
@@ -141,10 +142,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
 
     def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
         return CheckpointRow.objects.using(self.scope.alias).filter(
-            session__tenant=self.scope.tenant,
-            session__session_id=session_id,
-            kind=CheckpointKind.STEP,
-            namespace="",
+            session_id=key_of(self.scope, session_id), kind=CheckpointKind.STEP, namespace=""
         )
 
     @staticmethod
