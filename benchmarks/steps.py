@@ -19,6 +19,7 @@ from helix_store.core.ids import new_id
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.models import Checkpoint, Message, Session, StagedChange
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.database.bases import bases
 
 __all__ = ["Step", "StepInsideAtomic", "step_evidence", "step_limit"]
 
@@ -36,14 +37,22 @@ class Step(Operation):
     """Steps of one worker's sessions in turn, each with the version that the last one returned."""
 
     def __init__(
-        self, worker: int, *, alias: str = "default", kib: int = 4, is_staged: bool = False, **sessions: Any
+        self,
+        worker: int,
+        *,
+        alias: str = "default",
+        kib: int = 4,
+        is_staged: bool = False,
+        is_staged_elsewhere: bool = False,
+        **sessions: Any,
     ) -> None:
         self.alias = alias
         self.store = DatabaseStateStore(alias)
         self.sessions = sessions_of(worker, **sessions)
         self.states = [state_of(kib, step) for step in range(STATES)]
         self.messages = [message(1), message(2)]
-        self.is_staged = is_staged
+        self.is_staged = is_staged or is_staged_elsewhere
+        self.stage = self._stage_elsewhere if is_staged_elsewhere else self._stage
         self.tag = new_id()
         self.numbers = itertools.count(1)
         self.versions: dict[str, int] = {}
@@ -55,7 +64,7 @@ class Step(Operation):
             assert state is not None, session_id
             self.versions[session_id] = state.version
         if self.is_staged:
-            self._stage(range(self.last + 1, self.last + count + 1))
+            self.stage(range(self.last + 1, self.last + count + 1))
 
     def __call__(self) -> None:
         session_id, state, step = self.next_request()
@@ -98,7 +107,13 @@ class Step(Operation):
         return f"step-{self.tag}-{number}"
 
     def _stage(self, numbers: range) -> None:
-        """Stage changes for steps to come by copying rows of our API: staging is not what is measured."""
+        """Stage changes for steps to come, in this process as most agents do: that is not measured."""
+        for number in numbers:
+            for changes in staged_changes():
+                self.store.stage_changes(self._session_of(number), self._step_id(number), changes)
+
+    def _stage_elsewhere(self, numbers: range) -> None:
+        """The same by copying rows of our API in the database, as another process would have staged them."""
         example = f"example-{self.tag}-{numbers.start}"
         for changes in staged_changes():
             self.store.stage_changes(self.sessions[0], example, changes)
@@ -119,6 +134,14 @@ class Step(Operation):
             ],
         )
         self.store.discard_staging(self.sessions[0], example)
+
+
+class StepInFull(Step):
+    """A step that stores the whole state, as the first of a process and one that changes everything do."""
+
+    def __call__(self) -> None:
+        bases.reset()
+        super().__call__()
 
 
 class StepInsideAtomic(Step):

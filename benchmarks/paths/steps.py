@@ -13,7 +13,7 @@ from benchmarks.pgbench import Script
 from benchmarks.races import Client, Comparison, Contestant, Limit, Race
 from benchmarks.reference import reference_sessions
 from benchmarks.sessions import WORKERS, live_sessions
-from benchmarks.steps import Step, StepInsideAtomic, step_evidence, step_limit
+from benchmarks.steps import Step, StepInFull, StepInsideAtomic, step_evidence, step_limit
 
 __all__ = ["CASES"]
 
@@ -45,8 +45,15 @@ def _staged_race(path: str, kib: int, target: Target) -> Race:
             "ours": Client(
                 operation=partial(Step, kib=kib, is_staged=True), evidence=step_evidence(is_staged=True)
             ),
+            "elsewhere": Client(
+                operation=partial(Step, kib=kib, is_staged_elsewhere=True),
+                evidence=step_evidence(is_staged=True),
+            ),
         },
-        comparisons=[Comparison(path=path, target=target)],
+        comparisons=[
+            Comparison(path=path, target=target),
+            Comparison(path=f"{path} by another process", of="elsewhere"),
+        ],
         needs=[live_sessions, reference_sessions],
     )
 
@@ -59,6 +66,7 @@ CASES = [
             "portable": Client(
                 operation=partial(WithSettings, make=Step, FAST_PATHS=False), evidence=step_evidence()
             ),
+            "in full": Client(operation=StepInFull, evidence=step_evidence()),
             "bare commit": BARE_COMMIT,
         },
         comparisons=[
@@ -69,6 +77,7 @@ CASES = [
                 note="what this disk allows just now",
             ),
             Comparison(path="step 4 KB", target=Target(0.60, 0.90)),
+            Comparison(path="step 4 KB, the whole state stored", of="in full"),
             Comparison(path="step 4 KB inside atomic()", of="inside atomic()", target=Target(0.45, 0.55)),
             Comparison(path="step 4 KB, portable form", of="portable", target=Target(0.25, 0.40)),
             Comparison(path=f"step against {LANGGRAPH}", to=LANGGRAPH, target=Target(1.25, 1.5)),

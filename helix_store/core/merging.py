@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helix_store.core.limits import Limits
@@ -27,7 +27,7 @@ def merge_changes(
     """
     merged: dict[str, Any] = copy_json(_object(document, "the document"))
     incoming: dict[str, Any] = copy_json(_object(changes, "the changes"))
-    return merged, _merge_in_place(merged, incoming, array_replacements)
+    return merged, _merge_into(merged, incoming, array_replacements)
 
 
 def promote_staged(
@@ -48,10 +48,22 @@ def promote_staged(
 
 
 def with_staged(
-    document: dict[str, Any], staged: Iterable[StagedChanges], *, limits: Limits
+    document: dict[str, Any], staged: Sequence[StagedChanges], *, limits: Limits
 ) -> dict[str, Any]:
-    """What `promote_staged` returns, for a caller that encodes it: whether it can be stored shows then."""
-    return _object(_promoted(document, staged, limits).document, "the document")
+    """What `promote_staged` returns, for a caller that encodes it: whether it can be stored shows then.
+
+    It shares what it can with the document, which stays as it is, and takes the changes over.
+    """
+    if any(change.patches for change in staged):
+        return _object(_promoted(document, staged, limits).document, "the document")
+    promoted = dict(_object(document, "the document"))
+    merged = [_object(change.merge_changes, "the changes") for change in staged if change.merge_changes]
+    for key in {key for changes in merged for key in changes}:
+        if isinstance(promoted.get(key), list):
+            promoted[key] = promoted[key].copy()
+    for changes in merged:
+        _merge_into(promoted, changes, ())
+    return promoted
 
 
 def _promoted(document: dict[str, Any], staged: Iterable[StagedChanges], limits: Limits) -> PatchedCopy:
@@ -63,11 +75,11 @@ def _promoted(document: dict[str, Any], staged: Iterable[StagedChanges], limits:
                 raise _not_an_object(change.patches)
         elif change.merge_changes is not None:
             changes = copy_json(_object(change.merge_changes, "the changes"))
-            _merge_in_place(promoted.document, changes, ())
+            _merge_into(promoted.document, changes, ())
     return promoted
 
 
-def _merge_in_place(
+def _merge_into(
     document: dict[str, Any], incoming: dict[str, Any], array_replacements: Iterable[str]
 ) -> list[str]:
     if isinstance(array_replacements, str):

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import Limits
-from helix_store.core.merging import merge_changes, promote_staged
+from helix_store.core.merging import merge_changes, promote_staged, with_staged
 from helix_store.core.patches import apply_patches
-from helix_store.core.payloads import encode
+from helix_store.core.payloads import copy_json, encode
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded, PatchError
+from tests.strategies import json_values
 from tests.unit.patch_rules import add, check, copy, remove, replace
 from tests.unit.patch_strategies import KEYS, OBJECTS, PATCHES, container_ids, documents_and_changes
 
@@ -240,3 +241,21 @@ def test_a_promotion_shares_nothing(patch_case: tuple[Any, list[Any]], changes: 
     found = list(container_ids(result))
     assert len(found) == len(set(found))
     assert set(found).isdisjoint({*container_ids(document), *container_ids(patches), *container_ids(changes)})
+
+
+@given(
+    document=st.dictionaries(st.sampled_from("abc"), json_values(), max_size=3),
+    changes=st.lists(st.dictionaries(st.sampled_from("abcd"), json_values(), max_size=3), max_size=4),
+)
+def test_with_staged_is_promote_staged_without_the_copies(
+    document: dict[str, Any], changes: list[dict[str, Any]]
+) -> None:
+    def staged() -> list[StagedChanges]:
+        return [
+            StagedChanges(tool_call_id=f"c-{index}", merge_changes=copy_json(each))
+            for index, each in enumerate(changes)
+        ]
+
+    before = copy_json(document)
+    assert with_staged(document, staged(), limits=Limits()) == promote_staged(document, staged())
+    assert document == before

@@ -40,6 +40,8 @@ def is_fast_write(scope: Scope) -> bool:
     connection = scope.connection
     if connection.in_atomic_block:
         return True
+    if connection.connection is not None:
+        return bool(connection.autocommit)
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
         return connection.get_autocommit()
@@ -85,31 +87,30 @@ def fetch_prepared(
     gone the next time. Django's setting for such poolers, ``DISABLE_SERVER_SIDE_CURSORS``, switches preparing
     off, and so does the first statement that is gone.
     """
-    connection.ensure_connection()
-    if not _may_prepare(connection):
-        return _fetched_unprepared(connection, sql, parameters, in_savepoint=in_savepoint)
-    statement = _numbered(sql)
-    prepared_cursor = _prepared_cursor_class()(connection.connection, in_savepoint=in_savepoint)
-    # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
-    cursor = connection._prepare_cursor(prepared_cursor)  # type: ignore[attr-defined]
-    try:
-        return _fetched(cursor, statement.text, statement.arguments(parameters))
-    except Error as exc:
-        if not is_prepared_in_vain(exc):
-            raise
-        _never_prepare_on.add(connection.connection)
+    if connection.connection is None:
+        connection.ensure_connection()
+    if _may_prepare(connection):
+        statement = _numbered(sql)
+        cursor = _prepared_cursor_class()(connection.connection, in_savepoint=in_savepoint)
+        # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
+        wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
+        try:
+            wrapped.execute(statement.text, statement.arguments(parameters))
+        except Error as exc:
+            if not is_prepared_in_vain(exc):
+                raise
+            _never_prepare_on.add(connection.connection)
+        else:
+            rows: Rows = cursor.rows
+            return rows
     return _fetched_unprepared(connection, sql, parameters, in_savepoint=in_savepoint)
 
 
 def _fetched_unprepared(
     connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any], *, in_savepoint: bool
 ) -> Rows:
-    with transaction.atomic(using=connection.alias) if in_savepoint else nullcontext():
-        return _fetched(connection.cursor(), sql, parameters)
-
-
-def _fetched(cursor: Any, sql: str, parameters: Any) -> Rows:
-    with cursor:
+    savepoint = transaction.atomic(using=connection.alias) if in_savepoint else nullcontext()
+    with savepoint, connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         rows: Rows = cursor.fetchall()
         return rows

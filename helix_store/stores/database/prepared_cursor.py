@@ -36,14 +36,12 @@ class PreparedCursor:
     ``in_savepoint`` says that a statement that fails must leave the transaction as it was.
     """
 
-    arraysize = 1
-
     def __init__(self, connection: Connection[Any], *, in_savepoint: bool) -> None:
         self._connection = connection
         self._in_savepoint = in_savepoint
         self._sql = ""
         self._arguments: Sequence[str | None] = ()
-        self._rows: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[Any, ...]] = []
 
     @property
     def _query(self) -> PreparedCursor:
@@ -64,13 +62,7 @@ class PreparedCursor:
             result = self._run_in_savepoint(sql, values) if self._in_savepoint else self._run(sql, values)
         transformer = Transformer(connection)
         transformer.set_pgresult(result)
-        self._rows = transformer.load_rows(0, result.ntuples, tuple)
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return self._rows
-
-    def close(self) -> None:
-        self._rows = []
+        self.rows = transformer.load_rows(0, result.ntuples, tuple)
 
     def _run(self, sql: str, values: list[bytes | None]) -> PGresult:
         pgconn = self._connection.pgconn
