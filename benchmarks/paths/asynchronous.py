@@ -124,8 +124,8 @@ CASES = [
         },
         comparisons=[
             Comparison(
-                path=f"async API, {CONCURRENT} steps at once, against as many threads",
-                of="tasks",
+                path=f"async API on {FEW} threads, {CONCURRENT} steps at once, against {CONCURRENT} threads",
+                of=f"tasks on {FEW} threads",
                 to="threads",
                 target=Target(0.8, 0.95),
             ),
@@ -133,6 +133,12 @@ CASES = [
                 path=f"async API on {FEW} threads, {CONCURRENT} steps at once, against {FEW} threads",
                 of=f"tasks on {FEW} threads",
                 to=f"{FEW} threads",
+            ),
+            Comparison(
+                path=f"async API on {CONCURRENT} threads, {CONCURRENT} steps at once, "
+                f"against {CONCURRENT} threads",
+                of="tasks",
+                to="threads",
             ),
         ],
         needs=[concurrent_sessions],
