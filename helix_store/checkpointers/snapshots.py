@@ -15,7 +15,7 @@ from helix_store.core.snapshots import CheckpointMeta, encode_snapshot, optional
 from helix_store.exceptions import InvalidPayload
 from helix_store.stores.api.base import guard
 from helix_store.stores.async_twins import async_twin
-from helix_store.stores.database.fast_snapshots import FastSnapshots
+from helix_store.stores.database.fast_paths import FastSnapshots
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.memory.scope import TenantScope
 from helix_store.stores.memory.snapshots import MemorySnapshots

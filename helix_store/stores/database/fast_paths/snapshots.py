@@ -1,4 +1,4 @@
-"""Snapshots on PostgreSQL in one prepared statement each, with the guarantees of the portable form."""
+"""Putting, getting and listing snapshots."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from helix_store.core.requests import Guard
 from helix_store.core.snapshots import CheckpointMeta, EncodedSnapshot, read_snapshot
 from helix_store.models import Checkpoint, Session
 from helix_store.stores.database.errors import is_unique_violation
+from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, try_prepared
 from helix_store.stores.database.snapshots import DatabaseSnapshots
 
@@ -142,4 +143,4 @@ _SNAPSHOTS = "c.kind = 'snapshot' AND c.namespace = ''"
 
 
 def _tables() -> tuple[str, str]:
-    return f'"{Session._meta.db_table}"', f'"{Checkpoint._meta.db_table}"'
+    return table(Session), table(Checkpoint)

@@ -1,0 +1,131 @@
+"""The SQL of steps and of what is staged for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from helix_store.core.limits import Limits
+from helix_store.core.session_state import (
+    encode_state,
+)
+from helix_store.core.types import (
+    SessionState,
+)
+from helix_store.models import Checkpoint as CheckpointRow
+from helix_store.models import Lock, Message, Run, Session, StagedChange
+from helix_store.stores.database.fast_paths.tables import table
+
+__all__ = ["stage_sql", "staged_sql", "step_sql"]
+
+# A row that is written again gets another xmin.
+_STAGED_VERSION: Final = "g.id || ':' || g.xmin"
+_ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
+
+
+@cache
+def stage_sql() -> str:
+    # A conflict updates the row where it stands, so a repeated tool call keeps its place in the order.
+    return f"""
+        WITH head AS (
+            SELECT id FROM {table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+            FOR NO KEY UPDATE
+        )
+        INSERT INTO {table(StagedChange)} AS g (session_id, step_id, tool_call_id, payload, created_at)
+        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s FROM head
+        ON CONFLICT (session_id, step_id, tool_call_id)
+        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
+        RETURNING {_STAGED_VERSION}"""
+
+
+@cache
+def staged_sql() -> str:
+    return f"""
+        SELECT {_STAGED_VERSION}, g.payload FROM {table(StagedChange)} AS g
+        WHERE g.session_id = (
+            SELECT id FROM {table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+        ) AND g.step_id = %(step_id)s
+        ORDER BY g.id"""
+
+
+@cache
+def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) -> str:
+    """One step, in one statement.
+
+    ``head`` decides, and every other part takes its rows from there: the session is locked before anything
+    of it is, and nothing is written when a condition does not hold. A statement that had to wait for the lock
+    checks the conditions again on the session as it is then, but everything else is as it was at its start.
+    Hence the version must be the one of the start, and a state between checkpoints, which the step replaces,
+    must have been there. What is staged meanwhile is left alone: the next promote takes it.
+
+    A part that a step does not need costs as much as one that it does, so there is a form for each need.
+    """
+    session, checkpoint, lock = table(Session), table(CheckpointRow), table(Lock)
+    message, staged, run = table(Message), table(StagedChange), table(Run)
+    own = [name for name in _step_columns() if name not in _ASSIGNED_OTHERWISE]
+    assignments = ", ".join(f"{name} = %({name})s" for name in own)
+    of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
+    the_session = "tenant = %(tenant)s AND session_id = %(session_id)s"
+    fence = taken = ""
+    if merges:
+        merged = "%(staged)s::text[]"
+        conditions = [
+            f"""(SELECT array_agg({_STAGED_VERSION} ORDER BY g.id) FROM {staged} AS g
+                 WHERE {of_step.format("s")}) = {merged}"""
+        ]
+        taken = f"""taken AS (
+            DELETE FROM {staged} AS g USING head
+            WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY({merged})
+        ), """
+    else:
+        conditions = [f"NOT EXISTS (SELECT 1 FROM {staged} AS g WHERE {of_step.format('s')})"]
+    if is_fenced:
+        fence = f"""fence AS MATERIALIZED (
+            SELECT token FROM {lock} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
+        ), """
+        conditions.append("NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)")
+    if is_of_run:
+        conditions.append(
+            f"EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
+        )
+    if is_delta:
+        conditions.append("s.base_key = %(base_key)s")
+    return f"""
+        WITH {fence}head AS (
+            UPDATE {session} AS s
+            SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
+                mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
+                message_count = s.message_count + %(added)s, current_is_checkpoint = true,
+                base_key = %(base_key)s,
+                current_id = nextval(pg_get_serial_sequence('{checkpoint}', 'id'))
+            WHERE {the_session}
+              AND s.version = coalesce(
+                  %(expected_version)s::bigint, (SELECT version FROM {session} WHERE {the_session}))
+              AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
+              AND (s.current_is_checkpoint OR EXISTS (
+                  SELECT 1 FROM {checkpoint} AS c WHERE c.session_id = s.id AND c.kind = 'state'))
+              AND {" AND ".join(conditions)}
+            RETURNING s.id, s.version, s.message_count, s.current_id
+        ), replaced AS (
+            DELETE FROM {checkpoint} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
+        ), {taken}said AS (
+            INSERT INTO {message} (session_id, sequence, role, payload, created_at)
+            SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
+            FROM head,
+                unnest(%(roles)s::text[], %(texts)s::text[]) WITH ORDINALITY AS m(role, payload, number)
+        ), kept AS (
+            INSERT INTO {checkpoint} (
+                id, session_id, kind, namespace, version, checkpoint_id, source, run_id, step_id, step_count,
+                status, message_count, stream_sequence, payload, base_id, envelope, size_bytes, created_at)
+            SELECT head.current_id, head.id, 'step', '', head.version, %(checkpoint_id)s, 'step', %(run_id)s,
+                %(step_id)s, %(step_number)s, %(status)s, head.message_count, %(stream_sequence)s,
+                %(payload)s, %(base_id)s::bigint, %(envelope)s, %(size_bytes)s, %(at)s
+            FROM head
+        )
+        SELECT version, current_id FROM head"""
+
+
+@cache
+def _step_columns() -> tuple[str, ...]:
+    """The head columns that a state brings along, by name; the same for every state."""
+    return tuple(encode_state(SessionState(session_id="any", agent_type="any"), Limits()).columns)

@@ -1,0 +1,148 @@
+"""Staging, and the atomic step that merges what was staged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.connections import kept_together
+from helix_store.core.ids import checkpoint_id
+from helix_store.core.merging import with_staged
+from helix_store.core.payloads import decode, size_of
+from helix_store.core.requests import StepRequest
+from helix_store.core.session_state import (
+    encode_custom_state,
+)
+from helix_store.core.types import (
+    StagedChanges,
+    StepCommit,
+)
+from helix_store.stores.database.bases import bases, new_base_key
+from helix_store.stores.database.fast_paths.step_statements import stage_sql, staged_sql, step_sql
+from helix_store.stores.database.prepared import (
+    is_fast_write,
+    read_prepared,
+    try_prepared,
+)
+from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.staged_here import StagedRow, staged_here
+from helix_store.stores.database.staging import DatabaseStaging
+from helix_store.stores.database.steps import DatabaseSteps
+
+__all__ = ["FastStaging", "FastSteps"]
+
+
+class FastStaging(DatabaseStaging):
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+        if is_fast_write(self.scope):
+            parameters = {
+                "tenant": self.scope.tenant,
+                "session_id": session_id,
+                "step_id": step_id,
+                "tool_call_id": tool_call_id,
+                "payload": text,
+                "at": timezone.now(),
+            }
+            for (version,) in try_prepared(self.scope, stage_sql(), parameters):
+                row = StagedRow(version, text)
+                staged_here.add(self.scope, session_id, step_id, tool_call_id, row)
+                return
+        super().stage(session_id, step_id, tool_call_id, text)
+
+
+class FastSteps(DatabaseSteps):
+    _usually_staged = False
+    """Whether the last step had changes staged elsewhere: where tools run, they do for most steps."""
+
+    def commit(self, request: StepRequest) -> StepCommit:
+        with kept_together(self.scope.connection):
+            if request.operation_id is None and is_fast_write(self.scope):
+                commit = self._in_one_statement(request)
+                if commit is not None:
+                    return commit
+            return super().commit(request)
+
+    def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
+        """Commit a step; ``None`` when it takes more deciding than one statement does.
+
+        What is staged and was not staged here is read before, when it is to be expected, or else after a try
+        that it stopped. It is committed only if the staging is still the same.
+        """
+        parameters = _step_parameters(self.scope, request)
+        known = staged_here.take(self.scope, request.session_id, request.step.step_id)
+        is_tried = bool(known) or not self._usually_staged
+        if is_tried:
+            commit = self._try(request, parameters, known)
+            if commit is not None:
+                return commit
+        rows = read_prepared(self.scope, staged_sql(), parameters)
+        staged = [StagedRow(version, text) for version, text in rows]
+        if is_tried and staged == known:
+            return None
+        self._usually_staged = bool(staged)
+        return self._try(request, parameters, staged)
+
+    def _promoted(self, request: StepRequest, rows: Sequence[StagedRow]) -> str:
+        if not rows:
+            return request.encoded.payload
+        limits = self.scope.limits
+        staged = [StagedChanges.from_dict(decode(row.text)) for row in rows]
+        promoted = with_staged(request.custom_state, staged, limits=limits)
+        return encode_custom_state(promoted, request.encoded.envelope, limits)
+
+    def _try(
+        self, request: StepRequest, parameters: dict[str, Any], staged: Sequence[StagedRow]
+    ) -> StepCommit | None:
+        """Store a payload as a delta if there is something to build on, else in full, to be built on."""
+        payload = self._promoted(request, staged)
+        base = bases.get(self.scope, request.session_id)
+        delta = None if base is None else base.delta_to(payload)
+        base_key = new_base_key() if delta is None else delta.base_key
+        stored: dict[str, Any] = {"payload": payload, "base_id": None}
+        if delta is not None:
+            stored = {"payload": delta.text, "base_id": delta.base_id}
+        sql = step_sql(
+            merges=bool(staged),
+            is_delta=delta is not None,
+            is_fenced=request.guard.fencing_token is not None,
+            is_of_run=request.run_id is not None,
+        )
+        size_bytes = size_of(payload) + size_of(request.encoded.envelope)
+        parameters = {
+            **parameters,
+            **stored,
+            "base_key": base_key,
+            "size_bytes": size_bytes,
+            "staged": [row.version for row in staged],
+        }
+        for version, row_id in try_prepared(self.scope, sql, parameters):
+            if delta is None:
+                bases.keep(self.scope, request.session_id, base_key, row_id, payload)
+            return StepCommit(parameters["checkpoint_id"], new_version=version)
+        return None
+
+
+def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
+    columns = request.encoded.columns
+    return {
+        **columns,
+        "tags": json.dumps(columns["tags"]),
+        "metadata": json.dumps(columns["metadata"]),
+        "tenant": scope.tenant,
+        "session_id": request.session_id,
+        "expected_version": request.guard.expected_version,
+        "fencing_token": request.guard.fencing_token,
+        "at": timezone.now(),
+        "roles": [message.role for message in request.messages],
+        "texts": [message.text for message in request.messages],
+        "added": len(request.messages),
+        "checkpoint_id": checkpoint_id(request.session_id, request.step.step_count),
+        "run_id": request.run_id,
+        "step_id": request.step.step_id,
+        "step_number": request.step.step_count,
+        "stream_sequence": request.step.stream_sequence,
+        "envelope": request.encoded.envelope,
+    }
