@@ -1,4 +1,4 @@
-"""How many statements every public call sends, as ``docs/statement-counts.md`` says.
+"""How many statements every public call sends, as ``docs/performance.md`` says.
 
 A row that no longer holds is printed as it is measured now: put it in the place of the old one.
 """
@@ -17,7 +17,7 @@ from tests.database.counted_calls import CALLS, CLASSES, Faces
 from tests.database.test_statements import sent_by
 from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
 
-TABLE: Final = Path(__file__).parents[2] / "docs" / "statement-counts.md"
+TABLE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
 COLUMNS: Final = (("sqlite", True), ("postgres", False), ("postgres", True))
 """Which database, and whether fast paths are on."""
 
@@ -27,7 +27,8 @@ Counts = tuple[str, ...]
 def documented() -> dict[tuple[str, str], Counts]:
     """The rows of the table by face and call."""
     rows = {}
-    for line in TABLE.read_text().splitlines():
+    _, _, table = TABLE.read_text().partition("## What each call sends")
+    for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and cells[-1].isdigit():
             face, call, *counts = cells
