@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from helix_store.core.state_deltas import MAX_DELTAS, delta_between, members_of
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["Base", "Bases", "Delta", "bases", "new_base_key"]
+__all__ = ["Base", "Bases", "Delta", "StoredPayload", "bases", "new_base_key", "stored_payload"]
 
 _MOST_BYTES: Final = 32 * 1024 * 1024
 _LARGEST_SHARE: Final = 2
@@ -35,6 +35,18 @@ class Delta(NamedTuple):
     text: str
     base_id: int
     base_key: int
+
+
+class StoredPayload(NamedTuple):
+    """What a step's row holds for a payload, and the key that the head has with it."""
+
+    text: str
+    base_id: int | None
+    base_key: int
+
+    @property
+    def is_delta(self) -> bool:
+        return self.base_id is not None
 
 
 class Base:
@@ -132,6 +144,12 @@ class Bases:
         base = self._known.pop(place, None)
         if base is not None:
             self.size -= base.size
+
+
+def stored_payload(payload: str, base: Base | None) -> StoredPayload:
+    """A payload as a delta from a base if that is worth it, else in full, to be built on."""
+    delta = None if base is None else base.delta_to(payload)
+    return StoredPayload(payload, None, new_base_key()) if delta is None else StoredPayload(*delta)
 
 
 def new_base_key() -> int:

@@ -1,7 +1,7 @@
-"""Prepared statements on PostgreSQL, each a transaction by itself.
+"""Prepared statements on PostgreSQL: each a transaction by itself, or a savepoint of the caller's.
 
-That saves the trips for ``BEGIN`` and ``COMMIT`` and the planning, which costs more than the work of a small
-statement. ``HELIX_STORE["FAST_PATHS"] = False`` switches all of this off.
+That saves the trips for ``BEGIN`` and ``COMMIT``, or those for the savepoint, and the planning, which costs
+more than the work of a small statement. ``HELIX_STORE["FAST_PATHS"] = False`` switches all of this off.
 """
 
 from __future__ import annotations

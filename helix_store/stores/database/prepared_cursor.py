@@ -1,8 +1,8 @@
 """A cursor that runs prepared statements on a connection of psycopg, and nothing else.
 
 The driver's own cursors can prepare too, but take longer to hand a small statement over than the server takes
-to run it. This one sends text as it is given. A write inside a transaction goes out with the savepoint around
-it, and with the ``BEGIN`` before it when that is due, in one trip.
+to run it. This one sends text as it is given. Inside a transaction a statement goes out with the savepoint
+around it, and with the ``BEGIN`` before it when that is due, in one trip.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from helix_store.stores.database.locking import lock_session, session_key
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.sessions import replace_custom_state
 
-__all__ = ["DatabaseStaging", "take_staged"]
+__all__ = ["DatabaseStaging", "staged_from", "take_staged"]
 
 
 class DatabaseStaging(DatabaseVerbs):
@@ -41,7 +41,7 @@ class DatabaseStaging(DatabaseVerbs):
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
         key = session_key(self.scope, session_id)
         rows = StagedChange.objects.using(self.scope.alias).filter(session_id=key, step_id=step_id)
-        return [_from_text(text) for text in rows.order_by("pk").values_list("payload", flat=True)]
+        return [staged_from(text) for text in rows.order_by("pk").values_list("payload", flat=True)]
 
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
@@ -69,8 +69,8 @@ def take_staged(scope: Scope, head: Session, step_id: str) -> list[StagedChanges
             f"DELETE FROM {table} WHERE session_id = %s AND step_id = %s RETURNING id, payload",
             [head.pk, step_id],
         )
-        return [_from_text(payload) for _, payload in sorted(cursor.fetchall())]
+        return [staged_from(payload) for _, payload in sorted(cursor.fetchall())]
 
 
-def _from_text(text: str) -> StagedChanges:
+def staged_from(text: str) -> StagedChanges:
     return StagedChanges.from_dict(decode(text))

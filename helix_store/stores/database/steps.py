@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,14 +11,14 @@ from django.db.models import Exists, FilteredRelation, OuterRef, Q
 from django.utils import timezone
 
 from helix_store.core.ids import checkpoint_id
-from helix_store.core.merging import promote_staged
+from helix_store.core.merging import with_staged
 from helix_store.core.payloads import size_of
 from helix_store.core.requests import StepRequest
 from helix_store.core.session_state import encode_custom_state, settled_mode
-from helix_store.core.types import CheckpointSource, StepCommit
+from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
-from helix_store.stores.database.bases import bases, new_base_key
+from helix_store.stores.database.bases import bases, stored_payload
 from helix_store.stores.database.locking import admit, bump, lock_session
 from helix_store.stores.database.messages import insert_messages
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
@@ -45,7 +46,7 @@ class DatabaseSteps(DatabaseVerbs):
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
         at = timezone.now()
-        payload = self._promoted_payload(head, request)
+        payload = self._promoted(request, take_staged(self.scope, head, request.step.step_id))
         message_count = insert_messages(self.scope, head, request.messages, at=at)
         commit = StepCommit(
             checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
@@ -59,12 +60,12 @@ class DatabaseSteps(DatabaseVerbs):
             _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
         return commit
 
-    def _promoted_payload(self, head: Session, request: StepRequest) -> str:
-        staged = take_staged(self.scope, head, request.step.step_id)
+    def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> str:
+        """The payload with what was staged."""
         if not staged:
             return request.encoded.payload
         limits = self.scope.limits
-        promoted = promote_staged(request.custom_state, staged, limits=limits)
+        promoted = with_staged(request.custom_state, staged, limits=limits)
         return encode_custom_state(promoted, request.encoded.envelope, limits)
 
 
@@ -124,8 +125,7 @@ def _write_checkpoint(
     build on, else it is stored in full, as something to build on.
     """
     base = bases.get(scope, request.session_id)
-    delta = base.delta_to(payload) if base is not None and base.key == head.base_key else None
-    base_key = new_base_key() if delta is None else delta.base_key
+    stored = stored_payload(payload, base if base is not None and base.key == head.base_key else None)
     columns = {
         "session_id": head.pk,
         "kind": CheckpointKind.STEP.value,
@@ -139,8 +139,8 @@ def _write_checkpoint(
         "status": request.encoded.columns["status"],
         "message_count": message_count,
         "stream_sequence": request.step.stream_sequence,
-        "payload": payload if delta is None else delta.text,
-        "base_id": None if delta is None else delta.base_id,
+        "payload": stored.text,
+        "base_id": stored.base_id,
         "envelope": request.encoded.envelope,
         "size_bytes": size_of(payload) + size_of(request.encoded.envelope),
         "created_at": at,
@@ -150,9 +150,9 @@ def _write_checkpoint(
         key = head.current_id
     else:
         key = insert_row(scope, Checkpoint, columns)
-    if delta is None:
-        bases.keep(scope, request.session_id, base_key, key, payload)
-    return {"current_id": key, "current_is_checkpoint": True, "base_key": base_key}
+    if not stored.is_delta:
+        bases.keep(scope, request.session_id, stored.base_key, key, payload)
+    return {"current_id": key, "current_is_checkpoint": True, "base_key": stored.base_key}
 
 
 def _record_operation(

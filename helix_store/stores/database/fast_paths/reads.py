@@ -5,18 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from helix_store.core.types import (
-    Checkpoint,
-)
+from helix_store.core.types import Checkpoint
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Message, Session
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.messages import DatabaseMessages
-from helix_store.stores.database.prepared import (
-    is_fast,
-    read_prepared,
-)
+from helix_store.stores.database.prepared import is_fast, read_prepared
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
 
 __all__ = ["FastCheckpoints", "FastMessages"]

@@ -6,12 +6,8 @@ from functools import cache
 from typing import Final
 
 from helix_store.core.limits import Limits
-from helix_store.core.session_state import (
-    encode_state,
-)
-from helix_store.core.types import (
-    SessionState,
-)
+from helix_store.core.session_state import encode_state
+from helix_store.core.types import SessionState
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.fast_paths.tables import table

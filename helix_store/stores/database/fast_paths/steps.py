@@ -10,26 +10,15 @@ from django.utils import timezone
 
 from helix_store.connections import kept_together
 from helix_store.core.ids import checkpoint_id
-from helix_store.core.merging import with_staged
-from helix_store.core.payloads import decode, size_of
+from helix_store.core.payloads import size_of
 from helix_store.core.requests import StepRequest
-from helix_store.core.session_state import (
-    encode_custom_state,
-)
-from helix_store.core.types import (
-    StagedChanges,
-    StepCommit,
-)
-from helix_store.stores.database.bases import bases, new_base_key
+from helix_store.core.types import StepCommit
+from helix_store.stores.database.bases import bases, stored_payload
 from helix_store.stores.database.fast_paths.step_statements import stage_sql, staged_sql, step_sql
-from helix_store.stores.database.prepared import (
-    is_fast_write,
-    read_prepared,
-    try_prepared,
-)
+from helix_store.stores.database.prepared import is_fast_write, read_prepared, try_prepared
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.staged_here import StagedRow, staged_here
-from helix_store.stores.database.staging import DatabaseStaging
+from helix_store.stores.database.staging import DatabaseStaging, staged_from
 from helix_store.stores.database.steps import DatabaseSteps
 
 __all__ = ["FastStaging", "FastSteps"]
@@ -85,42 +74,29 @@ class FastSteps(DatabaseSteps):
         self._usually_staged = bool(staged)
         return self._try(request, parameters, staged)
 
-    def _promoted(self, request: StepRequest, rows: Sequence[StagedRow]) -> str:
-        if not rows:
-            return request.encoded.payload
-        limits = self.scope.limits
-        staged = [StagedChanges.from_dict(decode(row.text)) for row in rows]
-        promoted = with_staged(request.custom_state, staged, limits=limits)
-        return encode_custom_state(promoted, request.encoded.envelope, limits)
-
     def _try(
         self, request: StepRequest, parameters: dict[str, Any], staged: Sequence[StagedRow]
     ) -> StepCommit | None:
-        """Store a payload as a delta if there is something to build on, else in full, to be built on."""
-        payload = self._promoted(request, staged)
-        base = bases.get(self.scope, request.session_id)
-        delta = None if base is None else base.delta_to(payload)
-        base_key = new_base_key() if delta is None else delta.base_key
-        stored: dict[str, Any] = {"payload": payload, "base_id": None}
-        if delta is not None:
-            stored = {"payload": delta.text, "base_id": delta.base_id}
+        payload = self._promoted(request, [staged_from(row.text) for row in staged])
+        stored = stored_payload(payload, bases.get(self.scope, request.session_id))
         sql = step_sql(
             merges=bool(staged),
-            is_delta=delta is not None,
+            is_delta=stored.is_delta,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
         )
         size_bytes = size_of(payload) + size_of(request.encoded.envelope)
         parameters = {
             **parameters,
-            **stored,
-            "base_key": base_key,
+            "payload": stored.text,
+            "base_id": stored.base_id,
+            "base_key": stored.base_key,
             "size_bytes": size_bytes,
             "staged": [row.version for row in staged],
         }
         for version, row_id in try_prepared(self.scope, sql, parameters):
-            if delta is None:
-                bases.keep(self.scope, request.session_id, base_key, row_id, payload)
+            if not stored.is_delta:
+                bases.keep(self.scope, request.session_id, stored.base_key, row_id, payload)
             return StepCommit(parameters["checkpoint_id"], new_version=version)
         return None
 
