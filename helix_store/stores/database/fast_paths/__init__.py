@@ -2,8 +2,8 @@
 
 Outside of the caller's block a data-modifying statement is a transaction by itself: it saves the trips for
 ``BEGIN`` and ``COMMIT``, and prepared it saves the planning, which costs more than the work. Each write holds
-its whole decision in its conditions. When they do not all hold it changes nothing and returns nothing, and the
-portable form, which locks first and then decides, has the last word: it finds the error to raise or succeeds.
+its whole decision in its conditions. When they do not all hold it changes nothing and returns nothing, and
+the portable form, which locks first and then decides, has the last word: it finds the error or succeeds.
 
 ``HELIX_STORE["FAST_PATHS"] = False`` switches all of this off.
 """
