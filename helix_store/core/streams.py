@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count, repeat
 from typing import Any, Final, NamedTuple
 
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import encode
+from helix_store.core.payloads import decode_all, encode
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import (
@@ -54,6 +56,10 @@ CLOSED: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
 class StoredChunk(Serializable):
     chunk: dict[str, Any]
     sequence: int
+
+
+_SET_CHUNK: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["chunk"].__set__
+_SET_SEQUENCE: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["sequence"].__set__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,20 @@ class StreamPage(NamedTuple):
     head: StreamHead
     first_sequence: int
     texts: Sequence[str]
+
+    def chunks(self) -> list[StoredChunk]:
+        """The chunks decoded.
+
+        They are not made by their constructor: it takes twice as long, because a frozen class may set its
+        fields only by a detour.
+        """
+        stored = list(map(object.__new__, repeat(StoredChunk, len(self.texts))))
+        for set_field, values in (
+            (_SET_CHUNK, decode_all(self.texts)),
+            (_SET_SEQUENCE, count(self.first_sequence)),
+        ):
+            deque(map(set_field, stored, values), maxlen=0)
+        return stored
 
 
 def same_stream(page: StreamPage | None, stream_id: str, incarnation: tuple[int, int]) -> StreamPage:

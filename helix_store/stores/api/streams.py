@@ -12,7 +12,7 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode_all, encode
+from helix_store.core.payloads import encode
 from helix_store.core.stream_options import duration_ms, seconds
 from helix_store.core.streams import (
     WRITER_LOST,
@@ -191,10 +191,7 @@ class StreamManagerBase:
         if page is None:
             raise StreamNotFound(stream_id)
         page.head.check_readable(after)
-        return [
-            StoredChunk(chunk, sequence)
-            for sequence, chunk in enumerate(decode_all(page.texts), page.first_sequence)
-        ]
+        return page.chunks()
 
     async def create_reader(self, stream_id: str) -> AsyncIterator[dict[str, Any]] | None:
         """The chunks from the start until the stream is over or paused; ``None`` for an unknown stream.
