@@ -9,7 +9,6 @@ from django.db.models import F, Func, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.expiry import SESSION_EXPIRED
-from helix_store.core.graph import GRAPH_AGENT_TYPE
 from helix_store.core.types import (
     NON_TERMINAL_STATUSES,
     SUSPENDED_STATUSES,
@@ -144,9 +143,8 @@ class Session(models.Model):
                 fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")
             ),
             models.Index(
-                fields=["tenant", "updated_at", "session_id"],
-                condition=Q(agent_type=GRAPH_AGENT_TYPE),
-                name=constraint_name("session_graph_idx"),
+                fields=["tenant", "agent_type", "updated_at", "session_id"],
+                name=constraint_name("session_agent_idx"),
             ),
             models.Index(
                 fields=["tenant", "agent_type", "status", "updated_at", "session_id"],

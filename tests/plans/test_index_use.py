@@ -24,7 +24,7 @@ SERVED: Final = {
     "helix_session_work_idx": "list_sessions(workspace) by updated_at",
     "helix_session_parent_idx": "list_sessions(children) by updated_at",
     "helix_session_root_idx": "list_sessions(tree) by updated_at",
-    "helix_session_graph_idx": "graph list_sessions",
+    "helix_session_agent_idx": "graph list_sessions",
     "helix_session_tags_idx": "list_sessions(tag) by updated_at",
     "helix_session_meta_idx": "list_sessions(metadata) by updated_at",
     "helix_session_stream_idx": "delete_session",
