@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 
+from benchmarks.bench import Bench
 from benchmarks.evidence import Evidence
 from benchmarks.operations import Operation
 from benchmarks.payloads import STATES, message, staged_changes, state_of
@@ -21,7 +22,7 @@ from helix_store.models import Checkpoint, Message, Session, StagedChange
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.database.bases import bases
 
-__all__ = ["Step", "StepInsideAtomic", "step_evidence", "step_limit"]
+__all__ = ["Step", "StepInFull", "StepInsideAtomic", "step_evidence", "step_limit", "used_staging"]
 
 STAGED = 2
 """Changes that are staged for a step, if any."""
@@ -150,6 +151,16 @@ class StepInsideAtomic(Step):
     def __call__(self) -> None:
         with transaction.atomic(using=self.alias):
             super().__call__()
+
+
+def used_staging(bench: Bench) -> None:
+    """A table of staged changes that has been in use: how it is read is planned by its pages."""
+    store = DatabaseStateStore()
+    (session_id,) = sessions_of(0, per_worker=1)
+    for number in range(500):
+        (changes, *_) = staged_changes()
+        store.stage_changes(session_id, f"earlier-{number}", changes)
+        store.discard_staging(session_id, f"earlier-{number}")
 
 
 def merged_changes() -> dict[str, Any]:

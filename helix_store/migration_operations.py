@@ -9,7 +9,7 @@ from django.db import migrations
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.models import Q
 
-__all__ = ["compress_quickly", "index_documents", "refuse_to_lose"]
+__all__ = ["compress_quickly", "index_documents", "keep_pages", "refuse_to_lose"]
 
 
 def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
@@ -40,12 +40,9 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
         def alter(apps: Any, schema_editor: Any) -> None:
             if not _has_lz4(schema_editor.connection):
                 return
-            quote = schema_editor.quote_name
-            table = quote(apps.get_model("helix_store", model_name)._meta.db_table)
-            for column in columns:
-                schema_editor.execute(
-                    f"ALTER TABLE {table} ALTER COLUMN {quote(column)} SET COMPRESSION {method}"
-                )
+            table = _quoted_table(apps, schema_editor, model_name)
+            for column in map(schema_editor.quote_name, columns):
+                schema_editor.execute(f"ALTER TABLE {table} ALTER COLUMN {column} SET COMPRESSION {method}")
 
         return alter
 
@@ -63,7 +60,7 @@ def index_documents(model_name: str, column: str, *, name: str, empty: str) -> m
         if schema_editor.connection.vendor != "postgresql":
             return
         quote = schema_editor.quote_name
-        table = quote(apps.get_model("helix_store", model_name)._meta.db_table)
+        table = _quoted_table(apps, schema_editor, model_name)
         schema_editor.execute(
             f"CREATE INDEX {quote(name)} ON {table} USING gin ({quote(column)} jsonb_path_ops) "
             f"WITH (gin_pending_list_limit = 64) WHERE {quote(column)} <> '{empty}'::jsonb"
@@ -74,6 +71,30 @@ def index_documents(model_name: str, column: str, *, name: str, empty: str) -> m
             schema_editor.execute(f"DROP INDEX {schema_editor.quote_name(name)}")
 
     return migrations.RunPython(create, drop, elidable=False)
+
+
+def keep_pages(model_name: str) -> migrations.RunPython:
+    """An operation that lets PostgreSQL keep the pages of a table whose rows come and go.
+
+    Cutting them off locks the table, and a small table is read from end to end by statements that are planned
+    while it is small: they go on so until the next vacuum, whatever has come in meanwhile.
+    """
+
+    def alter(change: str) -> Callable[[Any, Any], None]:
+        def run(apps: Any, schema_editor: Any) -> None:
+            if schema_editor.connection.vendor == "postgresql":
+                table = _quoted_table(apps, schema_editor, model_name)
+                schema_editor.execute(f"ALTER TABLE {table} {change}")
+
+        return run
+
+    return migrations.RunPython(
+        alter("SET (vacuum_truncate = false)"), alter("RESET (vacuum_truncate)"), elidable=False
+    )
+
+
+def _quoted_table(apps: Any, schema_editor: Any, model_name: str) -> Any:
+    return schema_editor.quote_name(apps.get_model("helix_store", model_name)._meta.db_table)
 
 
 def _has_lz4(connection: Any) -> bool:

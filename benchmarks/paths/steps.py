@@ -13,7 +13,7 @@ from benchmarks.pgbench import Script
 from benchmarks.races import Client, Comparison, Contestant, Limit, Race
 from benchmarks.reference import reference_sessions
 from benchmarks.sessions import WORKERS, live_sessions
-from benchmarks.steps import Step, StepInFull, StepInsideAtomic, step_evidence, step_limit
+from benchmarks.steps import Step, StepInFull, StepInsideAtomic, step_evidence, step_limit, used_staging
 
 __all__ = ["CASES"]
 
@@ -54,7 +54,7 @@ def _staged_race(path: str, kib: int, target: Target) -> Race:
             Comparison(path=path, target=target),
             Comparison(path=f"{path} by another process", of="elsewhere"),
         ],
-        needs=[live_sessions, reference_sessions],
+        needs=[live_sessions, reference_sessions, used_staging],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -127,3 +128,31 @@ def test_a_rolled_back_block_takes_its_steps_along(
         assert version(store) == 3
         transaction.set_rollback(True, using=postgres_db.alias)
     assert version(store) == 2
+
+
+def test_a_step_finds_its_staged_changes_by_an_index_where_few_are_staged(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    # A table that has been in use, and whose dead rows are gone.
+    connection = postgres_db.connection
+    long = {"tool_call_id": "call", "merge_changes": {"long": "x" * 1_000}}
+    for number in range(200):
+        store.stage_changes("s", "earlier", {**long, "tool_call_id": f"call-{number}"})
+    assert store.discard_staging("s", "earlier") == 200
+    execute(connection, "VACUUM ANALYZE helix_store_staged_change")
+
+    for number in range(1, 20):
+        store.stage_changes("s", f"step-{number}", long)
+        step(store, number)
+    kept = fetch(
+        connection,
+        "SELECT name, statement FROM pg_prepared_statements "
+        "WHERE statement LIKE '%taken AS%' AND generic_plans > 0",
+    )
+    assert kept
+    for name, statement in kept:
+        nulls = ", ".join("NULL" for _ in set(re.findall(r"\$\d+", str(statement))))
+        plan = fetch(connection, f"EXPLAIN EXECUTE {name}({nulls})")
+        reads = [line for (line,) in plan if "Scan" in str(line) and "helix_store_staged_change" in str(line)]
+        assert len(reads) == 2
+        assert all("Index Scan" in str(line) for line in reads), plan

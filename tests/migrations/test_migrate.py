@@ -198,5 +198,17 @@ def test_payloads_are_compressed_with_lz4_where_the_server_has_it(fresh_postgres
         assert dict(cursor.fetchall())["payload"] == ""
 
 
+def test_a_vacuum_leaves_the_table_of_staged_changes_its_pages(fresh_postgres: FreshDatabase) -> None:
+    alias = fresh_postgres.connection.alias
+    options = "SELECT reloptions FROM pg_class WHERE oid = 'helix_store_staged_change'::regclass"
+    call_command("migrate", "helix_store", database=alias, verbosity=0)
+    with fresh_postgres.connection.cursor() as cursor:
+        cursor.execute(options)
+        assert cursor.fetchone() == (["vacuum_truncate=false"],)
+        call_command("migrate", "helix_store", "0014_agent_type_lists", database=alias, verbosity=0)
+        cursor.execute(options)
+        assert cursor.fetchone() == (None,)
+
+
 def test_a_migrated_database_reports_its_version(committed_db: CommittedDatabase) -> None:
     assert current_version(committed_db.alias) == 7

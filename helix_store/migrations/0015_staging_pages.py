@@ -1,0 +1,11 @@
+"""Staged changes come and go: PostgreSQL keeps the pages of their table."""
+
+from django.db import migrations
+
+from helix_store.migration_operations import keep_pages
+
+
+class Migration(migrations.Migration):
+    dependencies = [("helix_store", "0014_agent_type_lists")]
+
+    operations = [keep_pages("stagedchange")]
