@@ -37,8 +37,8 @@ class UsageSum:
     kind: UsageKind
     name: str
     custom_name: str | None
-    success: bool | None
     entry_count: int
+    successes: int
     tokens: TokenCounts
     duration_ms: int
     amount: float
@@ -48,7 +48,7 @@ class UsageSum:
     def calls(self) -> CallStats:
         return CallStats(
             calls=self.entry_count,
-            failures=0 if self.success else self.entry_count,
+            failures=self.entry_count - self.successes,
             total_duration_ms=self.duration_ms,
         )
 
@@ -59,8 +59,8 @@ def sum_of(entry: UsageEntry) -> UsageSum:
         kind=entry.kind,
         name=entry.model or entry.tool_name or entry.agent_type or entry.type or "",
         custom_name=entry.name,
-        success=entry.success,
         entry_count=1,
+        successes=1 if entry.success else 0,
         tokens=entry.tokens or TokenCounts(),
         duration_ms=entry.duration_ms or 0,
         amount=entry.amount or 0,

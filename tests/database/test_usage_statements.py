@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
@@ -166,14 +166,19 @@ class TestRollup:
         finding, _ = ledger.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
         assert "session_parent_idx" in ledger.plan(finding)
 
-    def test_a_tree_too_large_for_one_statement_adds_up_in_several(
-        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        whole = rolled_up(ledger.usage, "root", tree=True)
-        monkeypatch.setattr("helix_store.stores.database.usage._SESSIONS_PER_QUERY", 7)
-        assert rolled_up(ledger.usage, "root", tree=True) == whole
-        sent = ledger.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
-        assert len(sent) == 1 + 8
+    def test_a_tree_of_more_sessions_than_a_statement_has_parameters_costs_two(self, ledger: Ledger) -> None:
+        many = 33_000
+        large = Ledger(ledger.alias, fresh_tenant())
+        with transaction.atomic(using=large.alias):
+            large.sessions.create_session("root", agent_type="planner")
+            child = {"session_id": "'child-' || number", "parent_session_id": "'root'", "current_id": "NULL"}
+            _copy(large, Session, child, many)
+            large.usage.record_entries(tool(f"child-{number}", timestamp=NOON) for number in (1, many))
+            rollup = rolled_up(large.usage, "root", tree=True)
+            sent = large.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
+            transaction.set_rollback(True, using=large.alias)
+        assert (rollup.session_count, rollup.entry_count) == (many + 1, 2)
+        assert len(sent) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.samples import custom, sub_agent, tokens, tool
 from tests.databases import CommittedDatabase
 
-__all__ = ["BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "World", "fill"]
+__all__ = ["BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "TEMPLATE", "World", "fill", "write_templates"]
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SESSIONS = 10_000
@@ -47,7 +47,7 @@ BUSY, BUSY_GRAPH = "session-7", "session-5"
 LONG = 1_000
 """Rows that a busy session has of each kind; the others that have any have a few."""
 
-_TEMPLATE = "template"
+TEMPLATE = "template"
 _USED = 3_000
 _FEW = 3
 _LOCKS = 30_000
@@ -89,7 +89,7 @@ class World:
 
 def fill(world: World) -> None:
     """Write one row of each kind through the stores, and copy it in the database, which must be empty."""
-    _write_templates(world)
+    write_templates(world)
     copies = _Copies(world)
     copies.of_sessions()
     copies.of_histories()
@@ -99,27 +99,27 @@ def fill(world: World) -> None:
     copies.of_streams()
 
 
-def _write_templates(world: World) -> None:
+def write_templates(world: World) -> None:
     store = world.store
-    state = store.create_session(_TEMPLATE, agent_type="template", user_id="somebody")
-    store.start_run(_TEMPLATE, "run")
+    state = store.create_session(TEMPLATE, agent_type="template", user_id="somebody")
+    store.start_run(TEMPLATE, "run")
     store.save_state_and_promote_staging(
-        _TEMPLATE,
+        TEMPLATE,
         state,
         [{"role": "user", "content": "hello"}],
         {"step_id": "step", "step_count": 1},
         run_id="run",
         operation_id="operation",
     )
-    store.stage_changes(_TEMPLATE, "waiting", {"tool_call_id": "call"})
-    store.add_sub_session_refs(_TEMPLATE, [{"sub_session_id": "sub", "agent_type": "a", "status": "active"}])
-    store.request_interrupt(_TEMPLATE)
-    world.locks.acquire(_TEMPLATE)
-    world.usage.record_entries(kind(_TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
-    world.graph.save_checkpoint(_TEMPLATE, step=1)
-    world.snapshots.put(_TEMPLATE, {"version": 1})
-    async_to_sync(world.streams.create_writer)(_TEMPLATE, "run", "agent")
-    world.streams.write_sync(_TEMPLATE, [{"type": "text_delta"}])
+    store.stage_changes(TEMPLATE, "waiting", {"tool_call_id": "call"})
+    store.add_sub_session_refs(TEMPLATE, [{"sub_session_id": "sub", "agent_type": "a", "status": "active"}])
+    store.request_interrupt(TEMPLATE)
+    world.locks.acquire(TEMPLATE)
+    world.usage.record_entries(kind(TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
+    world.graph.save_checkpoint(TEMPLATE, step=1)
+    world.snapshots.put(TEMPLATE, {"version": 1})
+    async_to_sync(world.streams.create_writer)(TEMPLATE, "run", "agent")
+    world.streams.write_sync(TEMPLATE, [{"type": "text_delta"}])
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,7 @@ class _Copies:
             "updated_at": self._moment("-(n / 3)"),
             "message_count": length,
             "version": length,
+            "current_id": "n",
         }
         for suffix in ("", "-b", "-c"):
             self._copy(Session, SESSIONS, {"tenant": f"'{self._tenant}{suffix}'", **shared})

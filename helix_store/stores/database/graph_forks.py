@@ -20,6 +20,7 @@ from helix_store.exceptions import CheckpointNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
+from helix_store.stores.database.session_keys import any_tenant, is_named
 from helix_store.stores.database.sessions import insert_session
 
 __all__ = ["GraphForks"]
@@ -28,7 +29,7 @@ _COPY_MESSAGES: Final = """
 INSERT INTO {message} (session_id, sequence, role, payload, created_at)
 SELECT target.id, source.sequence, source.role, source.payload, source.created_at
 FROM {message} AS source
-JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = %(target)s
+JOIN {session} AS target ON {target_is_named}
 WHERE source.session_id = %(source)s AND source.sequence <= %(message_count)s
 ORDER BY source.sequence
 """
@@ -41,7 +42,7 @@ INSERT INTO {checkpoint} (
     step_count, status, message_count, stream_sequence, payload, envelope, size_bytes, created_at
 )
 SELECT
-    (SELECT id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(target)s),
+    (SELECT id FROM {session} AS target WHERE {target_is_named}),
     original.kind, original.namespace, original.version, %(new_id)s || {key_of_original},
     CASE WHEN original.id = %(forked)s THEN original.checkpoint_id
          WHEN parent.id IS NULL THEN original.parent_checkpoint_id
@@ -109,7 +110,7 @@ class GraphForks(DatabaseVerbs):
         source = first_row(
             sessions.select_for_update(of=("self",), no_key=True)
             .filter(
-                tenant=self.scope.tenant,
+                tenant=any_tenant(self.scope.tenant),
                 checkpoints__kind=CheckpointKind.GRAPH,
                 checkpoints__checkpoint_id=checkpoint_id,
             )
@@ -170,5 +171,6 @@ def _with_tables(scope: Scope, sql: str, **parts: str) -> str:
         message=quote(Message._meta.db_table),
         session=quote(Session._meta.db_table),
         checkpoint=quote(Checkpoint._meta.db_table),
+        target_is_named=is_named("target", session_id="target"),
         **parts,
     )

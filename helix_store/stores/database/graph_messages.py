@@ -18,7 +18,7 @@ from helix_store.models import Message, Session
 from helix_store.stores.database.locking import bump, lock_session, session_key
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
-from helix_store.stores.database.session_keys import key_of
+from helix_store.stores.database.session_keys import key_of, named
 
 __all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
 
@@ -98,8 +98,7 @@ def _last_number(
 ) -> Combinable:
     """The number of the newest message before an id or a time."""
     if before is None:
-        sessions = Session.objects.using(scope.alias).filter(tenant=scope.tenant, session_id=session_id)
-        return Subquery(sessions.values("message_count"))
+        return Subquery(named(scope, session_id).values("message_count"))
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])

@@ -22,9 +22,11 @@ from helix_store.core.types import UNSET, Unset
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.stores.database.graph_checkpoints import latest_checkpoint
 from helix_store.stores.database.graph_messages import MESSAGE_COLUMNS, message_from, newest_messages
+from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, reads, writes
+from helix_store.stores.database.session_keys import named
 from helix_store.stores.database.sessions import insert_session
 from helix_store.stores.database.trees import delete_tree
 
@@ -125,7 +127,7 @@ class GraphSessions(DatabaseVerbs):
         ]
 
     def _named(self, session_id: str) -> QuerySet[Session]:
-        return Session.objects.using(self.scope.alias).filter(tenant=self.scope.tenant, session_id=session_id)
+        return named(self.scope, session_id)
 
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
         sessions = Session.objects.using(self.scope.alias).filter(
@@ -143,11 +145,8 @@ class GraphSessions(DatabaseVerbs):
             )
         if query.after is not None:
             moment, session_id = query.after
-            # The first condition follows from the second, but is the one that an index can start from.
-            sessions = sessions.filter(
-                Q(updated_at__lte=moment)
-                & (Q(updated_at__lt=moment) | Q(updated_at=moment, session_id__lt=session_id))
-            )
+            last = {"updated_at": moment, "session_id": session_id}
+            sessions = sessions.filter(beyond(Session, last, descending=True))
         return sessions.order_by("-updated_at", "-session_id")[: query.limit]
 
 

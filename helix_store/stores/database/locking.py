@@ -20,6 +20,7 @@ from helix_store.stores.database.clocks import moment
 from helix_store.stores.database.lock_statements import lock_statements
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.session_keys import all_named, named
 from helix_store.stores.database.statements import fetched_rows, locked_row, update_row
 
 __all__ = [
@@ -114,10 +115,9 @@ def lock_sessions_of_tree(
 ) -> dict[str, Session]:
     """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
     heads = (
-        Session.objects.using(scope.alias)
+        all_named(scope, session_ids)
         .select_for_update(no_key=True)
         .only(*_LOCKED_COLUMNS, *more_columns)
-        .filter(tenant=scope.tenant, session_id__in=session_ids)
         .order_by("pk")
     )
     return {head.session_id: head for head in heads}
@@ -125,11 +125,7 @@ def lock_sessions_of_tree(
 
 def root_of(scope: Scope, session_id: str) -> str:
     """The id of the session at the top of the tree. Raises `SessionNotFound`."""
-    head = first_row(
-        Session.objects.using(scope.alias)
-        .filter(tenant=scope.tenant, session_id=session_id)
-        .only("root_session_id")
-    )
+    head = first_row(named(scope, session_id).only("root_session_id"))
     if head is None:
         raise SessionNotFound(session_id)
     return head.root_session_id or session_id
@@ -137,11 +133,7 @@ def root_of(scope: Scope, session_id: str) -> str:
 
 def session_key(scope: Scope, session_id: str) -> int:
     """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
-    key = first_row(
-        Session.objects.using(scope.alias)
-        .filter(tenant=scope.tenant, session_id=session_id)
-        .values_list("pk", flat=True)
-    )
+    key = first_row(named(scope, session_id).values_list("pk", flat=True))
     if key is None:
         raise SessionNotFound(session_id)
     return key

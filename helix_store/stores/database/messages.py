@@ -15,6 +15,7 @@ from helix_store.stores.database.documents import drop_checkpoints
 from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
+from helix_store.stores.database.session_keys import key_of, named
 from helix_store.stores.database.statements import insert_rows
 
 __all__ = ["DatabaseMessages", "copy_messages", "cut_history", "insert_messages"]
@@ -75,16 +76,10 @@ class DatabaseMessages(DatabaseVerbs):
         return bump(self.scope, head, message_count=keep)
 
     def _of(self, session_id: str) -> QuerySet[Message]:
-        return Message.objects.using(self.scope.alias).filter(
-            session__tenant=self.scope.tenant, session__session_id=session_id
-        )
+        return Message.objects.using(self.scope.alias).filter(session_id=key_of(self.scope, session_id))
 
     def _count(self, session_id: str) -> int:
-        count = first_row(
-            Session.objects.using(self.scope.alias)
-            .filter(tenant=self.scope.tenant, session_id=session_id)
-            .values_list("message_count", flat=True)
-        )
+        count = first_row(named(self.scope, session_id).values_list("message_count", flat=True))
         if count is None:
             raise SessionNotFound(session_id)
         return count

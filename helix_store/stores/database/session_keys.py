@@ -1,13 +1,36 @@
-"""The key of a session within the statement that reads its rows."""
+"""A session by its id, found by the index of its key whatever the server knows of its tenant.
+
+PostgreSQL takes a tenant that came after its statistics for one without sessions. Any index that begins with
+the tenant looks as good as that of the key then, and a lookup could read all that the tenant has. So the
+tenant is not shown to the planner as a value: ``tenant = (SELECT …)`` is planned for as any tenant is.
+"""
 
 from __future__ import annotations
 
-from django.db.models import Subquery
+from collections.abc import Collection
+
+from django.db.models import CharField, Func, QuerySet, Subquery, Value
 
 from helix_store.models import Session
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["key_of"]
+__all__ = ["all_named", "any_tenant", "is_named", "key_of", "named"]
+
+
+def named(scope: Scope, session_id: str) -> QuerySet[Session]:
+    """The session of this id."""
+    return _of_tenant(scope).filter(session_id=session_id)
+
+
+def all_named(scope: Scope, session_ids: Collection[str]) -> QuerySet[Session]:
+    """The sessions of these ids."""
+    return _of_tenant(scope).filter(session_id__in=session_ids)
+
+
+def is_named(session: str = "", *, session_id: str = "session_id") -> str:
+    """The same in plain SQL; ``session`` is the table's alias, ``session_id`` the name of a parameter."""
+    prefix = f"{session}." if session else ""
+    return f"{prefix}tenant = (SELECT %(tenant)s) AND {prefix}session_id = %({session_id})s"
 
 
 def key_of(scope: Scope, session_id: str) -> Subquery:
@@ -15,5 +38,13 @@ def key_of(scope: Scope, session_id: str) -> Subquery:
 
     Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
     """
-    sessions = Session.objects.using(scope.alias).filter(tenant=scope.tenant, session_id=session_id)
-    return Subquery(sessions.values("pk"))
+    return Subquery(named(scope, session_id).values("pk"))
+
+
+def any_tenant(tenant: str) -> Func:
+    """The value of a tenant, planned for as any tenant is."""
+    return Func(Value(tenant), template="(SELECT %(expressions)s)", output_field=CharField())
+
+
+def _of_tenant(scope: Scope) -> QuerySet[Session]:
+    return Session.objects.using(scope.alias).filter(tenant=any_tenant(scope.tenant))

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from helix_store.core.merging import merge_changes
@@ -30,6 +29,7 @@ from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.queries import select_sessions
 from helix_store.stores.database.records import CURRENT_COLUMNS, current_from, first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
+from helix_store.stores.database.session_keys import named
 from helix_store.stores.database.trees import delete_tree
 
 __all__ = ["DatabaseSessions", "insert_session", "replace_custom_state"]
@@ -46,12 +46,11 @@ class DatabaseSessions(DatabaseVerbs):
 
     @reads
     def exists(self, session_id: str) -> bool:
-        return self._rows.filter(tenant=self.scope.tenant, session_id=session_id).exists()
+        return named(self.scope, session_id).exists()
 
     @reads
     def load(self, session_id: str) -> SessionState | None:
-        session = self._rows.filter(tenant=self.scope.tenant, session_id=session_id)
-        row = first_row(session.values(*CURRENT_COLUMNS))
+        row = first_row(named(self.scope, session_id).values(*CURRENT_COLUMNS))
         return None if row is None else self._loaded(row)
 
     def _loaded(self, row: Mapping[str, Any]) -> SessionState:
@@ -126,10 +125,6 @@ class DatabaseSessions(DatabaseVerbs):
     @reads
     def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
         return select_sessions(self.scope, query)
-
-    @property
-    def _rows(self) -> QuerySet[Session]:
-        return Session.objects.using(self.scope.alias)
 
 
 def insert_session(scope: Scope, new: NewSession, *, root_session_id: str, at: datetime) -> SessionState:

@@ -26,7 +26,7 @@ from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.locking import lock_session, lock_sessions
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import reads, writes
-from helix_store.stores.database.session_keys import key_of
+from helix_store.stores.database.session_keys import all_named, key_of
 from helix_store.stores.database.sessions import insert_session
 from helix_store.stores.database.snapshot_claims import DatabaseSnapshotClaims
 from helix_store.stores.database.trees import delete_tree
@@ -109,9 +109,7 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
 
     @writes
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
-        found = Session.objects.using(self.scope.alias).filter(
-            tenant=self.scope.tenant, session_id__in=thread_ids
-        )
+        found = all_named(self.scope, thread_ids)
         heads = lock_sessions(self.scope, found.values_list("pk", flat=True))
         snapshots = Checkpoint.objects.using(self.scope.alias).filter(
             session_id__in=[head.pk for head in heads], kind=CheckpointKind.SNAPSHOT

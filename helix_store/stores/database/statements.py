@@ -136,7 +136,8 @@ def _update(model: type[Model], names: tuple[str, ...], vendor: str) -> str:
 @lru_cache(_TEXTS)
 def _locking_read(model: type[Model], names: tuple[str, ...], where: tuple[str, ...], vendor: str) -> str:
     columns = ", ".join(f'"{name}"' for name in names)
-    conditions = " AND ".join(f'"{name}" = %s' for name in where)
+    # A session is looked up as `session_keys` says.
+    conditions = " AND ".join(f'"{name}" = {"(SELECT %s)" if name == "tenant" else "%s"}' for name in where)
     lock = "FOR NO KEY UPDATE" if vendor == "postgresql" else ""
     return f'SELECT {columns} FROM "{model._meta.db_table}" WHERE {conditions} {lock}'
 

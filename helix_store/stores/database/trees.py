@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from django.db.models import CASCADE
@@ -9,6 +10,8 @@ from django.db.models import CASCADE
 from helix_store.models import Session, SubSessionRef, UsageEntry
 from helix_store.stores.database.locking import lock_sessions
 from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.session_keys import is_named
+from helix_store.stores.database.statements import read_rows
 from helix_store.stores.database.stream_trees import delete_unnamed, streams_of
 
 __all__ = ["delete_tree", "tree_keys"]
@@ -16,15 +19,15 @@ __all__ = ["delete_tree", "tree_keys"]
 # Reachable by parent or by local ref, every session once: UNION drops what was seen, so a cycle ends.
 _TREE_POSTGRES = """
 WITH RECURSIVE tree(id, session_id) AS (
-    SELECT id, session_id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+    SELECT id, session_id FROM {session} WHERE {is_named}
   UNION
     SELECT child.id, child.session_id FROM tree CROSS JOIN LATERAL (
         SELECT id, session_id FROM {session}
-        WHERE tenant = %(tenant)s AND parent_session_id = tree.session_id
+        WHERE tenant = (SELECT %(tenant)s) AND parent_session_id = tree.session_id
       UNION ALL
         SELECT target.id, target.session_id FROM {ref} AS ref
-        JOIN {session} AS target ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
-        WHERE ref.session_id = tree.id AND ref.location = 'local'
+        JOIN {session} AS target ON target.session_id = ref.sub_session_id
+        WHERE ref.session_id = tree.id AND ref.location = 'local' AND target.tenant = (SELECT %(tenant)s)
     ) AS child
 )
 SELECT id FROM tree
@@ -33,7 +36,7 @@ SELECT id FROM tree
 # build a Bloom filter of all sessions for every walk.
 _TREE_SQLITE = """
 WITH RECURSIVE tree(id, session_id) AS (
-    SELECT id, session_id FROM {session} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+    SELECT id, session_id FROM {session} WHERE {is_named}
   UNION
     SELECT child.id, child.session_id FROM tree
     JOIN {session} AS child ON child.tenant = %(tenant)s AND child.parent_session_id = tree.session_id
@@ -50,13 +53,18 @@ SELECT id FROM tree
 
 def tree_keys(scope: Scope, session_id: str) -> list[int]:
     """Surrogate keys of the tree below and including a session; empty for an unknown one. One query."""
-    connection = scope.connection
-    template = _TREE_POSTGRES if connection.vendor == "postgresql" else _TREE_SQLITE
-    quote = connection.ops.quote_name
-    sql = template.format(session=quote(Session._meta.db_table), ref=quote(SubSessionRef._meta.db_table))
-    with connection.cursor() as cursor:
-        cursor.execute(sql, {"tenant": scope.tenant, "session_id": session_id})
-        return [key for (key,) in cursor.fetchall()]
+    named = {"tenant": scope.tenant, "session_id": session_id}
+    return [key for (key,) in read_rows(scope, _tree_sql(scope.connection.vendor), named)]
+
+
+@cache
+def _tree_sql(vendor: str) -> str:
+    template = _TREE_POSTGRES if vendor == "postgresql" else _TREE_SQLITE
+    return template.format(
+        session=f'"{Session._meta.db_table}"',
+        ref=f'"{SubSessionRef._meta.db_table}"',
+        is_named=is_named(),
+    )
 
 
 def delete_tree(scope: Scope, session_id: str, *, keep_usage: bool) -> int:

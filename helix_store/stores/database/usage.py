@@ -25,14 +25,14 @@ from helix_store.core.usage import (
 )
 from helix_store.core.usage_entries import plain_amount
 from helix_store.exceptions import SessionNotFound
-from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.api.usage import UsageStoreBase
 from helix_store.stores.database.exact_sums import ExactSum, summed
 from helix_store.stores.database.keysets import beyond
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
-from helix_store.stores.database.statements import fetched_rows, returned_rows
+from helix_store.stores.database.session_keys import any_tenant, named
+from helix_store.stores.database.statements import read_rows, returned_rows
 from helix_store.stores.database.trees import tree_keys
 from helix_store.stores.database.usage_statements import (
     KEPT,
@@ -43,6 +43,7 @@ from helix_store.stores.database.usage_statements import (
     insert_many,
     insert_one,
     keep_sessions,
+    of_sessions,
     sum_entries,
 )
 from helix_store.stores.usage_backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
@@ -138,13 +139,8 @@ class DatabaseUsage(DatabaseVerbs):
     def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
         if include_sub_agents:
             keys = tree_keys(self.scope, session_id)
-            of_tree = "session_id IN ({})"
-            sums = [
-                part
-                for batch in _batches(keys, _SESSIONS_PER_QUERY)
-                for part in self._sums(of_tree.format(", ".join(["%s"] * len(batch))), batch)
-            ]
             if keys:
+                sums = self._sums(*of_sessions(self.scope.connection, keys))
                 return rollup(sums, session_count=len(keys))
         named = {"tenant": self.scope.tenant, "session_id": session_id}
         sums = self._sums(OF_SESSION, named)
@@ -153,10 +149,9 @@ class DatabaseUsage(DatabaseVerbs):
         kept = self._sums(KEPT, named)
         return rollup(kept, session_count=1) if kept else None
 
-    def _sums(self, condition: str, parameters: Any) -> list[UsageSum]:
-        connection = self.scope.connection
-        rows = fetched_rows(connection, sum_entries(connection, condition), parameters)
-        return [_sum(row) for row in rows]
+    def _sums(self, condition: str, parameters: Mapping[str, Any]) -> list[UsageSum]:
+        sql = sum_entries(self.scope.connection, condition)
+        return [_sum(row) for row in read_rows(self.scope, sql, parameters)]
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
@@ -219,14 +214,13 @@ class DatabaseUsage(DatabaseVerbs):
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
         """Entries that have outlived a session of this id."""
-        return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
+        return self._rows.filter(
+            tenant=any_tenant(self.scope.tenant), recorded_for=session_id, session__isnull=True
+        )
 
     def _key(self, session_id: str) -> list[int]:
         """The key of a session; empty for an unknown one."""
-        sessions = Session.objects.using(self.scope.alias).filter(
-            tenant=self.scope.tenant, session_id=session_id
-        )
-        key = first_row(sessions.values_list("pk", flat=True))
+        key = first_row(named(self.scope, session_id).values_list("pk", flat=True))
         return [] if key is None else [key]
 
 
@@ -249,14 +243,14 @@ def _filtered(rows: QuerySet[UsageRow], query: UsageQuery) -> QuerySet[UsageRow]
 
 
 def _sum(row: tuple[Any, ...]) -> UsageSum:
-    kind, name, custom_name, success, entries, amount, *sums = row
+    kind, name, custom_name, entries, successes, amount, *sums = row
     duration, cost, *tokens = map(summed, sums)
     return UsageSum(
         kind=UsageKind(kind),
         name=name,
         custom_name=custom_name,
-        success=None if success is None else bool(success),
         entry_count=entries,
+        successes=successes,
         tokens=_token_counts(tokens),
         duration_ms=duration,
         amount=amount or 0,

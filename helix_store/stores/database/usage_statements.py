@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -13,6 +14,7 @@ from helix_store.core.usage import UsageEntry, cost_units
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.stores.database.exact_sums import exact_sum
+from helix_store.stores.database.session_keys import is_named
 
 __all__ = [
     "KEPT",
@@ -24,6 +26,7 @@ __all__ = [
     "insert_many",
     "insert_one",
     "keep_sessions",
+    "of_sessions",
     "sum_entries",
 ]
 
@@ -115,7 +118,7 @@ def _insert_one(vendor: str, columns: tuple[str, ...]) -> str:
     values = ", ".join((*_OF_SESSION.values(), *given.values()))
     return f"""
         INSERT INTO "{_TABLE}" ({_quoted([*_OF_SESSION, *columns])}) SELECT {values} FROM "{_SESSIONS}"
-        WHERE tenant = %(tenant)s AND session_id = {given["recorded_for"]} {_keep(vendor)}
+        WHERE tenant = (SELECT %(tenant)s) AND session_id = {given["recorded_for"]} {_keep(vendor)}
         {_UNLESS_KNOWN} RETURNING id"""
 
 
@@ -138,15 +141,23 @@ def keep_sessions(connection: BaseDatabaseWrapper, tenant: str, session_ids: Seq
     # In the order in which whole trees are locked, so that neither waits for the other.
     sql = f"""
         SELECT session_id, {", ".join(_OF_SESSION.values())} FROM "{_SESSIONS}"
-        WHERE tenant = %s AND session_id IN ({_placeholders(len(session_ids))})
+        WHERE tenant = (SELECT %s) AND session_id IN ({_placeholders(len(session_ids))})
         ORDER BY id {_keep(connection.vendor)}"""
     return sql, [tenant, *session_ids]
 
 
-def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
-    """Entries that meet a condition, added up by kind, name, custom name and success.
+def of_sessions(connection: BaseDatabaseWrapper, keys: Sequence[int]) -> Statement:
+    """The condition for entries of these sessions, however many: all keys are one parameter."""
+    if connection.vendor == "postgresql":
+        return "session_id = ANY(%(keys)s::bigint[])", {"keys": keys}
+    return "session_id IN (SELECT value FROM json_each(%(keys)s))", {"keys": json.dumps(keys)}
 
-    The columns after those four are the count, the sum of amounts, and the sums of `SUMMED` for `summed`.
+
+def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
+    """Entries that meet a condition, added up by kind, name and custom name.
+
+    The columns after those three are the count, that of successes, the sum of amounts, and the sums of
+    `SUMMED` for `summed`.
     """
     return _sum_entries(connection.vendor, condition)
 
@@ -154,19 +165,19 @@ def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
 @lru_cache(64)
 def _sum_entries(vendor: str, condition: str) -> str:
     # All names in one column: PostgreSQL takes every further one for many more groups, and sorts where it
-    # could hash. To be planned anew each time: the best plan depends on how many entries there are.
+    # could hash. To tell groups apart takes it longer than to add up: nothing is a key that can be counted.
     sums = ", ".join(exact_sum(vendor, name) for name in SUMMED)
     return f"""
-        SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name, success,
-            count(*), SUM(amount), {sums}
-        FROM "{_TABLE}" WHERE {condition} GROUP BY 1, 2, 3, 4"""
+        SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name,
+            count(*), count(*) FILTER (WHERE success), SUM(amount), {sums}
+        FROM "{_TABLE}" WHERE {condition} GROUP BY 1, 2, 3"""
 
 
 OF_SESSION: Final = f"""
-    session_id = (SELECT id FROM "{_SESSIONS}" WHERE tenant = %(tenant)s AND session_id = %(session_id)s)"""
+    session_id = (SELECT id FROM "{_SESSIONS}" WHERE {is_named()})"""
 
 
-KEPT: Final = "tenant = %(tenant)s AND recorded_for = %(session_id)s AND session_id IS NULL"
+KEPT: Final = "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
 """Entries that have outlived a session of this id."""
 
 

@@ -13,6 +13,7 @@ from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.messages import DatabaseMessages
 from helix_store.stores.database.prepared import is_fast, read_prepared
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
+from helix_store.stores.database.session_keys import is_named
 
 __all__ = ["FastCheckpoints", "FastMessages"]
 
@@ -57,7 +58,7 @@ def _page_sql() -> str:
         WITH page AS MATERIALIZED (
             SELECT id, message_count, %(offset)s::bigint AS first,
                 coalesce(%(last)s::bigint, message_count) AS last
-            FROM {table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+            FROM {table(Session)} WHERE {is_named()}
         )
         SELECT m.payload, page.message_count FROM page, LATERAL (
             SELECT payload FROM {table(Message)}
@@ -74,4 +75,4 @@ def _latest_checkpoint_sql() -> str:
             SELECT * FROM {table(CheckpointRow)}
             WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
         ) AS c LEFT JOIN {table(CheckpointRow)} AS b ON b.id = c.base_id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
+        WHERE {is_named("s")}"""

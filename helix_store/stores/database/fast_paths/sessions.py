@@ -25,6 +25,7 @@ from helix_store.stores.database.prepared import (
     try_prepared,
 )
 from helix_store.stores.database.records import CURRENT_COLUMNS
+from helix_store.stores.database.session_keys import is_named
 from helix_store.stores.database.sessions import DatabaseSessions
 
 __all__ = ["FastSessions"]
@@ -80,7 +81,7 @@ def _load_sql() -> str:
         SELECT {columns} FROM {table(Session)} AS s
         LEFT JOIN {table(CheckpointRow)} AS c ON c.id = s.current_id
         LEFT JOIN {table(CheckpointRow)} AS b ON b.id = c.base_id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(session_id)s"""
+        WHERE {is_named("s")}"""
 
 
 @cache
@@ -89,5 +90,5 @@ def _compare_and_set_sql() -> str:
         UPDATE {table(Session)}
         SET status = %(status)s, failure_reason = %(failure_reason)s, version = version + 1,
             updated_at = %(at)s
-        WHERE tenant = %(tenant)s AND session_id = %(session_id)s AND status = ANY(%(expected)s)
+        WHERE {is_named()} AND status = ANY(%(expected)s)
         RETURNING version"""

@@ -14,6 +14,7 @@ from helix_store.models import Checkpoint, Session
 from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, try_prepared
+from helix_store.stores.database.session_keys import is_named
 from helix_store.stores.database.snapshots import DatabaseSnapshots
 
 __all__ = ["FastSnapshots"]
@@ -86,7 +87,7 @@ def _put_sql() -> str:
     session, checkpoint = _tables()
     return f"""
         WITH head AS (
-            UPDATE {session} SET updated_at = %(at)s WHERE tenant = %(tenant)s AND session_id = %(thread_id)s
+            UPDATE {session} SET updated_at = %(at)s WHERE {is_named(session_id="thread_id")}
             RETURNING id, message_count
         ), dropped AS (
             DELETE FROM {checkpoint} AS c USING head
@@ -116,7 +117,7 @@ def _newest_sql() -> str:
             SELECT c.payload FROM {checkpoint} AS c WHERE c.session_id = s.id AND {_SNAPSHOTS}
             ORDER BY c.version DESC LIMIT 1
         ) AS found
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(thread_id)s"""
+        WHERE {is_named("s", session_id="thread_id")}"""
 
 
 @cache
@@ -124,7 +125,7 @@ def _one_sql() -> str:
     session, checkpoint = _tables()
     return f"""
         SELECT c.payload FROM {session} AS s JOIN {checkpoint} AS c ON c.session_id = s.id
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(thread_id)s
+        WHERE {is_named("s", session_id="thread_id")}
           AND {_SNAPSHOTS} AND c.checkpoint_id = %(checkpoint_id)s"""
 
 
@@ -136,7 +137,7 @@ def _list_sql() -> str:
             SELECT c.checkpoint_id, c.created_at, c.snapshot_version, c.size_bytes FROM {checkpoint} AS c
             WHERE c.session_id = s.id AND {_SNAPSHOTS} ORDER BY c.version DESC LIMIT %(limit)s::bigint
         ) AS found
-        WHERE s.tenant = %(tenant)s AND s.session_id = %(thread_id)s"""
+        WHERE {is_named("s", session_id="thread_id")}"""
 
 
 _SNAPSHOTS = "c.kind = 'snapshot' AND c.namespace = ''"

@@ -11,6 +11,7 @@ from helix_store.core.types import SessionState
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.fast_paths.tables import table
+from helix_store.stores.database.session_keys import is_named
 
 __all__ = ["stage_sql", "staged_sql", "step_sql"]
 
@@ -24,7 +25,7 @@ def stage_sql() -> str:
     # A conflict updates the row where it stands, so a repeated tool call keeps its place in the order.
     return f"""
         WITH head AS (
-            SELECT id FROM {table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+            SELECT id FROM {table(Session)} WHERE {is_named()}
             FOR NO KEY UPDATE
         )
         INSERT INTO {table(StagedChange)} AS g (session_id, step_id, tool_call_id, payload, created_at)
@@ -39,7 +40,7 @@ def staged_sql() -> str:
     return f"""
         SELECT {_STAGED_VERSION}, g.payload FROM {table(StagedChange)} AS g
         WHERE g.session_id = (
-            SELECT id FROM {table(Session)} WHERE tenant = %(tenant)s AND session_id = %(session_id)s
+            SELECT id FROM {table(Session)} WHERE {is_named()}
         ) AND g.step_id = %(step_id)s
         ORDER BY g.id"""
 
@@ -61,7 +62,7 @@ def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) 
     own = [name for name in _step_columns() if name not in _ASSIGNED_OTHERWISE]
     assignments = ", ".join(f"{name} = %({name})s" for name in own)
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
-    the_session = "tenant = %(tenant)s AND session_id = %(session_id)s"
+    the_session = is_named()
     fence = taken = ""
     if merges:
         merged = "%(staged)s::text[]"

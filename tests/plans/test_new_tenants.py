@@ -1,0 +1,107 @@
+"""A tenant that came after the statistics: the planner takes it for one without sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from helix_store.core.types import StepInfo
+from helix_store.models import Session
+from helix_store.testing.usage.samples import tool
+from tests.databases import fresh_tenant
+from tests.plans.calls import PAGE
+from tests.plans.explained import plans_of
+from tests.plans.rows import TEMPLATE, World, write_templates
+
+_SESSIONS: Final = 2_000
+_STEP: Final = StepInfo("next", 2)
+
+
+def _step(world: World) -> None:
+    state = world.store.load_state(TEMPLATE)
+    assert state is not None
+    world.store.save_state_and_promote_staging(TEMPLATE, state, [{"role": "user"}], _STEP)
+
+
+CALLS: Final[dict[str, Callable[[World], Any]]] = {
+    "session_exists": lambda world: world.store.session_exists(TEMPLATE),
+    "load_state": lambda world: world.store.load_state(TEMPLATE),
+    "a step": _step,
+    "append_messages": lambda world: world.store.append_messages(TEMPLATE, [{"role": "user"}]),
+    "get_messages": lambda world: world.store.get_messages(TEMPLATE),
+    "get_message_count": lambda world: world.store.get_message_count(TEMPLATE),
+    "stage_changes": lambda world: world.store.stage_changes(TEMPLATE, "step", {"tool_call_id": "call"}),
+    "compare_and_set_status": lambda world: world.store.compare_and_set_status(
+        TEMPLATE, ["active"], "active"
+    ),
+    "list_checkpoints": lambda world: world.store.list_checkpoints(TEMPLATE),
+    "get_latest_checkpoint": lambda world: world.store.get_latest_checkpoint(TEMPLATE),
+    "create_session of a child": lambda world: world.store.create_session(
+        "child", agent_type="a", parent_session_id=TEMPLATE
+    ),
+    "branch_session": lambda world: world.store.branch_session(TEMPLATE),
+    "delete_session": lambda world: world.store.delete_session(TEMPLATE),
+    "record_entry": lambda world: world.usage.record_entry(tool(TEMPLATE)),
+    "record_entries": lambda world: world.usage.record_entries([tool(TEMPLATE), tool(TEMPLATE)]),
+    "get_rollup": lambda world: world.usage.get_rollup(TEMPLATE),
+    "get_rollup of a tree": lambda world: world.usage.get_rollup(TEMPLATE, include_sub_agents=True),
+    "get_entries": lambda world: world.usage.get_entries(TEMPLATE),
+    "graph get_session": lambda world: world.graph.get_session(TEMPLATE),
+    "graph get_messages": lambda world: world.graph.get_messages(TEMPLATE),
+    "graph add_messages": lambda world: world.graph.add_messages(TEMPLATE, [{"role": "user"}]),
+    "graph fork": lambda world: world.graph.fork(_graph_checkpoint(world), with_history=True),
+    "snapshot put": lambda world: world.snapshots.put(TEMPLATE, {"version": 2}),
+    "snapshot get": lambda world: world.snapshots.get(TEMPLATE),
+    "snapshot list": lambda world: world.snapshots.list(TEMPLATE),
+    "snapshot delete_threads": lambda world: world.snapshots.delete_threads([TEMPLATE]),
+}
+
+
+def _graph_checkpoint(world: World) -> str:
+    latest = world.graph.get_latest_checkpoint(TEMPLATE)
+    assert latest is not None
+    return latest.checkpoint_id
+
+
+@pytest.fixture
+def newcomer(world: World) -> Iterator[World]:
+    """The same database through the eyes of a tenant with one session that has everything, and many more."""
+    newcomer = World(world.name, replace(world.database, tenant=fresh_tenant()))
+    names = [str(field.column) for field in Session._meta.concrete_fields if not field.primary_key]
+    copied = {
+        "session_id": "'copy-' || number",
+        "root_session_id": "'copy-' || number",
+        "stream_id": "'copy-' || number",
+        "current_id": "NULL",
+    }
+    table = Session._meta.db_table
+    with transaction.atomic(using=world.database.alias):
+        write_templates(newcomer)
+        with world.database.connection.cursor() as cursor:
+            cursor.execute(
+                f"""
+                WITH RECURSIVE copy(number) AS (
+                    SELECT 1 UNION ALL SELECT number + 1 FROM copy WHERE number < {_SESSIONS})
+                INSERT INTO {table} ({", ".join(names)})
+                SELECT {", ".join(copied.get(name, name) for name in names)} FROM {table} CROSS JOIN copy
+                WHERE tenant = %s""",
+                [newcomer.database.tenant],
+            )
+        assert newcomer.store.list_sessions(limit=1).total == _SESSIONS + 1
+        yield newcomer
+        transaction.set_rollback(True, using=world.database.alias)
+
+
+@pytest.mark.parametrize("fast_paths", [True, False], ids=["fast paths", "portable"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_session_is_found_by_its_key(newcomer: World, name: str, fast_paths: bool) -> None:
+    with override_settings(HELIX_STORE={"FAST_PATHS": fast_paths}):
+        plans = plans_of(newcomer.database, lambda: CALLS[name](newcomer))
+    assert plans
+    for plan in plans:
+        assert plan.rows_read <= 10 * PAGE, plan.text
