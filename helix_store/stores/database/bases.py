@@ -7,22 +7,17 @@ other content; whatever is out of date here costs a full payload and nothing els
 
 from __future__ import annotations
 
-import os
 import secrets
-import threading
-from collections import OrderedDict
 from sys import getsizeof
 from typing import Final, NamedTuple
 
 from helix_store.core.state_deltas import MAX_DELTAS, delta_between, members_of
+from helix_store.stores.database.recent import Recent
 from helix_store.stores.database.scope import Scope
 
 __all__ = ["Base", "Bases", "Delta", "StoredPayload", "bases", "new_base_key", "stored_payload"]
 
 _MOST_BYTES: Final = 32 * 1024 * 1024
-_LARGEST_SHARE: Final = 2
-"""One base may take half of the room."""
-
 _BYTES_PER_BASE: Final = 600
 """What a base takes beside its texts."""
 
@@ -62,6 +57,12 @@ class Base:
         self.size = getsizeof(text) + _BYTES_PER_BASE
         self.uses = 0
 
+    def take_apart(self, members: dict[str, str]) -> None:
+        """Keep the members in place of the text that they were read from."""
+        self.members, self.text = members, ""
+        texts = (*members, *members.values())
+        self.size = getsizeof(members) + sum(map(getsizeof, texts)) + _BYTES_PER_BASE
+
     def delta_to(self, payload: str) -> Delta | None:
         """A payload as a delta, or ``None`` when it had better be stored in full."""
         if self.members is None or self.uses >= MAX_DELTAS:
@@ -78,72 +79,49 @@ class Bases:
     """The base of each session by alias, tenant and id, those used last; safe to use from any thread."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self.reset()
+        self._known: Recent[Base] = Recent(most_bytes)
 
-    def reset(self) -> None:
-        """Forget everything and the lock, as a forked child must: its parent may have held it."""
-        self._mutex = threading.Lock()
-        self._known: OrderedDict[_Place, Base] = OrderedDict()
-        self.size = 0
+    @property
+    def size(self) -> int:
+        return self._known.size
 
     def get(self, scope: Scope, session_id: str) -> Base | None:
         """What is known of a session that is about to make a step."""
         place = (scope.alias, scope.tenant, session_id)
-        with self._mutex:
-            base = self._known.get(place)
-            if base is None:
-                return None
-            self._known.move_to_end(place)
+        base = self._known.get(place)
         # Most bases that are loaded are never used, so they are taken apart here.
-        if base.members is None:
+        if base is not None and base.members is None:
             self._take_apart(place, base)
         return base
 
     def keep(self, scope: Scope, session_id: str, key: int, row_id: int, payload: str) -> None:
         """Remember a full payload that was written or read, in place of what was known of its session."""
         place = (scope.alias, scope.tenant, session_id)
-        with self._mutex:
+        with self._known.lock:
             known = self._known.get(place)
-            if known is not None and known.key == key:
-                self._known.move_to_end(place)
-                return
-            self._put(place, Base(key, row_id, payload))
+            if known is None or known.key != key:
+                base = Base(key, row_id, payload)
+                self._known.put(place, base, base.size)
+
+    def reset(self) -> None:
+        """Forget every session."""
+        self._known.reset()
 
     def forget(self, scope: Scope, session_id: str) -> None:
-        with self._mutex:
-            self._remove((scope.alias, scope.tenant, session_id))
+        self._known.take((scope.alias, scope.tenant, session_id))
 
     def _take_apart(self, place: _Place, base: Base) -> None:
         members = members_of(base.text)
-        with self._mutex:
-            if base.members is not None:
+        with self._known.lock:
+            if base.members is not None:  # by another thread, which left no text
                 return
             is_known = self._known.get(place) is base
             if is_known:
-                self._remove(place)
-            if members is None:
-                return
-            base.members, base.text = members, ""
-            texts = (*members, *members.values())
-            base.size = getsizeof(members) + sum(map(getsizeof, texts)) + _BYTES_PER_BASE
-            if is_known:
-                self._put(place, base)
-
-    def _put(self, place: _Place, base: Base) -> None:
-        self._remove(place)
-        if base.size * _LARGEST_SHARE > self._most_bytes:
-            return
-        self._known[place] = base
-        self.size += base.size
-        while self.size > self._most_bytes:
-            _, oldest = self._known.popitem(last=False)
-            self.size -= oldest.size
-
-    def _remove(self, place: _Place) -> None:
-        base = self._known.pop(place, None)
-        if base is not None:
-            self.size -= base.size
+                self._known.take(place)
+            if members is not None:
+                base.take_apart(members)
+                if is_known:
+                    self._known.put(place, base, base.size)
 
 
 def stored_payload(payload: str, base: Base | None) -> StoredPayload:
@@ -158,5 +136,3 @@ def new_base_key() -> int:
 
 
 bases: Final = Bases()
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=bases.reset)
