@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
-from django.test.utils import override_settings
 
 from helix_store.core.types import SessionState, StepCommit, StepInfo
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.stores import DatabaseStateStore
-from tests.database.separate import separate_connection
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
@@ -64,19 +62,6 @@ MEANWHILE: dict[str, Callable[[DatabaseStateStore], Any]] = {
         store.prune_checkpoints("s", keep=1),
     ),
 }
-
-
-@pytest.fixture(params=[True, False], ids=["fast", "portable"])
-def store(request: pytest.FixtureRequest, postgres_db: CommittedDatabase) -> Iterator[DatabaseStateStore]:
-    with override_settings(HELIX_STORE={"FAST_PATHS": request.param}):
-        yield DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant)
-
-
-@pytest.fixture
-def other(postgres_db: CommittedDatabase) -> Iterator[BaseDatabaseWrapper]:
-    with separate_connection(**postgres_db.connection.settings_dict) as connection:
-        connection.ensure_connection()
-        yield connection
 
 
 @pytest.fixture
