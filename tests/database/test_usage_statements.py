@@ -173,6 +173,8 @@ class TestRollup:
             large.sessions.create_session("root", agent_type="planner")
             child = {"session_id": "'child-' || number", "parent_session_id": "'root'", "current_id": "NULL"}
             _copy(large, Session, child, many)
+            with connections[large.alias].cursor() as cursor:
+                cursor.execute(f"ANALYZE {Session._meta.db_table}")
             large.usage.record_entries(tool(f"child-{number}", timestamp=NOON) for number in (1, many))
             rollup = rolled_up(large.usage, "root", tree=True)
             sent = large.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))

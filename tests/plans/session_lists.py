@@ -57,7 +57,6 @@ _BY_CREATION: Final = (
     "no index goes on with created_at: without statistics SQLite passes over the tenant's sessions"
 )
 _ROOTS: Final = "no index goes on with created_at: SQLite sorts all roots of the tenant"
-_BY_UPDATE: Final = "no index goes on with updated_at: SQLite may pass over the tenant's sessions"
 
 _GAPS: Final = {
     **{
@@ -80,7 +79,6 @@ _GAPS: Final = {
     ("roots", "created_at"): gap(_ROOTS, [ANALYSED]),
     ("agent type, roots", "created_at"): gap(_ROOTS, [ANALYSED]),
     ("status, roots", "created_at"): gap(_ROOTS, [ANALYSED]),
-    ("agent type, created", "updated_at"): gap(_BY_UPDATE, [SQLITE]),
 }
 
 

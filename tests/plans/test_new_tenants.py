@@ -1,24 +1,25 @@
-"""A tenant that came after the statistics: the planner takes it for one without sessions."""
+"""A tenant that came after the statistics: the planner takes it for one without rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from django.db import transaction
+from django.db.models import Model
 from django.test import override_settings
 
 from helix_store.core.types import StepInfo
-from helix_store.models import Session
+from helix_store.models import Session, UsageEntry
 from helix_store.testing.usage.samples import tool
 from tests.databases import fresh_tenant
 from tests.plans.calls import PAGE
 from tests.plans.explained import plans_of
 from tests.plans.rows import TEMPLATE, World, write_templates
 
-_SESSIONS: Final = 2_000
+_COPIES: Final = 2_000
 _STEP: Final = StepInfo("next", 2)
 
 
@@ -51,6 +52,13 @@ CALLS: Final[dict[str, Callable[[World], Any]]] = {
     "get_rollup": lambda world: world.usage.get_rollup(TEMPLATE),
     "get_rollup of a tree": lambda world: world.usage.get_rollup(TEMPLATE, include_sub_agents=True),
     "get_entries": lambda world: world.usage.get_entries(TEMPLATE),
+    "list_sessions": lambda world: world.store.list_sessions(count=False),
+    "list_sessions by status": lambda world: world.store.list_sessions(status="active", count=False),
+    "list_sessions by agent type": lambda world: world.store.list_sessions(
+        agent_type="template", count=False
+    ),
+    "list_sessions far inside": lambda world: world.store.list_sessions(offset=100, count=False),
+    "query_usage": lambda world: world.usage.query_usage(count=False),
     "graph get_session": lambda world: world.graph.get_session(TEMPLATE),
     "graph get_messages": lambda world: world.graph.get_messages(TEMPLATE),
     "graph add_messages": lambda world: world.graph.add_messages(TEMPLATE, [{"role": "user"}]),
@@ -70,36 +78,37 @@ def _graph_checkpoint(world: World) -> str:
 
 @pytest.fixture
 def newcomer(world: World) -> Iterator[World]:
-    """The same database through the eyes of a tenant with one session that has everything, and many more."""
+    """The same database as a tenant sees it who has one session with everything, and many others."""
     newcomer = World(world.name, replace(world.database, tenant=fresh_tenant()))
-    names = [str(field.column) for field in Session._meta.concrete_fields if not field.primary_key]
-    copied = {
-        "session_id": "'copy-' || number",
-        "root_session_id": "'copy-' || number",
-        "stream_id": "'copy-' || number",
-        "current_id": "NULL",
-    }
-    table = Session._meta.db_table
     with transaction.atomic(using=world.database.alias):
         write_templates(newcomer)
-        with world.database.connection.cursor() as cursor:
-            cursor.execute(
-                f"""
-                WITH RECURSIVE copy(number) AS (
-                    SELECT 1 UNION ALL SELECT number + 1 FROM copy WHERE number < {_SESSIONS})
-                INSERT INTO {table} ({", ".join(names)})
-                SELECT {", ".join(copied.get(name, name) for name in names)} FROM {table} CROSS JOIN copy
-                WHERE tenant = %s""",
-                [newcomer.database.tenant],
-            )
-        assert newcomer.store.list_sessions(limit=1).total == _SESSIONS + 1
+        _copy(newcomer, Session, ["session_id", "root_session_id", "stream_id"], current_id="NULL")
+        _copy(newcomer, UsageEntry, ["entry_id", "recorded_for"], session_id="NULL")
+        assert newcomer.store.list_sessions(limit=1).total == _COPIES + 1
         yield newcomer
         transaction.set_rollback(True, using=world.database.alias)
 
 
+def _copy(newcomer: World, model: type[Model], named: Sequence[str], **others: str) -> None:
+    """Copy the rows of the tenant many times, each copy with names of its own."""
+    names = [str(field.column) for field in model._meta.concrete_fields if not field.primary_key]
+    changed = {**{name: f"{name} || '-' || number" for name in named}, **others}
+    table = model._meta.db_table
+    with newcomer.database.connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            WITH RECURSIVE copy(number) AS (
+                SELECT 1 UNION ALL SELECT number + 1 FROM copy WHERE number < {_COPIES})
+            INSERT INTO {table} ({", ".join(names)})
+            SELECT {", ".join(changed.get(name, name) for name in names)} FROM {table} CROSS JOIN copy
+            WHERE tenant = %s""",
+            [newcomer.database.tenant],
+        )
+
+
 @pytest.mark.parametrize("fast_paths", [True, False], ids=["fast paths", "portable"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_session_is_found_by_its_key(newcomer: World, name: str, fast_paths: bool) -> None:
+def test_few_rows_are_read(newcomer: World, name: str, fast_paths: bool) -> None:
     with override_settings(HELIX_STORE={"FAST_PATHS": fast_paths}):
         plans = plans_of(newcomer.database, lambda: CALLS[name](newcomer))
     assert plans

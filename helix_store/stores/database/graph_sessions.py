@@ -22,11 +22,11 @@ from helix_store.core.types import UNSET, Unset
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.stores.database.graph_checkpoints import latest_checkpoint
 from helix_store.stores.database.graph_messages import MESSAGE_COLUMNS, message_from, newest_messages
-from helix_store.stores.database.keysets import beyond
+from helix_store.stores.database.keysets import Unindexed, beyond
 from helix_store.stores.database.locking import bump, lock_session
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import DatabaseVerbs, reads, writes
-from helix_store.stores.database.session_keys import named
+from helix_store.stores.database.session_keys import any_tenant, named
 from helix_store.stores.database.sessions import insert_session
 from helix_store.stores.database.trees import delete_tree
 
@@ -130,13 +130,15 @@ class GraphSessions(DatabaseVerbs):
         return named(self.scope, session_id)
 
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
-        sessions = Session.objects.using(self.scope.alias).filter(
-            tenant=self.scope.tenant, agent_type=GRAPH_AGENT_TYPE
-        )
-        if query.workspace_id is None:
-            sessions = sessions.filter(workspace_id__isnull=True)
-        elif not isinstance(query.workspace_id, Unset):
-            sessions = sessions.filter(workspace_id=query.workspace_id)
+        sessions = Session.objects.using(self.scope.alias).filter(tenant=any_tenant(self.scope.tenant))
+        if isinstance(query.workspace_id, str):
+            sessions = sessions.alias(unindexed_type=Unindexed("agent_type")).filter(
+                workspace_id=query.workspace_id, unindexed_type=GRAPH_AGENT_TYPE
+            )
+        else:
+            sessions = sessions.filter(agent_type=GRAPH_AGENT_TYPE)
+            if query.workspace_id is None:
+                sessions = sessions.filter(workspace_id__isnull=True)
         if query.text is not None:
             sessions = sessions.filter(
                 Q(title__icontains=query.text)

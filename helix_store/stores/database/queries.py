@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from helix_store.core.requests import SessionQuery
 from helix_store.core.session_state import HEAD_FIELDS, head_values
 from helix_store.core.types import SessionHead, Unset
 from helix_store.models import Session
-from helix_store.stores.database.keysets import beyond
+from helix_store.stores.database.keysets import Unindexed, beyond
 from helix_store.stores.database.scope import Scope
+from helix_store.stores.database.session_keys import any_tenant
 from helix_store.stores.database.vendors import has_metadata, has_tag
 
 __all__ = ["select_sessions"]
@@ -19,7 +20,7 @@ __all__ = ["select_sessions"]
 
 def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
     """The page, the total when asked for, and whether more follows."""
-    matching = _filtered(Session.objects.using(scope.alias).filter(tenant=scope.tenant), query)
+    matching = _filtered(_of_tenant(scope, query), query)
     total = matching.count() if query.count else None
     prefix = "-" if query.descending else ""
     page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
@@ -32,9 +33,20 @@ def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead
     return heads, total, len(rows) > query.limit
 
 
+def _of_tenant(scope: Scope, query: SessionQuery) -> QuerySet[Session]:
+    # Documents are found by an index of all tenants. PostgreSQL must know then how large this tenant is: of
+    # one that it takes for small it would look for all sessions too, to find those that are in both.
+    is_by_document = query.tags or query.metadata
+    tenant = scope.tenant if is_by_document else any_tenant(scope.tenant)
+    return Session.objects.using(scope.alias).filter(tenant=tenant)
+
+
 def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    # An agent works for many users: there are fewer sessions of a user, or of a workspace.
+    is_of_few = query.user_id is not None or query.workspace_id is not None
+    sessions = sessions.alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
     equal: dict[str, Any] = {
-        "agent_type": query.agent_type,
+        "agent": query.agent_type,
         "user_id": query.user_id,
         "root_session_id": query.root_session_id,
         "workspace_id": query.workspace_id,

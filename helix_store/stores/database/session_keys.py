@@ -8,6 +8,7 @@ tenant is not shown to the planner as a value: ``tenant = (SELECT …)`` is plan
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from django.db.models import CharField, Func, QuerySet, Subquery, Value
 
@@ -43,7 +44,14 @@ def key_of(scope: Scope, session_id: str) -> Subquery:
 
 def any_tenant(tenant: str) -> Func:
     """The value of a tenant, planned for as any tenant is."""
-    return Func(Value(tenant), template="(SELECT %(expressions)s)", output_field=CharField())
+    return _AnyTenant(Value(tenant), output_field=CharField())
+
+
+class _AnyTenant(Func):
+    template = "(SELECT %(expressions)s)"
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
 
 
 def _of_tenant(scope: Scope) -> QuerySet[Session]:

@@ -205,7 +205,7 @@ class DatabaseUsage(DatabaseVerbs):
 
     @property
     def _of_tenant(self) -> QuerySet[UsageRow]:
-        return self._rows.filter(tenant=self.scope.tenant)
+        return self._rows.filter(tenant=any_tenant(self.scope.tenant))
 
     def _of_session(self, session_id: str) -> QuerySet[UsageRow]:
         for key in self._key(session_id):
@@ -214,9 +214,7 @@ class DatabaseUsage(DatabaseVerbs):
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
         """Entries that have outlived a session of this id."""
-        return self._rows.filter(
-            tenant=any_tenant(self.scope.tenant), recorded_for=session_id, session__isnull=True
-        )
+        return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
 
     def _key(self, session_id: str) -> list[int]:
         """The key of a session; empty for an unknown one."""
