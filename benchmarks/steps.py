@@ -157,10 +157,10 @@ def used_staging(bench: Bench) -> None:
     """A table of staged changes that has been in use: how it is read is planned by its pages."""
     store = DatabaseStateStore()
     (session_id,) = sessions_of(0, per_worker=1)
-    for number in range(500):
-        (changes, *_) = staged_changes()
-        store.stage_changes(session_id, f"earlier-{number}", changes)
-        store.discard_staging(session_id, f"earlier-{number}")
+    (changes, *_) = staged_changes()
+    for number in range(1_000):
+        store.stage_changes(session_id, "earlier", {**changes, "tool_call_id": f"call-{number}"})
+    store.discard_staging(session_id, "earlier")
 
 
 def merged_changes() -> dict[str, Any]:
