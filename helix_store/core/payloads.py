@@ -184,7 +184,7 @@ def _check(value: Any, limit: int, name: str, path: str) -> None:
                     if not _SMALLEST_BIGINT <= item <= _LARGEST_BIGINT:
                         if abs(item) >= TOO_LONG_INTEGER:
                             _refuse(value, path)
-                        least += least_digits(item)
+                        least += least_digits(item) - 1
                 elif kind is not float and kind is not bool and item is not None:
                     _refuse(value, path)
             least += 2 * len(container)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
@@ -239,6 +239,8 @@ def test_the_reported_digits_of_an_integer_are_never_too_many(digits: int) -> No
 
 
 @given(json_values())
+@example(2**199)
+@example([2**199, -(2**199)])
 def test_the_limit_is_the_size_of_the_stored_text(value: Any) -> None:
     size = len(encode(value).encode("utf-8"))
     assert size_of(encode(value)) == size
