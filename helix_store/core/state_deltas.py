@@ -52,7 +52,7 @@ def members_of(text: str, like: Mapping[str, str] | None = None) -> dict[str, st
             if start == len(text):
                 break
             try:
-                key, member = _member_at(text, start, earlier)
+                key, member = _member_at(text, start, key, earlier)
             except (ValueError, RecursionError):
                 return None
         members[key] = member
@@ -114,15 +114,21 @@ def apply_deltas(full: str, deltas: Iterable[str]) -> str:
     raise _misfit()
 
 
-def _member_at(text: str, start: int, earlier: Mapping[str, str]) -> tuple[str, str]:
-    """The key that begins at ``start``, and its member. Raises ``ValueError`` where there is none."""
-    if text[start] != '"':
-        raise ValueError
-    _, end = _read_at(text, start)
-    key = text[start:end]
-    member = earlier.get(key, _NO_MEMBER)
-    if text.startswith(member, start):
-        return key, member
+def _member_at(text: str, start: int, expected: str, earlier: Mapping[str, str]) -> tuple[str, str]:
+    """The key that begins at ``start``, most often the expected one, and its member.
+
+    Raises ``ValueError`` where there is none.
+    """
+    if expected and text.startswith(expected, start):
+        key, end = expected, start + len(expected)
+    else:
+        if text[start] != '"':
+            raise ValueError
+        _, end = _read_at(text, start)
+        key = text[start:end]
+        member = earlier.get(key, _NO_MEMBER)
+        if text.startswith(member, start):
+            return key, member
     if text[end] != ":":
         raise ValueError
     _, end = _read_at(text, end + 1)

@@ -140,13 +140,21 @@ def _prepared_cursor_class() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Numbered:
-    """SQL with ``$1``, ``$2``… and the names of its parameters in that order."""
+    """SQL with ``$1``, ``$2``… and the names of its parameters in that order.
+
+    Values are sent as the text that the server reads them from. As text without a type, a parameter has the
+    type of its place in the statement. The driver would pick one by the value, and numbers of different sizes
+    would be prepared as different statements.
+    """
 
     text: str
     names: tuple[str, ...]
 
     def arguments(self, parameters: Mapping[str, Any]) -> list[str | None]:
-        return [_as_text(parameters[name]) for name in self.names]
+        return [
+            value if value is None or type(value) is str else _WRITERS[type(value)](value)
+            for value in map(parameters.__getitem__, self.names)
+        ]
 
 
 @lru_cache(maxsize=256)
@@ -160,25 +168,14 @@ def _numbered(sql: str) -> _Numbered:
     return _Numbered(text, tuple(numbers))
 
 
-def _as_text(value: Any) -> str | None:
-    """A value as the text that the server reads it from.
-
-    As text without a type, a parameter has the type of its place in the statement. The driver would pick one
-    by the value, and numbers of different sizes would be prepared as different statements.
-    """
-    if value is None or type(value) is str:
-        return value
-    return _WRITERS[type(value)](value)
-
-
 def _array(values: list[Any]) -> str:
     return "{" + ",".join(_element(value) for value in values) + "}"
 
 
 def _element(value: Any) -> str:
-    text = _as_text(value)
-    if text is None:
+    if value is None:
         return "NULL"
+    text = value if type(value) is str else _WRITERS[type(value)](value)
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from django.db.models import Model
+
 from helix_store.core.limits import Limits
 from helix_store.core.session_state import encode_state
 from helix_store.core.types import SessionState
@@ -46,14 +48,15 @@ def staged_sql() -> str:
 
 
 @cache
-def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) -> str:
+def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool, is_of_run: bool) -> str:
     """One step, in one statement.
 
     ``head`` decides, and every other part takes its rows from there: the session is locked before anything
     of it is, and nothing is written when a condition does not hold. A statement that had to wait for the lock
     checks the conditions again on the session as it is then, but everything else is as it was at its start.
-    Hence the version must be the one of the start, and a state between checkpoints, which the step replaces,
-    must have been there. What is staged meanwhile is left alone: the next promote takes it.
+    Hence the version must be the expected one, or else the one of the start, and a state between checkpoints,
+    which the step replaces, must have been there. What is staged meanwhile is left alone: the next promote
+    takes it.
 
     A part that a step does not need costs as much as one that it does, so there is a form for each need.
     """
@@ -62,8 +65,8 @@ def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) 
     own = [name for name in _step_columns() if name not in _ASSIGNED_OTHERWISE]
     assignments = ", ".join(f"{name} = %({name})s" for name in own)
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
-    the_session = is_named()
-    fence = taken = ""
+    version = "%(expected_version)s" if is_expected else f"(SELECT version FROM {session} WHERE {is_named()})"
+    fence = replaced = taken = ""
     if merges:
         merged = "%(staged)s::text[]"
         conditions = [
@@ -86,7 +89,16 @@ def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) 
             f"EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
         )
     if is_delta:
+        # A state between checkpoints is the base of nothing: there is none to replace where a base is known.
         conditions.append("s.base_key = %(base_key)s")
+    else:
+        replaced = f"""replaced AS (
+            DELETE FROM {checkpoint} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
+        ), """
+        conditions.append(
+            f"""(s.current_is_checkpoint OR EXISTS (
+                SELECT 1 FROM {checkpoint} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
+        )
     return f"""
         WITH {fence}head AS (
             UPDATE {session} AS s
@@ -94,18 +106,12 @@ def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) 
                 mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
                 message_count = s.message_count + %(added)s, current_is_checkpoint = true,
                 base_key = %(base_key)s,
-                current_id = nextval(pg_get_serial_sequence('{checkpoint}', 'id'))
-            WHERE {the_session}
-              AND s.version = coalesce(
-                  %(expected_version)s::bigint, (SELECT version FROM {session} WHERE {the_session}))
+                current_id = nextval('{_keys_of(CheckpointRow)}')
+            WHERE {is_named("s")} AND s.version = {version}
               AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
-              AND (s.current_is_checkpoint OR EXISTS (
-                  SELECT 1 FROM {checkpoint} AS c WHERE c.session_id = s.id AND c.kind = 'state'))
               AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
-        ), replaced AS (
-            DELETE FROM {checkpoint} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
-        ), {taken}said AS (
+        ), {replaced}{taken}said AS (
             INSERT INTO {message} (session_id, sequence, role, payload, created_at)
             SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
             FROM head,
@@ -120,6 +126,14 @@ def step_sql(*, merges: bool, is_delta: bool, is_fenced: bool, is_of_run: bool) 
             FROM head
         )
         SELECT version, current_id FROM head"""
+
+
+def _keys_of(model: type[Model]) -> str:
+    """The sequence of a table's keys, by the name that PostgreSQL gives it: table prefixes leave room for it.
+
+    To ask for the name, with ``pg_get_serial_sequence``, takes as long as an insertion.
+    """
+    return f'"{model._meta.db_table}_id_seq"'
 
 
 @cache

@@ -82,6 +82,7 @@ class FastSteps(DatabaseSteps):
         sql = step_sql(
             merges=bool(staged),
             is_delta=stored.is_delta,
+            is_expected=request.guard.expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
         )
@@ -105,8 +106,8 @@ def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
     columns = request.encoded.columns
     return {
         **columns,
-        "tags": json.dumps(columns["tags"]),
-        "metadata": json.dumps(columns["metadata"]),
+        "tags": json.dumps(columns["tags"]) if columns["tags"] else "[]",
+        "metadata": json.dumps(columns["metadata"]) if columns["metadata"] else "{}",
         "tenant": scope.tenant,
         "session_id": request.session_id,
         "expected_version": request.guard.expected_version,
