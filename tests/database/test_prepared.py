@@ -146,6 +146,7 @@ def test_a_step_finds_its_staged_changes_by_an_index_where_few_are_staged(
     for name, statement in kept:
         nulls = ", ".join("NULL" for _ in set(re.findall(r"\$\d+", str(statement))))
         plan = fetch(connection, f"EXPLAIN EXECUTE {name}({nulls})")
+        assert not [line for (line,) in plan if "staged_change_pkey" in str(line)], "the keys of all steps"
         reads = [line for (line,) in plan if "Scan" in str(line) and "helix_store_staged_change" in str(line)]
         assert len(reads) == 2
         assert not [line for line in reads if "Seq Scan" in str(line)], "\n".join(

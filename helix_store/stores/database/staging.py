@@ -41,7 +41,7 @@ class DatabaseStaging(DatabaseVerbs):
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
         key = session_key(self.scope, session_id)
         rows = StagedChange.objects.using(self.scope.alias).filter(session_id=key, step_id=step_id)
-        return [staged_from(text) for text in rows.order_by("pk").values_list("payload", flat=True)]
+        return [staged_from(text) for _, text in sorted(rows.values_list("pk", "payload"))]
 
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:

@@ -19,6 +19,8 @@ __all__ = ["stage_sql", "staged_sql", "step_sql"]
 
 # A row that is written again gets another xmin.
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
+# By an expression: the index of the keys has this order too, and all rows of all steps.
+_STAGED_ORDER: Final = "ORDER BY g.id + 0"
 _ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
 
 
@@ -44,7 +46,7 @@ def staged_sql() -> str:
         WHERE g.session_id = (
             SELECT id FROM {table(Session)} WHERE {is_named()}
         ) AND g.step_id = %(step_id)s
-        ORDER BY g.id"""
+        {_STAGED_ORDER}"""
 
 
 @cache
@@ -70,7 +72,7 @@ def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool
     if merges:
         merged = "%(staged)s::text[]"
         conditions = [
-            f"""(SELECT array_agg({_STAGED_VERSION} ORDER BY g.id) FROM {staged} AS g
+            f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {staged} AS g
                  WHERE {of_step.format("s")}) = {merged}"""
         ]
         taken = f"""taken AS (
