@@ -17,7 +17,7 @@ from tests.postgres import PostgresCluster
 def main() -> int:
     options = parse_arguments()
     started = time.monotonic()
-    with benchmark_server() as cluster:
+    with benchmark_server(commit_delay=options.commit_delay) as cluster:
         machine = machine_facts(cluster)
         print(options.describe())
         print(", ".join(f"{name} {machine[name]}" for name in ("cpu", "cores", "postgresql", "python")))

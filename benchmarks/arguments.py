@@ -49,6 +49,8 @@ class Options:
     is_quick: bool
     only: tuple[str, ...]
     json: Path | None
+    commit_delay: int = 0
+    """Microseconds by which every commit takes longer than the disk needs."""
 
     def wants(self, path: str) -> bool:
         """Whether a path was asked for: without ``--only`` all are."""
@@ -61,6 +63,8 @@ class Options:
             f"{scale.rounds} interleaved rounds of {scale.seconds:g} s a leg; "
             f"{scale.sessions:,} sessions in the large table."
         )
+        if self.commit_delay:
+            lines += f" Every commit takes {self.commit_delay} µs more than the disk needs."
         if self.is_quick:
             lines = (
                 f"QUICK RUN, rough figures: {lines}\nLess of everything than in a full run: "
@@ -84,6 +88,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Options:
         "--only", action="append", default=[], metavar="TEXT", help="paths whose name holds this; repeatable"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument(
+        "--commit-delay",
+        type=_whole,
+        default=0,
+        metavar="MICROSECONDS",
+        help="let every commit of PostgreSQL take longer, as on a slower disk",
+    )
     given = parser.parse_args(arguments)
     chosen = {name: getattr(given, name) for name in ("rounds", "seconds") if getattr(given, name)}
     return Options(
@@ -91,6 +102,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Options:
         is_quick=given.quick,
         only=tuple(given.only),
         json=given.json,
+        commit_delay=given.commit_delay,
     )
 
 

@@ -34,7 +34,13 @@ def machine_facts(cluster: PostgresCluster) -> dict[str, Any]:
         row = connection.execute("SELECT current_setting('server_version')").fetchone()
         durability = {
             name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()
-            for name in ("fsync", "synchronous_commit", "full_page_writes", "default_toast_compression")
+            for name in (
+                "fsync",
+                "synchronous_commit",
+                "full_page_writes",
+                "commit_delay",
+                "default_toast_compression",
+            )
         }
         compressions = connection.execute(
             "SELECT enumvals FROM pg_settings WHERE name = 'default_toast_compression'"

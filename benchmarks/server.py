@@ -20,6 +20,7 @@ __all__ = [
     "ENVIRONMENT_VARIABLE",
     "OPTIONS",
     "benchmark_server",
+    "commits_that_take",
     "connection_url",
     "create_database",
     "database_name",
@@ -40,10 +41,16 @@ ENVIRONMENT_VARIABLE = "HELIX_BENCHMARK_SERVER"
 """Tells the settings, also in worker processes, where the server is."""
 
 
+def commits_that_take(microseconds: int) -> dict[str, str]:
+    """Settings for commits that take so much longer: the server sleeps before each flush, others or not."""
+    return {"commit_delay": str(microseconds), "commit_siblings": "0"}
+
+
 @contextmanager
-def benchmark_server() -> Iterator[PostgresCluster]:
+def benchmark_server(*, commit_delay: int = 0) -> Iterator[PostgresCluster]:
     """A running server and a set-up Django whose databases are there when `create_database` made them."""
-    with PostgresCluster(options=OPTIONS) as cluster, TemporaryDirectory() as directory:
+    options = {**OPTIONS, **commits_that_take(commit_delay)} if commit_delay else OPTIONS
+    with PostgresCluster(options=options) as cluster, TemporaryDirectory() as directory:
         os.environ[ENVIRONMENT_VARIABLE] = json.dumps(
             {
                 # Through TCP, as most installations are.

@@ -185,8 +185,21 @@ class TestArguments:
         scale = parse_arguments(["--quick", "--rounds", "7", "--seconds", "0.25"]).scale
         assert (scale.rounds, scale.seconds, scale.sessions) == (7, 0.25, QUICK.sessions)
 
+    def test_commits_can_take_longer(self) -> None:
+        options = parse_arguments(["--commit-delay", "150"])
+        assert options.commit_delay == 150
+        assert "150 µs" in options.describe()
+        assert "µs" not in parse_arguments([]).describe()
+
     @pytest.mark.parametrize(
-        "wrong", [["--rounds", "0"], ["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "inf"]]
+        "wrong",
+        [
+            ["--commit-delay", "0"],
+            ["--rounds", "0"],
+            ["--seconds", "0"],
+            ["--seconds", "nan"],
+            ["--seconds", "inf"],
+        ],
     )
     def test_no_round_and_no_time_are_refused(self, wrong: list[str]) -> None:
         with pytest.raises(SystemExit):

@@ -12,6 +12,7 @@ from benchmarks.peers import ADD_ITEMS, PUT, PUT_AND_WRITE, peer_tables
 from benchmarks.pgbench import Script
 from benchmarks.races import Client, Comparison, Contestant, Limit, Race
 from benchmarks.reference import reference_sessions
+from benchmarks.server import commits_that_take
 from benchmarks.sessions import WORKERS, live_sessions
 from benchmarks.steps import Step, StepInFull, StepInsideAtomic, step_evidence, step_limit, used_staging
 
@@ -112,7 +113,6 @@ CASES = [
         ],
         needs=NEEDS,
         aliases=ALIASES,
-        # The server sleeps before it flushes, whether or not others are about to commit.
-        server={"commit_delay": "1000", "commit_siblings": "0"},
+        server=commits_that_take(1_000),
     ),
 ]
