@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.database.fast_paths.step_statements import MOST_LISTED
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase
 
@@ -38,6 +39,23 @@ def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, his
             )
         )
         assert len(sent) == 1, sent
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_LISTED, MOST_LISTED + 1, 50])
+def test_a_step_with_any_number_of_messages_is_one_statement(
+    store: DatabaseStateStore, statements: Any, count: int
+) -> None:
+    state = store.create_session("s", agent_type="t")
+    hostile = [
+        {"role": "user", "content": content} for content in ('it\'s "quoted"', "back\\slash", "{,}", "")
+    ]
+    said = [*hostile, *messages(50)][:count]
+    for number in range(2):
+        step = StepInfo(f"step-{number}", number)
+        sent = statements(lambda step=step: store.save_state_and_promote_staging("s", state, said, step))
+        assert len(sent) == 1, sent
+    page = store.get_messages("s", limit=200)
+    assert (page.messages, page.total) == ([*said, *said], 2 * count)
 
 
 @pytest.mark.parametrize("staged", [1, 20])

@@ -15,7 +15,10 @@ from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.session_keys import is_named
 
-__all__ = ["stage_sql", "staged_sql", "step_sql"]
+__all__ = ["MOST_LISTED", "stage_sql", "staged_sql", "step_sql"]
+
+MOST_LISTED: Final = 4
+"""Messages that a step may have to be sent each as parameters of its own."""
 
 # A row that is written again gets another xmin.
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
@@ -50,7 +53,9 @@ def staged_sql() -> str:
 
 
 @cache
-def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool, is_of_run: bool) -> str:
+def step_sql(
+    *, messages: int, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool, is_of_run: bool
+) -> str:
     """One step, in one statement.
 
     ``head`` decides, and every other part takes its rows from there: the session is locked before anything
@@ -68,7 +73,7 @@ def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool
     assignments = ", ".join(f"{name} = %({name})s" for name in own)
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
     version = "%(expected_version)s" if is_expected else f"(SELECT version FROM {session} WHERE {is_named()})"
-    fence = replaced = taken = ""
+    fence = replaced = taken = said = ""
     if merges:
         merged = "%(staged)s::text[]"
         conditions = [
@@ -81,6 +86,12 @@ def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool
         ), """
     else:
         conditions = [f"NOT EXISTS (SELECT 1 FROM {staged} AS g WHERE {of_step.format('s')})"]
+    if messages:
+        said = f"""said AS (
+            INSERT INTO {message} (session_id, sequence, role, payload, created_at)
+            SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
+            FROM head, {_listed(messages)} AS m(role, payload, number)
+        ), """
     if is_fenced:
         fence = f"""fence AS MATERIALIZED (
             SELECT token FROM {lock} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
@@ -113,12 +124,7 @@ def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool
               AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
-        ), {replaced}{taken}said AS (
-            INSERT INTO {message} (session_id, sequence, role, payload, created_at)
-            SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
-            FROM head,
-                unnest(%(roles)s::text[], %(texts)s::text[]) WITH ORDINALITY AS m(role, payload, number)
-        ), kept AS (
+        ), {replaced}{taken}{said}kept AS (
             INSERT INTO {checkpoint} (
                 id, session_id, kind, namespace, version, checkpoint_id, source, run_id, step_id, step_count,
                 status, message_count, stream_sequence, payload, base_id, envelope, size_bytes, created_at)
@@ -128,6 +134,14 @@ def step_sql(*, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool
             FROM head
         )
         SELECT version, current_id FROM head"""
+
+
+def _listed(messages: int) -> str:
+    """Rows of the messages of a step. A few are values of their own: an array has to be taken apart."""
+    if messages > MOST_LISTED:
+        return "unnest(%(roles)s::text[], %(texts)s::text[]) WITH ORDINALITY"
+    rows = (f"(%(role_{each})s, %(text_{each})s, {each})" for each in range(1, messages + 1))
+    return f"(VALUES {', '.join(rows)})"
 
 
 def _keys_of(model: type[Model]) -> str:

@@ -11,10 +11,15 @@ from django.utils import timezone
 from helix_store.connections import kept_together
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.payloads import size_of
-from helix_store.core.requests import StepRequest
+from helix_store.core.requests import EncodedMessage, StepRequest
 from helix_store.core.types import StepCommit
 from helix_store.stores.database.bases import bases, stored_payload
-from helix_store.stores.database.fast_paths.step_statements import stage_sql, staged_sql, step_sql
+from helix_store.stores.database.fast_paths.step_statements import (
+    MOST_LISTED,
+    stage_sql,
+    staged_sql,
+    step_sql,
+)
 from helix_store.stores.database.prepared import is_fast_write, read_prepared, try_prepared
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.staged_here import StagedRow, staged_here
@@ -80,6 +85,7 @@ class FastSteps(DatabaseSteps):
         payload = self._promoted(request, [staged_from(row.text) for row in staged])
         stored = stored_payload(payload, bases.get(self.scope, request.session_id))
         sql = step_sql(
+            messages=min(len(request.messages), MOST_LISTED + 1),
             merges=bool(staged),
             is_delta=stored.is_delta,
             is_expected=request.guard.expected_version is not None,
@@ -102,6 +108,18 @@ class FastSteps(DatabaseSteps):
         return None
 
 
+def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
+    if len(messages) > MOST_LISTED:
+        return {
+            "roles": [message.role for message in messages],
+            "texts": [message.text for message in messages],
+        }
+    parameters = {}
+    for number, message in enumerate(messages, 1):
+        parameters[f"role_{number}"], parameters[f"text_{number}"] = message.role, message.text
+    return parameters
+
+
 def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
     columns = request.encoded.columns
     return {
@@ -113,8 +131,7 @@ def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
         "expected_version": request.guard.expected_version,
         "fencing_token": request.guard.fencing_token,
         "at": timezone.now(),
-        "roles": [message.role for message in request.messages],
-        "texts": [message.text for message in request.messages],
+        **_message_parameters(request.messages),
         "added": len(request.messages),
         "checkpoint_id": checkpoint_id(request.session_id, request.step.step_count),
         "run_id": request.run_id,
