@@ -94,6 +94,19 @@ def test_the_longest_prefix_still_fits(fresh_database: FreshDatabase) -> None:
     assert {f"{prefix}session", f"{prefix}interrupt_request"} <= fresh_database.tables()
 
 
+@pytest.mark.parametrize("prefix", ["Agents_", "p" * 39])
+def test_a_step_is_made_in_tables_of_any_prefix(fresh_database: FreshDatabase, prefix: str) -> None:
+    """The fast form writes out the name of a sequence."""
+    fresh_database.run("migrate", TABLE_PREFIX=prefix)
+    make_a_step = (
+        "from helix_store.stores import DatabaseStateStore as Store; store = Store();"
+        "state = store.create_session('s', agent_type='t');"
+        "step = {'step_id': 'first', 'step_count': 1};"
+        "print('version', store.save_state_and_promote_staging('s', state, [], step).new_version)"
+    )
+    assert "version 2" in fresh_database.run("shell", "-c", make_a_step, TABLE_PREFIX=prefix)
+
+
 def test_a_bad_prefix_is_refused_before_any_table_is_made(fresh_database: FreshDatabase) -> None:
     process = fresh_database.start("migrate", TABLE_PREFIX='x"; DROP TABLE y; --')
     output, _ = process.communicate(timeout=120)
