@@ -176,8 +176,8 @@ class _Copies:
             "updated_at": self._moment("-(n / 3)"),
             "message_count": length,
             "version": length,
-            # Each has a current row of its own, as far as statistics go.
-            "current_id": "CASE WHEN n < 100 THEN current_id ELSE n END",
+            # Each has a current row of its own, among the checkpoints to come, as far as statistics go.
+            "current_id": "CASE WHEN n < 100 THEN current_id ELSE current_id + n END",
         }
         for suffix in ("", "-b", "-c"):
             self._copy(Session, SESSIONS, {"tenant": f"'{self._tenant}{suffix}'", **shared})
