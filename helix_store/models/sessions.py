@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from django.db import models
-from django.db.models import F, Func, Q
+from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.expiry import SESSION_EXPIRED
@@ -26,6 +26,17 @@ WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session
 """A session whose stream is not the one of its own name, which is found without an index of its own."""
 
 
+class _OneOf(models.Lookup):
+    """A column that has one of some plain words, written out and not as parameters."""
+
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        column, parameters = self.process_lhs(compiler, connection)
+        words = ", ".join(f"'{word}'" for word in self.rhs)
+        return f"{column} IN ({words})", parameters
+
+
 class SessionQuerySet(models.QuerySet["Session"]):
     def of_tenant(self, tenant: str) -> Self:
         return self.filter(tenant=tenant)
@@ -33,11 +44,7 @@ class SessionQuerySet(models.QuerySet["Session"]):
     def non_terminal(self) -> Self:
         # Spelled as the partial index spells it: PostgreSQL does not see that NOT IN (terminal) is the same,
         # and SQLite not that a list of parameters is.
-        values = ", ".join(f"'{status}'" for status in NON_TERMINAL)
-        is_open = Func(
-            F("status"), template=f"%(expressions)s IN ({values})", output_field=models.BooleanField()
-        )
-        return self.filter(is_open)
+        return self.filter(_OneOf(F("status"), tuple(NON_TERMINAL)))
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import BooleanField, F, Func, Model, Value
+from django.db.models import BooleanField, F, Func, Lookup, Model, Value
+from django.db.models.lookups import GreaterThan, LessThan
 
 __all__ = ["Unindexed", "beyond"]
 
@@ -24,7 +25,7 @@ class _Row(Func):
     template = "(%(expressions)s)"
 
 
-def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Func:
+def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Lookup[Any]:
     """The rows after the last one seen, in the order of these columns: ``(a, b) > (1, 2)``.
 
     That is one range of an index. The same said with OR reads every row again that has the last row's ``a``.
@@ -32,10 +33,8 @@ def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = Fa
     """
     fields: Any = model._meta.get_field
     values = [Value(value, output_field=fields(name)) for name, value in last.items()]
-    return Func(
-        _Row(*map(F, last), output_field=BooleanField()),
-        _Row(*values, output_field=BooleanField()),
-        template="%(expressions)s",
-        arg_joiner=" < " if descending else " > ",
-        output_field=BooleanField(),
+    # A comparison, which stands in a condition by itself: Django compares any other expression with true.
+    follows = LessThan if descending else GreaterThan
+    return follows(
+        _Row(*map(F, last), output_field=BooleanField()), _Row(*values, output_field=BooleanField())
     )

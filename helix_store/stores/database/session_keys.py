@@ -39,7 +39,7 @@ def key_of(scope: Scope, session_id: str) -> Subquery:
 
     Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
     """
-    return Subquery(named(scope, session_id).values("pk"))
+    return Subquery(named(scope, session_id).values("pk")[:1])
 
 
 def any_tenant(tenant: str) -> Func:
