@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core.graph import (
     GRAPH_AGENT_TYPE,
@@ -130,15 +130,16 @@ class GraphSessions(DatabaseVerbs):
         return named(self.scope, session_id)
 
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
-        sessions = Session.objects.using(self.scope.alias).filter(tenant=any_tenant(self.scope.tenant))
-        if isinstance(query.workspace_id, str):
-            sessions = sessions.alias(unindexed_type=Unindexed("agent_type")).filter(
-                workspace_id=query.workspace_id, unindexed_type=GRAPH_AGENT_TYPE
-            )
-        else:
-            sessions = sessions.filter(agent_type=GRAPH_AGENT_TYPE)
-            if query.workspace_id is None:
-                sessions = sessions.filter(workspace_id__isnull=True)
+        is_of_few = isinstance(query.workspace_id, str)
+        sessions = (
+            Session.objects.using(self.scope.alias)
+            .alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
+            .filter(tenant=any_tenant(self.scope.tenant), agent=GRAPH_AGENT_TYPE)
+        )
+        if query.workspace_id is None:
+            sessions = sessions.filter(workspace_id__isnull=True)
+        elif not isinstance(query.workspace_id, Unset):
+            sessions = sessions.filter(workspace_id=query.workspace_id)
         if query.text is not None:
             sessions = sessions.filter(
                 Q(title__icontains=query.text)

@@ -20,7 +20,7 @@ from helix_store.stores.database.clocks import moment
 from helix_store.stores.database.lock_statements import lock_statements
 from helix_store.stores.database.records import first_row
 from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.session_keys import all_named, named
+from helix_store.stores.database.session_keys import all_named, is_named, named
 from helix_store.stores.database.statements import fetched_rows, locked_row, update_row
 
 __all__ = [
@@ -58,7 +58,8 @@ def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *mor
     lock.
     """
     names = _in_order(_LOCKED_COLUMNS + more_columns)
-    row = locked_row(scope, Session, names, {"tenant": scope.tenant, "session_id": session_id})
+    named_so = {"tenant": scope.tenant, "session_id": session_id}
+    row = locked_row(scope, Session, names, is_named(), named_so)
     if row is None:
         raise SessionNotFound(session_id)
     head = Session.from_db(scope.alias, names, row)

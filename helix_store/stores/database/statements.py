@@ -101,12 +101,12 @@ def update_row(scope: Scope, model: type[Model], key: int, columns: Mapping[str,
 
 
 def locked_row(
-    scope: Scope, model: type[Model], names: tuple[str, ...], where: Mapping[str, Any]
+    scope: Scope, model: type[Model], names: tuple[str, ...], condition: str, parameters: Mapping[str, Any]
 ) -> tuple[Any, ...] | None:
-    """Read columns of the one row with these values, locked as by ``select_for_update(no_key=True)``."""
+    """Read columns of the one row that meets a condition, locked as by ``select_for_update(no_key=True)``."""
     connection = scope.connection
     with connection.cursor() as cursor:
-        cursor.execute(_locking_read(model, names, tuple(where), connection.vendor), [*where.values()])
+        cursor.execute(_locking_read(model, names, condition, connection.vendor), parameters)
         row: tuple[Any, ...] | None = cursor.fetchone()
     return row
 
@@ -134,12 +134,10 @@ def _update(model: type[Model], names: tuple[str, ...], vendor: str) -> str:
 
 
 @lru_cache(_TEXTS)
-def _locking_read(model: type[Model], names: tuple[str, ...], where: tuple[str, ...], vendor: str) -> str:
+def _locking_read(model: type[Model], names: tuple[str, ...], condition: str, vendor: str) -> str:
     columns = ", ".join(f'"{name}"' for name in names)
-    # A session is looked up as `session_keys` says.
-    conditions = " AND ".join(f'"{name}" = {"(SELECT %s)" if name == "tenant" else "%s"}' for name in where)
     lock = "FOR NO KEY UPDATE" if vendor == "postgresql" else ""
-    return f'SELECT {columns} FROM "{model._meta.db_table}" WHERE {conditions} {lock}'
+    return f'SELECT {columns} FROM "{model._meta.db_table}" WHERE {condition} {lock}'
 
 
 def _placeholder(model: type[Model], name: str, vendor: str) -> str:
