@@ -7,8 +7,6 @@ one that the project started itself, never ends a request: each would keep a con
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -21,35 +19,50 @@ _requests: Final = threading.local()
 _is_kept: ContextVar[bool] = ContextVar("helix_store_connection_is_kept", default=False)
 
 
-@contextmanager
-def given_back(connection: BaseDatabaseWrapper) -> Iterator[None]:
+class given_back:
     """After the call, close what the end of a request would, unless somebody looks after the thread.
 
     Like Django at the end of a request this honours ``CONN_MAX_AGE`` and returns a pooled connection. A
     connection in an atomic block is the caller's.
     """
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc_info: object) -> None:
+        connection = self._connection
         if not (connection.in_atomic_block or _is_looked_after()):
             connection.close_if_unusable_or_obsolete()
 
 
-@contextmanager
-def kept_by_the_caller() -> Iterator[None]:
+class kept_by_the_caller:
     """Leave connections open: whoever brought the call to this thread looks after them."""
-    token = _is_kept.set(True)
-    try:
-        yield
-    finally:
-        _is_kept.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _is_kept.set(True)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _is_kept.reset(self._token)
 
 
-@contextmanager
-def kept_together(connection: BaseDatabaseWrapper) -> Iterator[None]:
+class kept_together(kept_by_the_caller):
     """Give the connection back after the last of several calls, and not after each."""
-    with given_back(connection), kept_by_the_caller():
-        yield
+
+    __slots__ = ("_given_back",)
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._given_back = given_back(connection)
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__()
+        self._given_back.__exit__()
 
 
 def watch_requests() -> None:

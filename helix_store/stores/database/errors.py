@@ -5,8 +5,7 @@ Decided by SQLSTATE or ``sqlite_errorname``, never by message text, and without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 from django.db import DataError, Error, InterfaceError, InternalError, OperationalError
@@ -110,13 +109,7 @@ def translate(
     return meaning(_message(meaning, code, vendor), database_code=code)
 
 
-@contextmanager
-def mapped_errors(
-    connection: BaseDatabaseWrapper,
-    *,
-    committing: bool | Callable[[], bool] = False,
-    operation_id: str | None = None,
-) -> Iterator[None]:
+class mapped_errors:
     """Raise what `translate` makes of a database error; let every other error through.
 
     A function given as ``committing`` is asked when there is an error. Around the outermost transaction it
@@ -130,29 +123,55 @@ def mapped_errors(
 
     A connection that is lost or read-only is dropped, unless it is inside an atomic block: the next call gets
     another one.
+
+    A class, and no generator, because every statement goes through it.
     """
-    try:
-        yield
-    except Error as exc:
-        is_committing = committing if isinstance(committing, bool) else committing()
+
+    __slots__ = ("_committing", "_connection", "_operation_id")
+
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        committing: bool | Callable[[], bool] = False,
+        operation_id: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._committing = committing
+        self._operation_id = operation_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
+        if exc is None:
+            return
+        if isinstance(exc, Error):
+            self._raise_translated(exc)
+        elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
+            # Translated inside of the atomic block that has ended by now.
+            _drop(self._connection)
+        elif isinstance(exc, UnicodeEncodeError | OverflowError):
+            # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees
+            # them.
+            raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
+
+    def _raise_translated(self, error: Error) -> None:
+        connection, committing = self._connection, self._committing
         translated = translate(
-            exc, vendor=connection.vendor, committing=is_committing, operation_id=operation_id
+            error,
+            vendor=connection.vendor,
+            committing=committing if isinstance(committing, bool) else committing(),
+            operation_id=self._operation_id,
         )
         if translated is None:
-            raise
-        if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(exc):
+            return
+        if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(error):
             _drop(connection)
         if isinstance(translated, IntegrityFault):
             # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
             raise translated from None
-        raise translated from exc
-    except (StoreUnavailable, OutcomeUnknown):
-        # Translated inside of the atomic block that has ended by now.
-        _drop(connection)
-        raise
-    except (UnicodeEncodeError, OverflowError):
-        # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees them.
-        raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
+        raise translated from error
 
 
 def is_retryable_transaction(error: BaseException) -> bool:
