@@ -24,6 +24,7 @@ __all__ = [
     "HEAD_FIELDS",
     "JSON_COLUMNS",
     "STATE_COLUMNS",
+    "WRITTEN_COLUMNS",
     "EncodedState",
     "checkpoint_state",
     "current_state",
@@ -74,6 +75,12 @@ JSON_COLUMNS: Final = (
 """Payload text in columns of the head, because single writes of the human loop change them."""
 
 STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
+
+WRITTEN_COLUMNS: Final = (
+    *(name for name in STATE_COLUMNS if name not in STORE_OWNED),
+    "pending_deadline",
+)
+"""What a state brings along when it is saved."""
 
 _NEVER_NONE: Final = frozenset(
     {
@@ -246,7 +253,7 @@ def current_state(
     return SessionState(
         custom_state=custom_state_of(payload, base),
         **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
-        **{name: _decode_column(name, columns[name]) for name in JSON_COLUMNS},
+        **{name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None},
         **head_values(columns),
     )
 
@@ -296,12 +303,6 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("suspension_kind")
     fields["suspension_kind"] = None if kind is None else RunStatus(kind)
     return fields
-
-
-def _decode_column(name: str, text: str | None) -> Any:
-    if text is None:
-        return {} if name in _NEVER_NONE else None
-    return decode(text)
 
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:

@@ -6,10 +6,11 @@ into the locking statement is as old as that statement's start, also when the lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from django.utils import timezone
 
@@ -32,6 +33,7 @@ __all__ = [
     "lock_sessions_of_tree",
     "root_of",
     "session_key",
+    "unlike",
 ]
 
 _LOCKED_COLUMNS = (
@@ -49,6 +51,7 @@ _LOCKED_COLUMNS = (
     "current_is_checkpoint",
     "base_key",
 )
+_JSON_TYPES: Final = frozenset({list, dict})
 
 
 def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
@@ -138,6 +141,18 @@ def session_key(scope: Scope, session_id: str) -> int:
     if key is None:
         raise SessionNotFound(session_id)
     return key
+
+
+def unlike(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Those columns that a locked head was read with and that do not hold these values yet.
+
+    To write a column costs more than to read it, and SQLite writes all indexes anew that have it.
+    """
+    return {
+        name: value
+        for name, value in columns.items()
+        if getattr(head, name) != (json.dumps(value) if type(value) in _JSON_TYPES else value)
+    }
 
 
 def bump(scope: Scope, head: Session, *, at: datetime | None = None, **columns: Any) -> int:

@@ -24,41 +24,40 @@ from helix_store.exceptions import StoreBusy
 from helix_store.stores.database.errors import is_prepared_in_vain, is_retryable_transaction, mapped_errors
 from helix_store.stores.database.scope import Scope
 
-__all__ = ["Rows", "is_fast", "is_fast_write", "read_prepared", "try_prepared", "write_prepared"]
+__all__ = ["Rows", "fast_reads", "fast_writes", "read_prepared", "try_prepared", "write_prepared"]
 
 Rows = list[tuple[Any, ...]]
 
 
-def is_fast(scope: Scope) -> bool:
-    return scope.connection.vendor == "postgresql" and bool(conf.get("FAST_PATHS"))
-
-
-def is_fast_write(scope: Scope) -> bool:
-    """Whether a statement commits by itself, or is part of a transaction that Django knows of."""
-    if not is_fast(scope):
-        return False
+def fast_reads(scope: Scope) -> BaseDatabaseWrapper | None:
+    """The connection to read prepared statements on; ``None`` where there is none or they are off."""
     connection = scope.connection
-    if connection.in_atomic_block:
-        return True
+    return connection if connection.vendor == "postgresql" and conf.get("FAST_PATHS") else None
+
+
+def fast_writes(scope: Scope) -> BaseDatabaseWrapper | None:
+    """The connection on which a statement commits by itself, or is part of a transaction known to Django."""
+    connection = fast_reads(scope)
+    if connection is None or connection.in_atomic_block:
+        return connection
     if connection.connection is not None:
-        return bool(connection.autocommit)
+        return connection if connection.autocommit else None
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
-        return connection.get_autocommit()
+        return connection if connection.get_autocommit() else None
 
 
-def read_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    connection = scope.connection
+def read_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
+    """Run a read on the connection of `fast_reads`."""
     with given_back(connection), mapped_errors(connection):
         return fetch_prepared(connection, sql, parameters, in_savepoint=connection.in_atomic_block)
 
 
-def write_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    """Run a write where `is_fast_write`.
+def write_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
+    """Run a write on the connection of `fast_writes`.
 
     Inside the caller's atomic block it is a savepoint of that: the caller owns the commit and any retry.
     """
-    connection = scope.connection
     if connection.in_atomic_block:
         with mapped_errors(connection):
             return fetch_prepared(connection, sql, parameters, in_savepoint=True)
@@ -66,12 +65,12 @@ def write_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Row
         return fetch_prepared(connection, sql, parameters)
 
 
-def try_prepared(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> Rows:
+def try_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
     """The same, but nothing is returned when the database gave it up for another transaction's sake."""
     try:
-        return write_prepared(scope, sql, parameters)
+        return write_prepared(connection, sql, parameters)
     except StoreBusy as exc:
-        if scope.connection.in_atomic_block or not is_retryable_transaction(exc):
+        if connection.in_atomic_block or not is_retryable_transaction(exc):
             raise
         return []
 

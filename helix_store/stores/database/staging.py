@@ -13,6 +13,7 @@ from helix_store.stores.database.documents import read_current
 from helix_store.stores.database.locking import lock_session, session_key
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, reads, writes
 from helix_store.stores.database.sessions import replace_custom_state
+from helix_store.stores.database.statements import fetched_rows
 
 __all__ = ["DatabaseStaging", "staged_from", "take_staged"]
 
@@ -64,12 +65,12 @@ def take_staged(scope: Scope, head: Session, step_id: str) -> list[StagedChanges
     """Remove and return a step's staged changes, in staging order. One statement; the session is locked."""
     connection = scope.connection
     table = connection.ops.quote_name(StagedChange._meta.db_table)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"DELETE FROM {table} WHERE session_id = %s AND step_id = %s RETURNING id, payload",
-            [head.pk, step_id],
-        )
-        return [staged_from(payload) for _, payload in sorted(cursor.fetchall())]
+    rows = fetched_rows(
+        connection,
+        f"DELETE FROM {table} WHERE session_id = %s AND step_id = %s RETURNING id, payload",
+        [head.pk, step_id],
+    )
+    return [staged_from(payload) for _, payload in sorted(rows)]
 
 
 def staged_from(text: str) -> StagedChanges:

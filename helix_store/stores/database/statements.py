@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import JSONField, Model
 
 from helix_store.connections import given_back
+from helix_store.stores.database.direct import is_direct, run_directly
 from helix_store.stores.database.errors import mapped_errors
-from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, write_prepared
+from helix_store.stores.database.prepared import fast_reads, fast_writes, read_prepared, write_prepared
 from helix_store.stores.database.scope import Scope
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "update_row",
 ]
 
+_AS_THEY_ARE: Final = frozenset({str, int, type(None)})
 _TEXTS: Final = 512
 """How many different statements are remembered: one for each set of columns that is written together."""
 
@@ -37,16 +39,19 @@ _TEXTS: Final = 512
 def fetched_rows(
     connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any] | Sequence[Any]
 ) -> list[tuple[Any, ...]]:
+    if is_direct(connection):
+        return run_directly(connection, sql, parameters)
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        rows: list[tuple[Any, ...]] = [] if cursor.description is None else cursor.fetchall()
         return rows
 
 
 def read_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement that only reads."""
-    if is_fast(scope):
-        return read_prepared(scope, sql, parameters)
+    connection = fast_reads(scope)
+    if connection is not None:
+        return read_prepared(connection, sql, parameters)
     return scope.read(lambda: fetched_rows(scope.connection, sql, parameters))
 
 
@@ -56,8 +61,9 @@ def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list
     Inside the caller's atomic block it is a part of that, in a savepoint. Outside it is a transaction by
     itself, which saves the trips for ``BEGIN`` and ``COMMIT``.
     """
-    if is_fast_write(scope):
-        return write_prepared(scope, sql, parameters)
+    connection = fast_writes(scope)
+    if connection is not None:
+        return write_prepared(connection, sql, parameters)
     connection = scope.connection
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
@@ -72,9 +78,7 @@ def insert_row(scope: Scope, model: type[Model], columns: Mapping[str, Any]) -> 
     """Insert one row and return its key. Columns are named as in the table."""
     names, connection = tuple(columns), scope.connection
     sql = _insertion(model, names, connection.vendor, 1) + " RETURNING id"
-    with connection.cursor() as cursor:
-        cursor.execute(sql, _stored(connection, columns.values()))
-        (key,) = cursor.fetchone()
+    ((key,),) = fetched_rows(connection, sql, _stored(connection, columns.values()))
     return int(key)
 
 
@@ -83,21 +87,21 @@ def insert_rows(
 ) -> None:
     """Insert rows of the same columns, as many as one statement takes; the caller keeps to that."""
     connection = scope.connection
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _insertion(model, names, connection.vendor, len(rows)),
-            [value for row in rows for value in _stored(connection, row)],
-        )
+    fetched_rows(
+        connection,
+        _insertion(model, names, connection.vendor, len(rows)),
+        [value for row in rows for value in _stored(connection, row)],
+    )
 
 
 def update_row(scope: Scope, model: type[Model], key: int, columns: Mapping[str, Any]) -> None:
     """Write columns of the row with this key."""
     connection = scope.connection
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _update(model, tuple(columns), connection.vendor),
-            [*_stored(connection, columns.values()), key],
-        )
+    fetched_rows(
+        connection,
+        _update(model, tuple(columns), connection.vendor),
+        [*_stored(connection, columns.values()), key],
+    )
 
 
 def locked_row(
@@ -105,19 +109,23 @@ def locked_row(
 ) -> tuple[Any, ...] | None:
     """Read columns of the one row that meets a condition, locked as by ``select_for_update(no_key=True)``."""
     connection = scope.connection
-    with connection.cursor() as cursor:
-        cursor.execute(_locking_read(model, names, condition, connection.vendor), parameters)
-        row: tuple[Any, ...] | None = cursor.fetchone()
-    return row
+    rows = fetched_rows(connection, _locking_read(model, names, condition, connection.vendor), parameters)
+    return rows[0] if rows else None
 
 
 def _stored(connection: BaseDatabaseWrapper, values: Any) -> list[Any]:
-    adapted = connection.ops.adapt_datetimefield_value
-    kinds = (list, dict)
-    return [
-        adapted(value) if type(value) is datetime else json.dumps(value) if type(value) in kinds else value
-        for value in values
-    ]
+    return [value if type(value) in _AS_THEY_ARE else _adapted(connection, value) for value in values]
+
+
+def _adapted(connection: BaseDatabaseWrapper, value: Any) -> Any:
+    if type(value) in (list, dict):
+        return json.dumps(value)
+    if type(value) is not datetime:
+        return value
+    if connection.vendor == "sqlite" and value.tzinfo is connection.timezone is UTC:
+        # What Django makes of it, a few times faster.
+        return str(value.replace(tzinfo=None))
+    return connection.ops.adapt_datetimefield_value(value)
 
 
 @lru_cache(_TEXTS)

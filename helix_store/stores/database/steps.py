@@ -14,12 +14,12 @@ from helix_store.core.ids import checkpoint_id
 from helix_store.core.merging import with_staged
 from helix_store.core.payloads import size_of
 from helix_store.core.requests import StepRequest
-from helix_store.core.session_state import encode_custom_state, settled_mode
+from helix_store.core.session_state import WRITTEN_COLUMNS, encode_custom_state, settled_mode
 from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
 from helix_store.stores.database.bases import bases, stored_payload
-from helix_store.stores.database.locking import admit, bump, lock_session
+from helix_store.stores.database.locking import admit, bump, lock_session, unlike
 from helix_store.stores.database.messages import insert_messages
 from helix_store.stores.database.scope import DatabaseVerbs, Scope, writes
 from helix_store.stores.database.staging import take_staged
@@ -36,7 +36,7 @@ class DatabaseSteps(DatabaseVerbs):
 
     @writes
     def commit(self, request: StepRequest) -> StepCommit:
-        head = lock_session(self.scope, request.session_id)
+        head = lock_session(self.scope, request.session_id, None, *WRITTEN_COLUMNS)
         digest = request.digest() if request.operation_id is not None else ""
         claims = _read_claims(self.scope, head, request)
         if claims.operation is not None:
@@ -54,8 +54,8 @@ class DatabaseSteps(DatabaseVerbs):
         pointer = _write_checkpoint(
             self.scope, head, request, commit, payload=payload, message_count=message_count, at=at
         )
-        columns = {**request.encoded.columns, "mode": mode, "message_count": message_count}
-        bump(self.scope, head, at=at, **pointer, **columns)
+        columns = {**request.encoded.columns, **pointer, "mode": mode, "message_count": message_count}
+        bump(self.scope, head, at=at, **unlike(head, columns))
         if request.operation_id is not None:
             _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
         return commit

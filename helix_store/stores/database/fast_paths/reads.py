@@ -11,7 +11,7 @@ from helix_store.models import Message, Session
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.messages import DatabaseMessages
-from helix_store.stores.database.prepared import is_fast, read_prepared
+from helix_store.stores.database.prepared import fast_reads, read_prepared
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
 from helix_store.stores.database.session_keys import is_named
 
@@ -24,7 +24,8 @@ class FastMessages(DatabaseMessages):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        if not is_fast(self.scope) or descending:
+        connection = None if descending else fast_reads(self.scope)
+        if connection is None:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         parameters = {
             "tenant": self.scope.tenant,
@@ -32,7 +33,7 @@ class FastMessages(DatabaseMessages):
             "offset": offset,
             "last": None if limit is None else offset + limit,
         }
-        rows = read_prepared(self.scope, _page_sql(), parameters)
+        rows = read_prepared(connection, _page_sql(), parameters)
         if not rows:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         return [payload for payload, _ in rows], rows[0][1]
@@ -40,10 +41,11 @@ class FastMessages(DatabaseMessages):
 
 class FastCheckpoints(DatabaseCheckpoints):
     def latest(self, session_id: str) -> Checkpoint | None:
-        if not is_fast(self.scope):
+        connection = fast_reads(self.scope)
+        if connection is None:
             return super().latest(session_id)
         rows = read_prepared(
-            self.scope, _latest_checkpoint_sql(), {"tenant": self.scope.tenant, "session_id": session_id}
+            connection, _latest_checkpoint_sql(), {"tenant": self.scope.tenant, "session_id": session_id}
         )
         if not rows:
             return None

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from django.db import IntegrityError
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from helix_store.core.requests import Guard
@@ -13,7 +14,7 @@ from helix_store.core.snapshots import CheckpointMeta, EncodedSnapshot, read_sna
 from helix_store.models import Checkpoint, Session
 from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.fast_paths.tables import table
-from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, try_prepared
+from helix_store.stores.database.prepared import fast_reads, fast_writes, read_prepared, try_prepared
 from helix_store.stores.database.session_keys import is_named
 from helix_store.stores.database.snapshots import DatabaseSnapshots
 
@@ -24,14 +25,19 @@ class FastSnapshots(DatabaseSnapshots):
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
-        is_stored = False
-        if guard == Guard() and is_fast_write(self.scope):
-            is_stored = self._put_in_one_statement(thread_id, checkpoint_id, snapshot, cap)
-        if not is_stored:
+        connection = fast_writes(self.scope) if guard == Guard() else None
+        if connection is None or not self._put_in_one_statement(
+            connection, thread_id, checkpoint_id, snapshot, cap
+        ):
             super().put(thread_id, checkpoint_id, snapshot, cap=cap, guard=guard)
 
     def _put_in_one_statement(
-        self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, cap: int | None
+        self,
+        connection: BaseDatabaseWrapper,
+        thread_id: str,
+        checkpoint_id: str,
+        snapshot: EncodedSnapshot,
+        cap: int | None,
     ) -> bool:
         """Whether it was stored: not when the thread is new, or when somebody was quicker."""
         parameters = {
@@ -44,25 +50,27 @@ class FastSnapshots(DatabaseSnapshots):
             "kept_before": None if cap is None else cap - 1,
         }
         try:
-            return bool(try_prepared(self.scope, _put_sql(), parameters))
+            return bool(try_prepared(connection, _put_sql(), parameters))
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 return False
             raise
 
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
-        if not is_fast(self.scope):
+        connection = fast_reads(self.scope)
+        if connection is None:
             return super().get(thread_id, checkpoint_id)
         parameters = {**self._thread(thread_id), "checkpoint_id": checkpoint_id}
         sql = _newest_sql() if checkpoint_id is None else _one_sql()
-        for (payload,) in read_prepared(self.scope, sql, parameters):
+        for (payload,) in read_prepared(connection, sql, parameters):
             return read_snapshot(payload)
         return None
 
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
-        if before is not None or not is_fast(self.scope):
+        connection = fast_reads(self.scope) if before is None else None
+        if connection is None:
             return super().select(thread_id, limit=limit, before=before)
-        rows = read_prepared(self.scope, _list_sql(), {**self._thread(thread_id), "limit": limit})
+        rows = read_prepared(connection, _list_sql(), {**self._thread(thread_id), "limit": limit})
         return [
             CheckpointMeta(
                 id=checkpoint_id,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from helix_store.connections import kept_together
@@ -20,7 +21,7 @@ from helix_store.stores.database.fast_paths.step_statements import (
     staged_sql,
     step_sql,
 )
-from helix_store.stores.database.prepared import is_fast_write, read_prepared, try_prepared
+from helix_store.stores.database.prepared import fast_writes, read_prepared, try_prepared
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.staged_here import StagedRow, staged_here
 from helix_store.stores.database.staging import DatabaseStaging, staged_from
@@ -31,7 +32,8 @@ __all__ = ["FastStaging", "FastSteps"]
 
 class FastStaging(DatabaseStaging):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
-        if is_fast_write(self.scope):
+        connection = fast_writes(self.scope)
+        if connection is not None:
             parameters = {
                 "tenant": self.scope.tenant,
                 "session_id": session_id,
@@ -40,7 +42,7 @@ class FastStaging(DatabaseStaging):
                 "payload": text,
                 "at": timezone.now(),
             }
-            for (version,) in try_prepared(self.scope, stage_sql(), parameters):
+            for (version,) in try_prepared(connection, stage_sql(), parameters):
                 row = StagedRow(version, text)
                 staged_here.add(self.scope, session_id, step_id, tool_call_id, row)
                 return
@@ -53,13 +55,14 @@ class FastSteps(DatabaseSteps):
 
     def commit(self, request: StepRequest) -> StepCommit:
         with kept_together(self.scope.connection):
-            if request.operation_id is None and is_fast_write(self.scope):
-                commit = self._in_one_statement(request)
+            connection = fast_writes(self.scope) if request.operation_id is None else None
+            if connection is not None:
+                commit = self._in_one_statement(connection, request)
                 if commit is not None:
                     return commit
             return super().commit(request)
 
-    def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
+    def _in_one_statement(self, connection: BaseDatabaseWrapper, request: StepRequest) -> StepCommit | None:
         """Commit a step; ``None`` when it takes more deciding than one statement does.
 
         What is staged and was not staged here is read before, when it is to be expected, or else after a try
@@ -69,18 +72,22 @@ class FastSteps(DatabaseSteps):
         known = staged_here.take(self.scope, request.session_id, request.step.step_id)
         is_tried = bool(known) or not self._usually_staged
         if is_tried:
-            commit = self._try(request, parameters, known)
+            commit = self._try(connection, request, parameters, known)
             if commit is not None:
                 return commit
-        rows = read_prepared(self.scope, staged_sql(), parameters)
+        rows = read_prepared(connection, staged_sql(), parameters)
         staged = [StagedRow(version, text) for version, text in rows]
         if is_tried and staged == known:
             return None
         self._usually_staged = bool(staged)
-        return self._try(request, parameters, staged)
+        return self._try(connection, request, parameters, staged)
 
     def _try(
-        self, request: StepRequest, parameters: dict[str, Any], staged: Sequence[StagedRow]
+        self,
+        connection: BaseDatabaseWrapper,
+        request: StepRequest,
+        parameters: dict[str, Any],
+        staged: Sequence[StagedRow],
     ) -> StepCommit | None:
         payload = self._promoted(request, [staged_from(row.text) for row in staged])
         stored = stored_payload(payload, bases.get(self.scope, request.session_id))
@@ -101,7 +108,7 @@ class FastSteps(DatabaseSteps):
             "size_bytes": size_bytes,
             "staged": [row.version for row in staged],
         }
-        for version, row_id in try_prepared(self.scope, sql, parameters):
+        for version, row_id in try_prepared(connection, sql, parameters):
             if not stored.is_delta:
                 bases.keep(self.scope, request.session_id, stored.base_key, row_id, payload)
             return StepCommit(parameters["checkpoint_id"], new_version=version)
