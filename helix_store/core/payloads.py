@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from helix_store.core.limits import MAX_DEPTH, Limits
@@ -35,6 +35,7 @@ __all__ = [
     "is_plain_json",
     "join_path",
     "size_of",
+    "write_json",
 ]
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
@@ -52,17 +53,23 @@ def encode(
     limit: int | None = None,
     name: str = "max_state_bytes",
     path: str = "",
+    write: Callable[[Any], str] | None = None,
 ) -> str:
     """The exact JSON text of `value`, as it is stored.
 
     `limit` is in bytes of UTF-8 and belongs to the setting `name`; without one, the default of
     ``max_state_bytes`` holds, since nothing may grow without bounds. Raises `InvalidPayload`, whose path is
-    `path` and a JSON pointer from there, or `LimitExceeded`.
+    `path` and a JSON pointer from there, or `LimitExceeded`. `write` is another way to write a value that
+    has passed the check, of which `write_json` makes the same text.
     """
     if limit is None:
         limit = _DEFAULT_LIMIT
     _check(value, limit, name, path)
-    text = _written(value)
+    try:
+        text = (write or write_json)(value)
+    except ValueError:  # NaN and infinity
+        text = None
+    # Refused out here, since the writer's own error would become its context.
     if text is None:
         _refuse(value, path)
     size = len(text)
@@ -210,18 +217,10 @@ def _refuse_constant(_: str) -> NoReturn:
     raise ValueError("NaN and infinity are not JSON")
 
 
-_write = json.JSONEncoder(
+write_json: Final = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
 ).encode
 _read = json.JSONDecoder(parse_constant=_refuse_constant).decode
-
-
-def _written(value: Any) -> str | None:
-    """The JSON text, or nothing for what Python refuses to write: NaN and infinity."""
-    try:
-        return _write(value)
-    except ValueError:
-        return None
 
 
 def _storable(text: str) -> tuple[str, int]:

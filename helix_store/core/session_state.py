@@ -9,13 +9,22 @@ fields that have the default of `SessionState`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import check_metadata, check_tags, decode, encode, is_plain_json, size_of
+from helix_store.core.members import NO_MEMBERS, Members, encode_like
+from helix_store.core.payloads import (
+    check_metadata,
+    check_tags,
+    decode,
+    encode,
+    is_plain_json,
+    size_of,
+    write_json,
+)
 from helix_store.core.state_deltas import decode_with_deltas
 from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, LimitExceeded
@@ -33,6 +42,7 @@ __all__ = [
     "encode_state",
     "settled_mode",
     "suspension_kind",
+    "with_custom_state",
 ]
 
 STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
@@ -113,19 +123,39 @@ class EncodedState:
     payload: str
     envelope: str
     columns: dict[str, Any]
+    members: Members | None = None
+    """Those of the payload, where they were needed to write it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return size_of(self.payload) + size_of(self.envelope)
 
 
 def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
     """Encode a changed custom state that goes with an envelope; together they keep ``max_state_bytes``."""
-    payload = _encoded_payload(custom_state, limits)
+    payload, _ = _encoded_payload(custom_state, limits, NO_MEMBERS)
     _check_size(payload, envelope, limits)
     return payload
 
 
-def _encoded_payload(custom_state: dict[str, Any], limits: Limits) -> str:
+def with_custom_state(
+    encoded: EncodedState, custom_state: dict[str, Any], limits: Limits, earlier: Members = NO_MEMBERS
+) -> EncodedState:
+    """An encoded state with another custom state. Raises what `encode_state` raises."""
+    payload, members = _encoded_payload(custom_state, limits, earlier)
+    _check_size(payload, encoded.envelope, limits)
+    return replace(encoded, payload=payload, members=members)
+
+
+def _encoded_payload(
+    custom_state: dict[str, Any], limits: Limits, earlier: Members
+) -> tuple[str, Members | None]:
     if type(custom_state) is not dict:
         raise InvalidPayload(path="/custom_state", reason="expected a dict")
-    return encode(custom_state, limit=limits.max_state_bytes, path="/custom_state")
+    limit, path = limits.max_state_bytes, "/custom_state"
+    if earlier:
+        return encode_like(earlier, custom_state, limit=limit, path=path)
+    return encode(custom_state, limit=limit, path=path), None
 
 
 def _check_size(payload: str, envelope: str, limits: Limits) -> None:
@@ -134,15 +164,15 @@ def _check_size(payload: str, envelope: str, limits: Limits) -> None:
         raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
 
 
-def encode_state(state: SessionState, limits: Limits) -> EncodedState:
-    """Check every field of a state and lay it out.
+def encode_state(state: SessionState, limits: Limits, earlier: Members = NO_MEMBERS) -> EncodedState:
+    """Check every field of a state and lay it out; ``earlier`` are members of an earlier custom state.
 
     Raises `InvalidPayload` and `LimitExceeded`; ``max_state_bytes`` counts payload and envelope together.
     """
     if not isinstance(state, SessionState):
         raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
     head = _checked_head(state)
-    payload = _encoded_payload(state.custom_state, limits)
+    payload, members = _encoded_payload(state.custom_state, limits, earlier)
     columns = dict(head)
     columns["expires_at"] = (
         None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
@@ -157,7 +187,7 @@ def encode_state(state: SessionState, limits: Limits) -> EncodedState:
     columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
     envelope = _envelope(head, texts, state)
     _check_size(payload, envelope, limits)
-    return EncodedState(payload, envelope, columns)
+    return EncodedState(payload, envelope, columns, members)
 
 
 def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
@@ -185,7 +215,8 @@ def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionStat
     if any(not is_plain_json(text) for text in texts.values()):
         return encode({**head, **{name: getattr(state, name) for name in texts}})
     fields = "".join(f',"{name}":{text}' for name, text in texts.items())
-    return f"{encode(head)[:-1]}{fields}}}"
+    # What is in the head has been checked, and holds no surrogates.
+    return f"{write_json(head)[:-1]}{fields}}}"
 
 
 def _checked_head(state: SessionState) -> dict[str, Any]:

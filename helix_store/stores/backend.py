@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
+from helix_store.core.members import Members
 from helix_store.core.requests import (
     BranchRequest,
     EncodedMessage,
@@ -123,6 +124,10 @@ class StagingVerbs(Protocol):
 
 
 class StepVerbs(Protocol):
+    def earlier_members(self, session_id: str) -> Members:
+        """Members of an earlier payload of the session, which need not be written again."""
+        ...
+
     def commit(self, request: StepRequest) -> StepCommit: ...
 
 

@@ -9,7 +9,8 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.types import SessionState, StepCommit, StepInfo
-from helix_store.exceptions import StoreBusy
+from helix_store.exceptions import IntegrityFault, StoreBusy
+from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from tests.database.separate import execute, fetch
 from tests.databases import CommittedDatabase
@@ -152,3 +153,32 @@ def test_a_step_finds_its_staged_changes_by_an_index_where_few_are_staged(
         assert not [line for line in reads if "Seq Scan" in str(line)], "\n".join(
             str(line) for (line,) in plan
         )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns"])
+def test_moments_are_read_in_any_time_zone(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase, zone: str
+) -> None:
+    expected = Session.objects.using(postgres_db.alias).get(tenant=postgres_db.tenant)
+    execute(postgres_db.connection, f"SET timezone = '{zone}'")
+    try:
+        state = store.load_state("s")
+    finally:
+        execute(postgres_db.connection, "SET timezone = 'UTC'")
+    assert state is not None
+    assert state.created_at == expected.created_at
+    assert state.updated_at == expected.updated_at
+    assert state.updated_at is not None
+    assert state.updated_at.utcoffset() is not None
+
+
+def test_a_moment_in_another_format_is_no_state(
+    store: DatabaseStateStore, postgres_db: CommittedDatabase
+) -> None:
+    execute(postgres_db.connection, "SET datestyle = 'German'")
+    try:
+        with pytest.raises(IntegrityFault):
+            store.load_state("s")
+    finally:
+        execute(postgres_db.connection, "SET datestyle = 'ISO'")
+    assert version(store) == 2

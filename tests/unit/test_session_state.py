@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.members import members_of
 from helix_store.core.payloads import decode, encode
 from helix_store.core.session_state import checkpoint_state, current_state, encode_state
-from helix_store.core.state_deltas import delta_between, members_of
+from helix_store.core.state_deltas import delta_between
 from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 

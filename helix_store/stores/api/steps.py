@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from helix_store.core import validation
+from helix_store.core.members import NO_MEMBERS
 from helix_store.core.messages import encode_messages
 from helix_store.core.payloads import encode
 from helix_store.core.requests import StepRequest
@@ -96,7 +97,9 @@ class StepCalls(StoreCalls):
         validation.whole_number(info.step_count, "step_count")
         validation.whole_number(info.stream_sequence, "stream_sequence")
         limits = self.limits
-        encoded = encode_state(state, limits)
+        # What is written again has to be the very text that another process would write.
+        earlier = NO_MEMBERS if operation_id is not None else self._backend.steps.earlier_members(session_id)
+        encoded = encode_state(state, limits, earlier)
         require_same_session(session_id, state)
         request = StepRequest(
             session_id=session_id,

@@ -8,10 +8,13 @@ other content; whatever is out of date here costs a full payload and nothing els
 from __future__ import annotations
 
 import secrets
+from itertools import chain
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from helix_store.core.state_deltas import MAX_DELTAS, delta_between, members_of
+from helix_store.core.members import Members, members_of
+from helix_store.core.session_state import EncodedState
+from helix_store.core.state_deltas import MAX_DELTAS, delta_between
 from helix_store.stores.database.recent import Recent
 from helix_store.stores.database.scope import Scope
 
@@ -49,25 +52,31 @@ class Base:
 
     __slots__ = ("key", "members", "row_id", "size", "text", "uses")
 
-    def __init__(self, key: int, row_id: int, text: str) -> None:
+    def __init__(self, key: int, row_id: int, text: str, members: Members | None = None) -> None:
         self.key = key
         self.row_id = row_id
         self.text = text
-        self.members: dict[str, str] | None = None
+        self.members: Members | None = None
         self.size = getsizeof(text) + _BYTES_PER_BASE
         self.uses = 0
+        if members is not None:
+            self.take_apart(members)
 
-    def take_apart(self, members: dict[str, str]) -> None:
-        """Keep the members in place of the text that they were read from."""
+    def take_apart(self, members: Members) -> None:
+        """Keep the members in place of the text that they make up."""
         self.members, self.text = members, ""
-        texts = (*members, *members.values())
-        self.size = getsizeof(members) + sum(map(getsizeof, texts)) + _BYTES_PER_BASE
+        parts = chain(members, members.values(), *members.values())
+        self.size = getsizeof(members) + sum(map(getsizeof, parts)) + _BYTES_PER_BASE
 
-    def delta_to(self, payload: str) -> Delta | None:
-        """A payload as a delta, or ``None`` when it had better be stored in full."""
+    def delta_to(self, payload: str, members: Members | None = None) -> Delta | None:
+        """A payload, and its members where they are known, as a delta.
+
+        Returns ``None`` when it had better be stored in full.
+        """
         if self.members is None or self.uses >= MAX_DELTAS:
             return None
-        members = members_of(payload, self.members)
+        if members is None:
+            members = members_of(payload)
         text = None if members is None else delta_between(self.members, members)
         if text is None:
             return None
@@ -94,13 +103,21 @@ class Bases:
             self._take_apart(place, base)
         return base
 
-    def keep(self, scope: Scope, session_id: str, key: int, row_id: int, payload: str) -> None:
+    def keep(
+        self,
+        scope: Scope,
+        session_id: str,
+        key: int,
+        row_id: int,
+        payload: str,
+        members: Members | None = None,
+    ) -> None:
         """Remember a full payload that was written or read, in place of what was known of its session."""
         place = (scope.alias, scope.tenant, session_id)
         with self._known.lock:
             known = self._known.get(place)
             if known is None or known.key != key:
-                base = Base(key, row_id, payload)
+                base = Base(key, row_id, payload, members)
                 self._known.put(place, base, base.size)
 
     def reset(self) -> None:
@@ -124,10 +141,10 @@ class Bases:
                     self._known.put(place, base, base.size)
 
 
-def stored_payload(payload: str, base: Base | None) -> StoredPayload:
+def stored_payload(encoded: EncodedState, base: Base | None) -> StoredPayload:
     """A payload as a delta from a base if that is worth it, else in full, to be built on."""
-    delta = None if base is None else base.delta_to(payload)
-    return StoredPayload(payload, None, new_base_key()) if delta is None else StoredPayload(*delta)
+    delta = None if base is None else base.delta_to(encoded.payload, encoded.members)
+    return StoredPayload(encoded.payload, None, new_base_key()) if delta is None else StoredPayload(*delta)
 
 
 def new_base_key() -> int:

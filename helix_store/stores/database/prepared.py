@@ -22,39 +22,37 @@ from helix_store import conf
 from helix_store.connections import given_back
 from helix_store.exceptions import StoreBusy
 from helix_store.stores.database.errors import is_prepared_in_vain, is_retryable_transaction, mapped_errors
-from helix_store.stores.database.scope import Scope
 
-__all__ = ["Rows", "fast_reads", "fast_writes", "read_prepared", "try_prepared", "write_prepared"]
+__all__ = ["Rows", "is_fast", "is_fast_write", "read_prepared", "try_prepared", "write_prepared"]
 
 Rows = list[tuple[Any, ...]]
 
 
-def fast_reads(scope: Scope) -> BaseDatabaseWrapper | None:
-    """The connection to read prepared statements on; ``None`` where there is none or they are off."""
-    connection = scope.connection
-    return connection if connection.vendor == "postgresql" and conf.get("FAST_PATHS") else None
+def is_fast(connection: BaseDatabaseWrapper) -> bool:
+    return connection.vendor == "postgresql" and bool(conf.get("FAST_PATHS"))
 
 
-def fast_writes(scope: Scope) -> BaseDatabaseWrapper | None:
-    """The connection on which a statement commits by itself, or is part of a transaction known to Django."""
-    connection = fast_reads(scope)
-    if connection is None or connection.in_atomic_block:
-        return connection
+def is_fast_write(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a statement commits by itself, or is part of a transaction that Django knows of."""
+    if not is_fast(connection):
+        return False
+    if connection.in_atomic_block:
+        return True
     if connection.connection is not None:
-        return connection if connection.autocommit else None
+        return bool(connection.autocommit)
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
-        return connection if connection.get_autocommit() else None
+        return connection.get_autocommit()
 
 
 def read_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    """Run a read on the connection of `fast_reads`."""
+    """Run a read where `is_fast`."""
     with given_back(connection), mapped_errors(connection):
         return fetch_prepared(connection, sql, parameters, in_savepoint=connection.in_atomic_block)
 
 
 def write_prepared(connection: BaseDatabaseWrapper, sql: str, parameters: Mapping[str, Any]) -> Rows:
-    """Run a write on the connection of `fast_writes`.
+    """Run a write where `is_fast_write`.
 
     Inside the caller's atomic block it is a savepoint of that: the caller owns the commit and any retry.
     """

@@ -18,7 +18,7 @@ from django.db.models import JSONField, Model
 from helix_store.connections import given_back
 from helix_store.stores.database.direct import is_direct, run_directly
 from helix_store.stores.database.errors import mapped_errors
-from helix_store.stores.database.prepared import fast_reads, fast_writes, read_prepared, write_prepared
+from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, write_prepared
 from helix_store.stores.database.scope import Scope
 
 __all__ = [
@@ -49,10 +49,10 @@ def fetched_rows(
 
 def read_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement that only reads."""
-    connection = fast_reads(scope)
-    if connection is not None:
+    connection = scope.connection
+    if is_fast(connection):
         return read_prepared(connection, sql, parameters)
-    return scope.read(lambda: fetched_rows(scope.connection, sql, parameters))
+    return scope.read(lambda: fetched_rows(connection, sql, parameters))
 
 
 def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -61,10 +61,9 @@ def returned_rows(scope: Scope, sql: str, parameters: Mapping[str, Any]) -> list
     Inside the caller's atomic block it is a part of that, in a savepoint. Outside it is a transaction by
     itself, which saves the trips for ``BEGIN`` and ``COMMIT``.
     """
-    connection = fast_writes(scope)
-    if connection is not None:
-        return write_prepared(connection, sql, parameters)
     connection = scope.connection
+    if is_fast_write(connection):
+        return write_prepared(connection, sql, parameters)
     with mapped_errors(connection):
         # Connects: after that, an error of the connection leaves open whether the statement was committed.
         is_alone = connection.get_autocommit()

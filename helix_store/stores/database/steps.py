@@ -11,10 +11,10 @@ from django.db.models import Exists, FilteredRelation, OuterRef, Q
 from django.utils import timezone
 
 from helix_store.core.ids import checkpoint_id
+from helix_store.core.members import NO_MEMBERS, Members
 from helix_store.core.merging import with_staged
-from helix_store.core.payloads import size_of
 from helix_store.core.requests import StepRequest
-from helix_store.core.session_state import WRITTEN_COLUMNS, encode_custom_state, settled_mode
+from helix_store.core.session_state import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
 from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session
@@ -46,27 +46,32 @@ class DatabaseSteps(DatabaseVerbs):
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
         at = timezone.now()
-        payload = self._promoted(request, take_staged(self.scope, head, request.step.step_id))
+        encoded = self._promoted(request, take_staged(self.scope, head, request.step.step_id))
         message_count = insert_messages(self.scope, head, request.messages, at=at)
         commit = StepCommit(
             checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
         )
         pointer = _write_checkpoint(
-            self.scope, head, request, commit, payload=payload, message_count=message_count, at=at
+            self.scope, head, request, commit, encoded, message_count=message_count, at=at
         )
-        columns = {**request.encoded.columns, **pointer, "mode": mode, "message_count": message_count}
+        columns = {**encoded.columns, **pointer, "mode": mode, "message_count": message_count}
         bump(self.scope, head, at=at, **unlike(head, columns))
         if request.operation_id is not None:
             _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
         return commit
 
-    def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> str:
-        """The payload with what was staged."""
+    def earlier_members(self, session_id: str) -> Members:
+        base = bases.get(self.scope, session_id)
+        return NO_MEMBERS if base is None or base.members is None else base.members
+
+    def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
+        """The state with what was staged."""
         if not staged:
-            return request.encoded.payload
+            return request.encoded
         limits = self.scope.limits
         promoted = with_staged(request.custom_state, staged, limits=limits)
-        return encode_custom_state(promoted, request.encoded.envelope, limits)
+        earlier = self.earlier_members(request.session_id)
+        return with_custom_state(request.encoded, promoted, limits, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,8 @@ def _write_checkpoint(
     head: Session,
     request: StepRequest,
     commit: StepCommit,
+    encoded: EncodedState,
     *,
-    payload: str,
     message_count: int,
     at: datetime,
 ) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def _write_checkpoint(
     build on, else it is stored in full, as something to build on.
     """
     base = bases.get(scope, request.session_id)
-    stored = stored_payload(payload, base if base is not None and base.key == head.base_key else None)
+    stored = stored_payload(encoded, base if base is not None and base.key == head.base_key else None)
     columns = {
         "session_id": head.pk,
         "kind": CheckpointKind.STEP.value,
@@ -136,13 +141,13 @@ def _write_checkpoint(
         "run_id": request.run_id,
         "step_id": request.step.step_id,
         "step_count": request.step.step_count,
-        "status": request.encoded.columns["status"],
+        "status": encoded.columns["status"],
         "message_count": message_count,
         "stream_sequence": request.step.stream_sequence,
         "payload": stored.text,
         "base_id": stored.base_id,
-        "envelope": request.encoded.envelope,
-        "size_bytes": size_of(payload) + size_of(request.encoded.envelope),
+        "envelope": encoded.envelope,
+        "size_bytes": encoded.size_bytes,
         "created_at": at,
     }
     if head.current_id is not None and not head.current_is_checkpoint:
@@ -151,7 +156,7 @@ def _write_checkpoint(
     else:
         key = insert_row(scope, Checkpoint, columns)
     if not stored.is_delta:
-        bases.keep(scope, request.session_id, stored.base_key, key, payload)
+        bases.keep(scope, request.session_id, stored.base_key, key, encoded.payload, encoded.members)
     return {"current_id": key, "current_is_checkpoint": True, "base_key": stored.base_key}
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from django.utils import timezone
 
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
+from helix_store.core.members import NO_MEMBERS, Members
 from helix_store.core.merging import promote_staged
 from helix_store.core.requests import StepRequest
-from helix_store.core.session_state import EncodedState, encode_custom_state, settled_mode
+from helix_store.core.session_state import EncodedState, settled_mode, with_custom_state
 from helix_store.core.types import CheckpointHead, SessionStatus, StepCommit
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.stores.memory.messages import stored_messages
@@ -24,6 +23,9 @@ __all__ = ["MemorySteps"]
 class MemorySteps:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
+
+    def earlier_members(self, session_id: str) -> Members:
+        return NO_MEMBERS
 
     def commit(self, request: StepRequest) -> StepCommit:
         with self._scope.writing(request.session_id) as draft:
@@ -67,8 +69,7 @@ def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Li
     if not staged:
         return request.encoded
     promoted = promote_staged(request.custom_state, staged, limits=limits)
-    payload = encode_custom_state(promoted, request.encoded.envelope, limits)
-    return replace(request.encoded, payload=payload)
+    return with_custom_state(request.encoded, promoted, limits)
 
 
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:

@@ -11,7 +11,7 @@ from helix_store.models import Message, Session
 from helix_store.stores.database.checkpoints import DatabaseCheckpoints
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.messages import DatabaseMessages
-from helix_store.stores.database.prepared import fast_reads, read_prepared
+from helix_store.stores.database.prepared import is_fast, read_prepared
 from helix_store.stores.database.records import CHECKPOINT_COLUMNS, checkpoint_from
 from helix_store.stores.database.session_keys import is_named
 
@@ -24,8 +24,8 @@ class FastMessages(DatabaseMessages):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        connection = None if descending else fast_reads(self.scope)
-        if connection is None:
+        connection = self.scope.connection
+        if descending or not is_fast(connection):
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         parameters = {
             "tenant": self.scope.tenant,
@@ -41,8 +41,8 @@ class FastMessages(DatabaseMessages):
 
 class FastCheckpoints(DatabaseCheckpoints):
     def latest(self, session_id: str) -> Checkpoint | None:
-        connection = fast_reads(self.scope)
-        if connection is None:
+        connection = self.scope.connection
+        if not is_fast(connection):
             return super().latest(session_id)
         rows = read_prepared(
             connection, _latest_checkpoint_sql(), {"tenant": self.scope.tenant, "session_id": session_id}

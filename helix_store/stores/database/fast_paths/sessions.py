@@ -19,8 +19,8 @@ from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Session
 from helix_store.stores.database.fast_paths.tables import table
 from helix_store.stores.database.prepared import (
-    fast_reads,
-    fast_writes,
+    is_fast,
+    is_fast_write,
     read_prepared,
     try_prepared,
 )
@@ -41,8 +41,8 @@ _JSONB_COLUMNS: Final = ("tags", "metadata")
 
 class FastSessions(DatabaseSessions):
     def load(self, session_id: str) -> SessionState | None:
-        connection = fast_reads(self.scope)
-        if connection is None:
+        connection = self.scope.connection
+        if not is_fast(connection):
             return super().load(session_id)
         rows = read_prepared(connection, _load_sql(), {"tenant": self.scope.tenant, "session_id": session_id})
         if not rows:
@@ -60,8 +60,8 @@ class FastSessions(DatabaseSessions):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        connection = fast_writes(self.scope) if guard == Guard() else None
-        if connection is not None:
+        connection = self.scope.connection
+        if guard == Guard() and is_fast_write(connection):
             parameters = {
                 "tenant": self.scope.tenant,
                 "session_id": session_id,

@@ -14,7 +14,7 @@ from helix_store.core.snapshots import CheckpointMeta, EncodedSnapshot, read_sna
 from helix_store.models import Checkpoint, Session
 from helix_store.stores.database.errors import is_unique_violation
 from helix_store.stores.database.fast_paths.tables import table
-from helix_store.stores.database.prepared import fast_reads, fast_writes, read_prepared, try_prepared
+from helix_store.stores.database.prepared import is_fast, is_fast_write, read_prepared, try_prepared
 from helix_store.stores.database.session_keys import is_named
 from helix_store.stores.database.snapshots import DatabaseSnapshots
 
@@ -25,10 +25,11 @@ class FastSnapshots(DatabaseSnapshots):
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
-        connection = fast_writes(self.scope) if guard == Guard() else None
-        if connection is None or not self._put_in_one_statement(
-            connection, thread_id, checkpoint_id, snapshot, cap
-        ):
+        connection = self.scope.connection
+        is_stored = False
+        if guard == Guard() and is_fast_write(connection):
+            is_stored = self._put_in_one_statement(connection, thread_id, checkpoint_id, snapshot, cap)
+        if not is_stored:
             super().put(thread_id, checkpoint_id, snapshot, cap=cap, guard=guard)
 
     def _put_in_one_statement(
@@ -57,8 +58,8 @@ class FastSnapshots(DatabaseSnapshots):
             raise
 
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
-        connection = fast_reads(self.scope)
-        if connection is None:
+        connection = self.scope.connection
+        if not is_fast(connection):
             return super().get(thread_id, checkpoint_id)
         parameters = {**self._thread(thread_id), "checkpoint_id": checkpoint_id}
         sql = _newest_sql() if checkpoint_id is None else _one_sql()
@@ -67,8 +68,8 @@ class FastSnapshots(DatabaseSnapshots):
         return None
 
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
-        connection = fast_reads(self.scope) if before is None else None
-        if connection is None:
+        connection = self.scope.connection
+        if before is not None or not is_fast(connection):
             return super().select(thread_id, limit=limit, before=before)
         rows = read_prepared(connection, _list_sql(), {**self._thread(thread_id), "limit": limit})
         return [

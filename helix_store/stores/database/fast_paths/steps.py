@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from helix_store.connections import kept_together
 from helix_store.core.ids import checkpoint_id
-from helix_store.core.payloads import size_of
 from helix_store.core.requests import EncodedMessage, StepRequest
 from helix_store.core.types import StepCommit
 from helix_store.stores.database.bases import bases, stored_payload
@@ -21,7 +20,7 @@ from helix_store.stores.database.fast_paths.step_statements import (
     staged_sql,
     step_sql,
 )
-from helix_store.stores.database.prepared import fast_writes, read_prepared, try_prepared
+from helix_store.stores.database.prepared import is_fast_write, read_prepared, try_prepared
 from helix_store.stores.database.scope import Scope
 from helix_store.stores.database.staged_here import StagedRow, staged_here
 from helix_store.stores.database.staging import DatabaseStaging, staged_from
@@ -32,8 +31,8 @@ __all__ = ["FastStaging", "FastSteps"]
 
 class FastStaging(DatabaseStaging):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
-        connection = fast_writes(self.scope)
-        if connection is not None:
+        connection = self.scope.connection
+        if is_fast_write(connection):
             parameters = {
                 "tenant": self.scope.tenant,
                 "session_id": session_id,
@@ -54,9 +53,9 @@ class FastSteps(DatabaseSteps):
     """Whether the last step had changes staged elsewhere: where tools run, they do for most steps."""
 
     def commit(self, request: StepRequest) -> StepCommit:
-        with kept_together(self.scope.connection):
-            connection = fast_writes(self.scope) if request.operation_id is None else None
-            if connection is not None:
+        connection = self.scope.connection
+        with kept_together(connection):
+            if request.operation_id is None and is_fast_write(connection):
                 commit = self._in_one_statement(connection, request)
                 if commit is not None:
                     return commit
@@ -89,8 +88,8 @@ class FastSteps(DatabaseSteps):
         parameters: dict[str, Any],
         staged: Sequence[StagedRow],
     ) -> StepCommit | None:
-        payload = self._promoted(request, [staged_from(row.text) for row in staged])
-        stored = stored_payload(payload, bases.get(self.scope, request.session_id))
+        encoded = self._promoted(request, [staged_from(row.text) for row in staged])
+        stored = stored_payload(encoded, bases.get(self.scope, request.session_id))
         sql = step_sql(
             messages=min(len(request.messages), MOST_LISTED + 1),
             merges=bool(staged),
@@ -99,18 +98,19 @@ class FastSteps(DatabaseSteps):
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
         )
-        size_bytes = size_of(payload) + size_of(request.encoded.envelope)
         parameters = {
             **parameters,
             "payload": stored.text,
             "base_id": stored.base_id,
             "base_key": stored.base_key,
-            "size_bytes": size_bytes,
+            "size_bytes": encoded.size_bytes,
             "staged": [row.version for row in staged],
         }
         for version, row_id in try_prepared(connection, sql, parameters):
             if not stored.is_delta:
-                bases.keep(self.scope, request.session_id, stored.base_key, row_id, payload)
+                bases.keep(
+                    self.scope, request.session_id, stored.base_key, row_id, encoded.payload, encoded.members
+                )
             return StepCommit(parameters["checkpoint_id"], new_version=version)
         return None
 

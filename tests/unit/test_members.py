@@ -1,0 +1,227 @@
+"""Members of payloads, and writing a payload when those of an earlier one are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from helix_store.core.limits import Limits
+from helix_store.core.members import Member, Members, encode_like, members_of
+from helix_store.core.payloads import decode, encode, is_plain_json
+from helix_store.exceptions import InvalidPayload, LimitExceeded
+from tests.strategies import HIGH, HOSTILE_DOCUMENTS, LOW, doubling, json_objects
+
+LIMIT = Limits().max_state_bytes
+
+
+def members(document: dict[str, Any]) -> dict[str, Member]:
+    found = members_of(encode(document))
+    assert found is not None
+    return found
+
+
+def encoded_like(earlier: Members, document: dict[str, Any], *, limit: int = LIMIT) -> str:
+    """The text; what is said to be its members is checked."""
+    text, found = encode_like(earlier, document, limit=limit, path="/custom_state")
+    if found is None:
+        assert "~" in text[0] or "\\ud" in text, "only surrogates are stored otherwise than they are written"
+    else:
+        assert found == members_of(text)
+        assert list(found) == list(document)
+    return text
+
+
+# --- Members of a text ----------------------------------------------------------------------------
+
+
+def test_members_are_in_order_under_their_keys() -> None:
+    found = members_of('{"b":1,"a\\"":[2,{"b":3}],"":"\\\\"}')
+    assert found is not None
+    assert [(key, member.key, member.text) for key, member in found.items()] == [
+        ("b", '"b"', '"b":1,'),
+        ('a"', '"a\\""', '"a\\"":[2,{"b":3}],'),
+        ("", '""', '"":"\\\\",'),
+    ]
+
+
+def test_an_empty_object_has_no_members() -> None:
+    assert members_of("{}") == {}
+
+
+@given(json_objects())
+def test_the_members_make_up_the_whole_text(document: dict[str, Any]) -> None:
+    stored = encode(document)
+    found = members_of(stored)
+    assert (found is None) is not is_plain_json(stored)
+    if found is not None:
+        assert "{" + "".join(member.text for member in found.values())[:-1] + "}" == stored
+        assert list(found) == [json.loads(member.key) for member in found.values()] == list(decode(stored))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        '"{}"',
+        "{",
+        "}",
+        "{ }",
+        "{,}",
+        '{"a":1',
+        '"a":1}',
+        '{"a"}',
+        '{"a":}',
+        '{"a":1,}',
+        '{,"a":1}',
+        '{"a":1,,"b":2}',
+        '{"a":1}}',
+        '{"a":1}{"b":2}',
+        '{"a": 1}',
+        '{"a" :1}',
+        '{"a":1 }',
+        '{"a":1, "b":2}',
+        '{"a":1]',
+        '["a":1}',
+        '{"a"=1}',
+        '{"a":1;"b":2}',
+        "{1:2}",
+        "{a:2}",
+        '{"a":tru}',
+        '{"a":"}',
+        '{"a',
+        '{"a}',
+        '~{"a":1}',
+        '{"a":' + "[" * 100_000 + "}",
+        '{"a":' + "[" * 5_000 + "]" * 5_000 + "}",
+        '{"a":' + "9" * 5_000 + "}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_any_other_text_has_no_members(text: str) -> None:
+    assert members_of(text) is None
+
+
+def test_a_text_with_adjacent_surrogates_has_no_members() -> None:
+    assert members_of(encode({"pair": HIGH + LOW})) is None
+    assert members_of(encode({"key" + HIGH + LOW: 1})) is None
+    assert members_of(encode({"apart": [HIGH, LOW], HIGH: LOW})) is not None
+
+
+# --- Writing like an earlier payload --------------------------------------------------------------
+
+
+@given(json_objects(), json_objects())
+def test_the_text_is_the_same_whatever_is_known(earlier: dict[str, Any], document: dict[str, Any]) -> None:
+    document = {**earlier, **document}
+    stored = encode(document)
+    assert encoded_like(members_of(encode(earlier)) or {}, document) == stored
+    assert encoded_like(members_of(stored) or {}, document) == stored
+    assert encoded_like({}, document) == stored
+
+
+@pytest.mark.parametrize("document", HOSTILE_DOCUMENTS, ids=range(len(HOSTILE_DOCUMENTS)))
+def test_hostile_documents_are_written_as_ever(document: dict[str, Any]) -> None:
+    stored = encode(document)
+    assert encoded_like({}, document) == stored
+    assert encoded_like(members_of(stored) or {}, document) == stored
+
+
+def test_unchanged_members_are_shared_wherever_they_are() -> None:
+    earlier = members({"a": [1], "b": [2], "c": [3], "d": {"x": "y"}})
+    _, found = encode_like(earlier, {"b": [2], "a": [0], "d": {"x": "y"}}, limit=LIMIT, path="")
+    assert found is not None
+    assert list(found) == ["b", "a", "d"]
+    assert found["b"] is earlier["b"]
+    assert found["d"] is earlier["d"]
+    assert found["a"] == Member('"a"', '"a":[0],', members({"a": [0]})["a"].mark)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0, False),
+        (0.0, -0.0),
+        (1e16, 10**16),
+        (2**63, float(2**63)),
+        ("1", 1),
+        ("", None),
+        ([], {}),
+        ([0.0], [-0.0]),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"a": 1}, {"a": True}),
+        ({"a": "b,c"}, {"a": "b", "c": ""}),
+        (["a", "b"], ["a,b"]),
+        ("é", "e\u0301"),
+        (HIGH, LOW),
+    ],
+    ids=repr,
+)
+def test_values_that_only_look_alike_are_told_apart(before: Any, after: Any) -> None:
+    for old, new in ((before, after), (after, before)):
+        document = {"kept": "x", "a": new}
+        assert encoded_like(members({"kept": "x", "a": old}), document) == encode(document)
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Word(StrEnum):
+    ONE = "one"
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("known", "given"),
+    [
+        (1, Number.ONE),
+        ("one", Word.ONE),
+        ("one", Text("one")),
+        ([1, 2], (1, 2)),
+        ({"a": 1}, OrderedDict(a=1)),
+        (None, b""),
+        ([], set()),
+        ({"1": 2}, {1: 2}),
+        (1.5, math.nan),
+        (1.5, math.inf),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_stored_is_refused_also_where_something_like_it_is_known(
+    known: Any, given: Any
+) -> None:
+    document = {"kept": "x", "a": [given]}
+    with pytest.raises(InvalidPayload) as expected:
+        encode(document, path="/custom_state")
+    with pytest.raises(InvalidPayload) as raised:
+        encoded_like(members({"kept": "x", "a": [known]}), document)
+    assert (raised.value.path, raised.value.reason) == (expected.value.path, expected.value.reason)
+    assert raised.value.__context__ is None
+
+
+def test_the_limit_counts_members_that_are_known_too() -> None:
+    document = {"kept": "x" * 100, "a": 1}
+    earlier, size = members(document), len(encode(document))
+    assert encoded_like(earlier, document, limit=size) == encode(document)
+    with pytest.raises(LimitExceeded) as raised:
+        encoded_like(earlier, document, limit=size - 1)
+    assert (raised.value.limit, raised.value.actual) == (size - 1, size)
+
+
+def test_a_small_graph_that_would_be_a_huge_text_is_refused_before_it_is_made() -> None:
+    huge = doubling(60)
+    with pytest.raises(LimitExceeded):
+        encoded_like(members({key: [] for key in huge}), huge)
