@@ -104,5 +104,8 @@ def _member_at(text: str, start: int) -> tuple[str, Member]:
 
 
 def _mark(value: Any) -> bytes:
-    """Also for a graph of shared references as long as its text: for values that have passed the gate."""
+    """What tells a value from all others of JSON's types. Only for values that have passed the gate.
+
+    It is as long as the value's text also where a small graph of shared references stands for a huge one.
+    """
     return marshal.dumps(value, _WITHOUT_REFERENCES)
