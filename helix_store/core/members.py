@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from helix_store.core.payloads import encode, write_json
+from helix_store.core.payloads import encode, size_of, write_json
 
-__all__ = ["NO_MEMBERS", "Member", "Members", "encode_like", "members_of"]
+__all__ = ["NO_MEMBERS", "Member", "Members", "encode_again", "encode_like", "members_of"]
 
 _WITHOUT_REFERENCES: Final = 2
 
@@ -50,15 +50,13 @@ def encode_like(
 
     def write(document: dict[str, Any]) -> str:
         nonlocal joined
-        texts = []
         for key, item in document.items():
             member, mark = earlier.get(key), _mark(item)
             if member is None or member.mark != mark:
                 written = write_json(key)
                 member = Member(written, f"{written}:{write_json(item)},", mark)
             members[key] = member
-            texts.append(member.text)
-        joined = f"{{{''.join(texts)[:-1]}}}"
+        joined = _joined(members)
         return joined
 
     text = encode(value, limit=limit, path=path, write=write)
@@ -66,6 +64,27 @@ def encode_like(
         # Shared texts may hold surrogates as escapes, and others not: one payload has one text.
         return encode(value, limit=limit, path=path), None
     return text, members
+
+
+def encode_again(
+    earlier: Members, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
+) -> tuple[str, dict[str, Member] | None]:
+    """What `encode_like` makes of a dict that shares values with another one, which was written just now.
+
+    ``earlier`` are the members of all of ``before``. A value that is the very same object was checked then.
+    """
+    changed = {key: item for key, item in value.items() if key not in before or before[key] is not item}
+    _, written = encode_like(earlier, changed, limit=limit, path=path)
+    if written is not None:
+        members = {key: written[key] if key in written else earlier[key] for key in value}
+        text = _joined(members)
+        if size_of(text) <= limit:
+            return text, members
+    return encode_like(earlier, value, limit=limit, path=path)
+
+
+def _joined(members: Members) -> str:
+    return f"{{{''.join([member.text for member in members.values()])[:-1]}}}"
 
 
 def members_of(text: str) -> dict[str, Member] | None:

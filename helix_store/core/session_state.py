@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.members import NO_MEMBERS, Members, encode_like
+from helix_store.core.members import NO_MEMBERS, Members, encode_again, encode_like
 from helix_store.core.payloads import (
     check_metadata,
     check_tags,
@@ -92,6 +92,8 @@ WRITTEN_COLUMNS: Final = (
 )
 """What a state brings along when it is saved."""
 
+_CUSTOM_STATE_PATH: Final = "/custom_state"
+
 _NEVER_NONE: Final = frozenset(
     {
         "pending_client_tool_calls",
@@ -139,10 +141,18 @@ def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Lim
 
 
 def with_custom_state(
-    encoded: EncodedState, custom_state: dict[str, Any], limits: Limits, earlier: Members = NO_MEMBERS
+    encoded: EncodedState, before: dict[str, Any], custom_state: dict[str, Any], limits: Limits
 ) -> EncodedState:
-    """An encoded state with another custom state. Raises what `encode_state` raises."""
-    payload, members = _encoded_payload(custom_state, limits, earlier)
+    """An encoded state with another custom state, which may share values with the one that it had before.
+
+    Raises what `encode_state` raises.
+    """
+    limit, path = limits.max_state_bytes, _CUSTOM_STATE_PATH
+    members: Members | None = None
+    if encoded.members is None:
+        payload = encode(custom_state, limit=limit, path=path)
+    else:
+        payload, members = encode_again(encoded.members, before, custom_state, limit=limit, path=path)
     _check_size(payload, encoded.envelope, limits)
     return replace(encoded, payload=payload, members=members)
 
@@ -151,8 +161,8 @@ def _encoded_payload(
     custom_state: dict[str, Any], limits: Limits, earlier: Members
 ) -> tuple[str, Members | None]:
     if type(custom_state) is not dict:
-        raise InvalidPayload(path="/custom_state", reason="expected a dict")
-    limit, path = limits.max_state_bytes, "/custom_state"
+        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
+    limit, path = limits.max_state_bytes, _CUSTOM_STATE_PATH
     if earlier:
         return encode_like(earlier, custom_state, limit=limit, path=path)
     return encode(custom_state, limit=limit, path=path), None

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from helix_store.core.limits import Limits
-from helix_store.core.members import Member, Members, encode_like, members_of
+from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.members import Member, Members, encode_again, encode_like, members_of
 from helix_store.core.payloads import decode, encode, is_plain_json
 from helix_store.exceptions import InvalidPayload, LimitExceeded
-from tests.strategies import HIGH, HOSTILE_DOCUMENTS, LOW, doubling, json_objects
+from tests.strategies import HIGH, HOSTILE_DOCUMENTS, LOW, doubling, json_objects, nested
 
 LIMIT = Limits().max_state_bytes
 
@@ -225,3 +226,67 @@ def test_a_small_graph_that_would_be_a_huge_text_is_refused_before_it_is_made() 
     huge = doubling(60)
     with pytest.raises(LimitExceeded):
         encoded_like(members({key: [] for key in huge}), huge)
+
+
+# --- Writing what has just been written, with changes ---------------------------------------------
+
+
+def encoded_again(before: dict[str, Any], after: dict[str, Any], *, limit: int = LIMIT) -> str:
+    """The text; what is said to be its members is checked."""
+    _, written = encode_like({}, before, limit=LIMIT, path="/custom_state")
+    text, found = encode_again(written or {}, before, after, limit=limit, path="/custom_state")
+    assert found is None or found == members_of(text)
+    assert found is None or list(found) == list(after)
+    return text
+
+
+@given(json_objects(), json_objects(), st.sets(st.integers(0, 5)), st.booleans())
+def test_the_text_is_the_same_however_much_is_shared(
+    before: dict[str, Any], changes: dict[str, Any], gone: set[int], is_reversed: bool
+) -> None:
+    if encode_like({}, before, limit=LIMIT, path="")[1] is None:
+        before = {}
+    kept = [key for index, key in enumerate(before) if index not in gone]
+    after = {key: before[key] for key in (reversed(kept) if is_reversed else kept)} | changes
+    assert encoded_again(before, after) == encode(after)
+    assert encoded_again(before, before) == encode(before)
+
+
+def test_shared_values_are_not_written_again_and_equal_ones_are_found() -> None:
+    before = {"a": [1], "b": {"x": 1}, "c": 1}
+    _, written = encode_like({}, before, limit=LIMIT, path="")
+    assert written is not None
+    after = {"b": before["b"], "a": [1], "c": True}
+    _, found = encode_again(written, before, after, limit=LIMIT, path="")
+    assert found is not None
+    assert found["b"] is written["b"]
+    assert found["a"] is written["a"]
+    assert found["c"].text == '"c":true,'
+
+
+@pytest.mark.parametrize("value", [(1,), {1: 2}, math.nan, object()], ids=repr)
+def test_a_change_that_cannot_be_stored_is_refused_with_its_path(value: Any) -> None:
+    before = {"kept": ["x"]}
+    after = {**before, "a": [value]}
+    with pytest.raises(InvalidPayload) as expected:
+        encode(after, path="/custom_state")
+    with pytest.raises(InvalidPayload) as raised:
+        encoded_again(before, after)
+    assert (raised.value.path, raised.value.reason) == (expected.value.path, expected.value.reason)
+
+
+def test_the_limit_counts_what_is_shared() -> None:
+    before = {"kept": "ü" * 100}
+    after = {**before, "a": 1}
+    size = len(encode(after).encode())
+    assert encoded_again(before, after, limit=size) == encode(after)
+    with pytest.raises(LimitExceeded) as raised:
+        encoded_again(before, after, limit=size - 1)
+    assert (raised.value.limit, raised.value.actual) == (size - 1, size)
+
+
+def test_a_change_may_be_as_deep_as_a_member_may_be() -> None:
+    before: dict[str, Any] = {"kept": 1}
+    assert encoded_again(before, {**before, **nested(MAX_DEPTH)})
+    with pytest.raises(LimitExceeded):
+        encoded_again(before, {**before, **nested(MAX_DEPTH + 1)})

@@ -70,8 +70,7 @@ class DatabaseSteps(DatabaseVerbs):
             return request.encoded
         limits = self.scope.limits
         promoted = with_staged(request.custom_state, staged, limits=limits)
-        earlier = self.earlier_members(request.session_id)
-        return with_custom_state(request.encoded, promoted, limits, earlier)
+        return with_custom_state(request.encoded, request.custom_state, promoted, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Li
     if not staged:
         return request.encoded
     promoted = promote_staged(request.custom_state, staged, limits=limits)
-    return with_custom_state(request.encoded, promoted, limits)
+    return with_custom_state(request.encoded, request.custom_state, promoted, limits)
 
 
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:
