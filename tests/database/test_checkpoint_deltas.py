@@ -441,3 +441,29 @@ def test_a_step_of_the_store_follows_a_delta(store: DatabaseStateStore, session:
     store.restore_checkpoint("s", str(rows[2].checkpoint_id))
     assert loaded(store) == state_of_step(3)
     assert store.get_checkpoint("s", commit.checkpoint_id) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_of_the_store_with_staged_changes_leave_exactly_what_they_said(
+    store: DatabaseStateStore, seed: int
+) -> None:
+    """What a step stores in full has to be remembered with what was staged: later steps build on it."""
+    random = Random(seed)  # noqa: S311  which case, no secret
+    state = store.create_session("s", agent_type="t", custom_state=dict(BALLAST))
+    rows = Checkpoint.objects.using(store.alias).filter(session__tenant=store.tenant)
+    kinds = set()
+    for number in range(3 * MAX_DELTAS):
+        changed = list(BALLAST) if random.random() < 0.2 else random.sample(list(BALLAST), 1)
+        state.custom_state |= {key: f"{key} of {number} ".ljust(100, "x") for key in changed}
+        staged = {}
+        if random.random() < 0.5:
+            staged = {random.choice(list(BALLAST)): ["staged", number], f"new {number % 3}": float(number)}
+            store.stage_changes("s", f"step-{number}", {"tool_call_id": "c", "merge_changes": staged})
+        store.save_state_and_promote_staging("s", state, [], StepInfo(f"step-{number}", number))
+        expected = exact_form({**state.custom_state, **staged})
+        loaded, checkpoint = store.load_state("s"), store.get_latest_checkpoint("s")
+        assert loaded is not None
+        assert checkpoint is not None
+        assert exact_form(loaded.custom_state) == exact_form(checkpoint.state.custom_state) == expected
+        kinds.add((bool(staged), rows.latest("pk").base_id is None))
+    assert len(kinds) == 4, "deltas and full states, both with and without staged changes"
