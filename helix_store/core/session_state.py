@@ -147,12 +147,12 @@ def with_custom_state(
 
     Raises what `encode_state` raises.
     """
-    limit, path = limits.max_state_bytes, _CUSTOM_STATE_PATH
-    members: Members | None = None
     if encoded.members is None:
-        payload = encode(custom_state, limit=limit, path=path)
+        payload, members = _encoded_payload(custom_state, limits, NO_MEMBERS)
     else:
-        payload, members = encode_again(encoded.members, before, custom_state, limit=limit, path=path)
+        payload, members = encode_again(
+            encoded.members, before, custom_state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH
+        )
     _check_size(payload, encoded.envelope, limits)
     return replace(encoded, payload=payload, members=members)
 

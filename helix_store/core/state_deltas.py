@@ -21,7 +21,7 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 __all__ = ["MAX_DELTAS", "apply_deltas", "decode_with_deltas", "delta_between"]
 
 MAX_DELTAS: Final = 20
-"""How many deltas may follow a full payload: a reader needs them all."""
+"""How many deltas may build on a full payload before another one is stored."""
 
 _LEAST_SAVING: Final = 2
 """How many times shorter than the full payload a delta has to be to be worth reading on top of another."""

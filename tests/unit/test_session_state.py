@@ -10,7 +10,7 @@ import pytest
 from helix_store.core.limits import MAX_DEPTH, Limits
 from helix_store.core.members import members_of
 from helix_store.core.payloads import decode, encode
-from helix_store.core.session_state import checkpoint_state, current_state, encode_state
+from helix_store.core.session_state import WRITTEN_COLUMNS, checkpoint_state, current_state, encode_state
 from helix_store.core.state_deltas import delta_between
 from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
@@ -125,6 +125,11 @@ def test_an_outcome_keeps_every_kind_of_nothing(field: str, value: Any) -> None:
 def test_a_field_of_names_takes_only_a_dict(field: str, value: Any) -> None:
     with pytest.raises(InvalidPayload):
         encode_state(a_state(**{field: value}), Limits())
+
+
+def test_every_column_that_a_state_brings_along_is_named() -> None:
+    columns = encode_state(a_state(), Limits()).columns
+    assert sorted(columns) == sorted(WRITTEN_COLUMNS)
 
 
 def test_a_state_is_read_from_a_delta_and_its_base() -> None:

@@ -7,9 +7,7 @@ from typing import Final
 
 from django.db.models import Model
 
-from helix_store.core.limits import Limits
-from helix_store.core.session_state import encode_state
-from helix_store.core.types import SessionState
+from helix_store.core.session_state import WRITTEN_COLUMNS
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Lock, Message, Run, Session, StagedChange
 from helix_store.stores.database.fast_paths.tables import table
@@ -69,7 +67,7 @@ def step_sql(
     """
     session, checkpoint, lock = table(Session), table(CheckpointRow), table(Lock)
     message, staged, run = table(Message), table(StagedChange), table(Run)
-    own = [name for name in _step_columns() if name not in _ASSIGNED_OTHERWISE]
+    own = [name for name in WRITTEN_COLUMNS if name not in _ASSIGNED_OTHERWISE]
     assignments = ", ".join(f"{name} = %({name})s" for name in own)
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
     version = "%(expected_version)s" if is_expected else f"(SELECT version FROM {session} WHERE {is_named()})"
@@ -150,9 +148,3 @@ def _keys_of(model: type[Model]) -> str:
     To ask for the name, with ``pg_get_serial_sequence``, takes as long as an insertion.
     """
     return f'"{model._meta.db_table}_id_seq"'
-
-
-@cache
-def _step_columns() -> tuple[str, ...]:
-    """The head columns that a state brings along, by name; the same for every state."""
-    return tuple(encode_state(SessionState(session_id="any", agent_type="any"), Limits()).columns)
