@@ -10,7 +10,11 @@ from benchmarks.reference import execute, reference_schema_in
 from benchmarks.server import create_database
 from benchmarks.sessions import copy_rows, create_sessions, sessions_of
 from helix_store.core.types import SessionStatus, StepInfo
-from helix_store.models import Checkpoint, Message, Session
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Session,
+)
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["LISTED_STATUS", "RETIRED_TYPE", "large_database"]

@@ -18,9 +18,14 @@ from benchmarks.reference import execute
 from benchmarks.sessions import AGENT_TYPE, PER_WORKER, column_names, sessions_of
 from helix_store.core.ids import new_id
 from helix_store.core.types import SessionState, StepInfo
-from helix_store.models import Checkpoint, Message, Session, StagedChange
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Session,
+    StagedChange,
+)
+from helix_store.sessions.database.bases import bases
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.database.bases import bases
 
 __all__ = ["Step", "StepInFull", "StepInsideAtomic", "step_evidence", "step_limit", "used_staging"]
 

@@ -17,7 +17,14 @@ from django.db import connections, transaction
 
 from example_project.events import Event, Report
 from example_project.spending import Spending
-from helix_store.core.types import Message, Run, RunStatus, SessionState, SessionStatus, StepInfo
+from helix_store.core.types import (
+    Message,
+    Run,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+    StepInfo,
+)
 from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 

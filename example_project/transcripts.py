@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from example_project.spending import recorded_entries
-from helix_store.core.types import Message, SessionState, SessionStatus, StepInfo
+from helix_store.core.types import (
+    Message,
+    SessionState,
+    SessionStatus,
+    StepInfo,
+)
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 __all__ = ["Replayed", "Transcript", "TranscriptError", "difference", "read_transcripts", "replay"]

@@ -8,6 +8,6 @@ class HelixStoreConfig(AppConfig):
 
     def ready(self) -> None:
         from helix_store import checks  # noqa: F401  registers the system checks
-        from helix_store.connections import watch_requests
+        from helix_store.engine.connections import watch_requests
 
         watch_requests()

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from helix_store.core.limits import Limits
-from helix_store.core.stream_options import StreamOptions
+from helix_store.core.streams import StreamOptions
 
 __all__ = [
     "DEFAULTS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from helix_store.views import stream_events
+from helix_store.streams.views import stream_events
 
 __all__ = ["app_name", "urlpatterns"]
 

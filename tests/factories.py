@@ -20,9 +20,15 @@ from helix_store import models
 from helix_store.core import ids
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import encode, size_of
-from helix_store.core.session_state import EncodedState, encode_state
-from helix_store.core.types import CheckpointSource, InterruptKind, RunStatus, SessionState, UsageKind
+from helix_store.core.types import (
+    CheckpointSource,
+    InterruptKind,
+    RunStatus,
+    SessionState,
+    UsageKind,
+)
 from helix_store.models import CheckpointKind
+from helix_store.sessions.layout import EncodedState, encode_state
 
 __all__ = [
     "CheckpointFactory",

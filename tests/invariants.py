@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from django.db.models import Count, F, Max, Min, Q
 
-from helix_store.models import Checkpoint, CheckpointKind, Message, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Message,
+    Session,
+)
 from tests.databases import CommittedDatabase
 
 __all__ = ["broken_invariants"]

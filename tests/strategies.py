@@ -12,7 +12,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
-from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
+from helix_store.exceptions import (
+    HelixStoreError,
+    InvalidPayload,
+    LimitExceeded,
+)
 
 HIGH, LOW = "\ud83d", "\ude00"
 """Two surrogates: lone they stand for nothing, merged they would be one astral character."""

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from helix_store.core.types import RunStatus, SessionStatus, StagedChanges
+from helix_store.core.types import (
+    RunStatus,
+    SessionStatus,
+    StagedChanges,
+)
 from helix_store.stores import DatabaseStateStore
 from helix_store.testing.state_store.samples import commit_step, message
 from tests.databases import CommittedDatabase

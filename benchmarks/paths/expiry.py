@@ -10,7 +10,7 @@ from benchmarks.large import large_database
 from benchmarks.operations import Operation
 from benchmarks.races import Client, Comparison, Race
 from helix_store.cleanup import expired_session_cleanup
-from helix_store.core.expiry import SESSION_EXPIRED
+from helix_store.core.types import SESSION_EXPIRED
 from helix_store.models import Session
 
 __all__ = ["CASES"]

@@ -13,7 +13,11 @@ from benchmarks.races import Client, Comparison, Race
 from benchmarks.sessions import AGENT_TYPE, live_sessions
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.core.types import StepInfo
-from helix_store.models import Checkpoint, Message, Session
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Session,
+)
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["CASES"]

@@ -13,7 +13,11 @@ from benchmarks.pgbench import Script
 from benchmarks.races import Client, Comparison, Limit, Race
 from benchmarks.reference import execute, reference_schema, reference_sessions
 from benchmarks.sessions import AGENT_TYPE, READ_SESSIONS, STEPS_BEFORE_READING, live_sessions
-from helix_store.core.types import Checkpoint, MessagePage, SessionState
+from helix_store.core.types import (
+    Checkpoint,
+    MessagePage,
+    SessionState,
+)
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["CASES"]

@@ -10,8 +10,17 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import NOTHING, badge, identifier, json_block
-from helix_store.admin.payloads import PayloadText, payload_of, whole_state
+from helix_store.admin.elements import (
+    NOTHING,
+    badge,
+    identifier,
+    json_block,
+)
+from helix_store.admin.payloads import (
+    PayloadText,
+    payload_of,
+    whole_state,
+)
 from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind
 

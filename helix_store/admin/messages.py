@@ -11,9 +11,17 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import json_block, note, text_block
+from helix_store.admin.elements import (
+    json_block,
+    note,
+    text_block,
+)
 from helix_store.admin.payloads import PayloadText, payload_of
-from helix_store.admin.previews import PREVIEW_SOURCE, message_preview, message_text
+from helix_store.admin.previews import (
+    PREVIEW_SOURCE,
+    message_preview,
+    message_text,
+)
 from helix_store.models import Message
 
 __all__ = ["MessageAdmin"]

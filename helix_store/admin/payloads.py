@@ -11,10 +11,10 @@ from typing import Any, Final
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, Model, QuerySet, TextField
 
-from helix_store.core.state_deltas import apply_deltas
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.fields import PayloadField
+from helix_store.sessions.deltas import apply_deltas
 
 __all__ = ["PayloadText", "payload_of", "whole_state", "with_payloads", "without_payloads"]
 

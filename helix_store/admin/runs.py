@@ -7,7 +7,14 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import NOTHING, badge, identifier, json_block, moment, under
+from helix_store.admin.elements import (
+    NOTHING,
+    badge,
+    identifier,
+    json_block,
+    moment,
+    under,
+)
 from helix_store.admin.payloads import payload_of
 from helix_store.admin.readable import one_line
 from helix_store.models import Run

@@ -12,10 +12,31 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import OF_SESSION, ReadOnlyAdmin
-from helix_store.admin.elements import NOTHING, badge, counted, identifier, json_block, link, note, table
-from helix_store.admin.payloads import PayloadText, payload_of, whole_state, with_payloads
+from helix_store.admin.elements import (
+    NOTHING,
+    badge,
+    counted,
+    identifier,
+    json_block,
+    link,
+    note,
+    table,
+)
+from helix_store.admin.payloads import (
+    PayloadText,
+    payload_of,
+    whole_state,
+    with_payloads,
+)
 from helix_store.admin.readable import hide_secrets
-from helix_store.models import Checkpoint, CheckpointKind, InterruptRequest, Message, Run, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    InterruptRequest,
+    Message,
+    Run,
+    Session,
+)
 
 __all__ = ["SessionPage"]
 

@@ -11,7 +11,13 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from helix_store.admin.elements import NOTHING, distance, identifier, narrow, under
+from helix_store.admin.elements import (
+    NOTHING,
+    distance,
+    identifier,
+    narrow,
+    under,
+)
 from helix_store.admin.readable import one_line
 from helix_store.admin.session_page import SessionPage
 from helix_store.models import Session

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from helix_store.core.tool_calls import PendingToolCall, Submission
 from helix_store.core.types import (
     UNSET,
     Checkpoint,
@@ -15,6 +14,7 @@ from helix_store.core.types import (
     InterruptRequest,
     Message,
     MessagePage,
+    PendingToolCall,
     Run,
     RunStatus,
     SessionMode,
@@ -26,11 +26,21 @@ from helix_store.core.types import (
     StatusConflict,
     StepCommit,
     StepInfo,
+    Submission,
     SubSessionRef,
     Unset,
+    UsageKind,
+)
+from helix_store.core.usage import (
+    UsageBucket,
+    UsageEntry,
+    UsageGrouping,
+    UsagePage,
+    UsageRollup,
+    UsageTimeBucket,
 )
 
-__all__ = ["REQUIRED_METHODS", "StateStore", "require_state_store"]
+__all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"]
 
 
 class StateStore(Protocol):
@@ -332,3 +342,56 @@ def require_state_store(store: object) -> None:
     missing = [name for name in REQUIRED_METHODS if not callable(getattr(store, name, None))]
     if missing:
         raise TypeError(f"{type(store).__name__} is no state store; it lacks {', '.join(missing)}.")
+
+
+class UsageStore(Protocol):
+    """What sessions spend. `helix_store.testing.UsageStoreContract` says what each method must do.
+
+    Every method has an async twin of the same signature under the prefix ``a``: ``aget_rollup``.
+    """
+
+    def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str: ...
+
+    def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]: ...
+
+    def get_entries(
+        self,
+        session_id: str,
+        *,
+        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
+        step_range: tuple[int | None, int | None] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[UsageEntry]: ...
+
+    def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None: ...
+
+    def exists(self, session_id: str) -> bool: ...
+
+    def delete(self, session_id: str) -> int: ...
+
+    def query_usage(
+        self,
+        *,
+        agent_type: str | None = None,
+        kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
+        user_id: str | None = None,
+        model: str | None = None,
+        date_from: datetime | int | None = None,
+        date_to: datetime | int | None = None,
+        order: str = "desc",
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        count: bool = True,
+    ) -> UsagePage: ...
+
+    def timeseries(
+        self,
+        *,
+        bucket: UsageTimeBucket | str = "day",
+        group_by: UsageGrouping | str = "model",
+        date_from: datetime | int,
+        date_to: datetime | int,
+        agent_type: str | None = None,
+    ) -> list[UsageBucket]: ...

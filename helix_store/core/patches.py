@@ -1,11 +1,10 @@
-"""Patches: the operations of RFC 6902, with JSON pointers or Immer's path arrays."""
+"""Equality of JSON values, which is not Python's: there ``True == 1``."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
 
-from helix_store.core.json_equality import json_equal
 from helix_store.core.limits import Limits
 from helix_store.core.patch_paths import (
     Refused,
@@ -16,11 +15,45 @@ from helix_store.core.patch_paths import (
     read_path,
     shown,
 )
-from helix_store.core.payloads import copy_json, encode, size_of
+from helix_store.core.payloads import (
+    copy_json,
+    encode,
+    size_of,
+)
 from helix_store.core.types import JSON
-from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
+from helix_store.exceptions import (
+    InvalidPayload,
+    LimitExceeded,
+    PatchError,
+)
 
-__all__ = ["MAX_COPIED_BYTES", "MAX_OPERATIONS", "PatchedCopy", "apply_patches"]
+__all__ = ["MAX_COPIED_BYTES", "MAX_OPERATIONS", "PatchedCopy", "apply_patches", "json_equal"]
+
+
+def json_equal(left: Any, right: Any) -> bool:
+    """Compare two JSON values: a bool is not a number, 1 equals 1.0, the order of members does not count.
+
+    Takes no longer than reading ``left``, and nesting does not matter. Values of other types are unequal.
+    """
+    pending = [(left, right)]
+    while pending:
+        one, other = pending.pop()
+        kind = type(one)
+        if kind is dict:
+            if type(other) is not dict or one.keys() != other.keys():
+                return False
+            pending.extend((item, other[key]) for key, item in one.items())
+        elif kind is list:
+            if type(other) is not list or len(one) != len(other):
+                return False
+            pending.extend(zip(one, other, strict=True))
+        elif kind is int or kind is float:
+            if type(other) not in (int, float) or one != other:
+                return False
+        elif type(other) is not kind or one != other:
+            return False
+    return True
+
 
 MAX_OPERATIONS: Final = 10_000
 """Most operations of one patch."""

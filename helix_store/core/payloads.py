@@ -21,8 +21,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from helix_store.core.limits import MAX_DEPTH, Limits
-from helix_store.core.payload_faults import TOO_LONG_INTEGER, join_path, least_digits, refuse_faults
-from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.core.payload_faults import (
+    TOO_LONG_INTEGER,
+    join_path,
+    least_digits,
+    refuse_faults,
+)
+from helix_store.exceptions import (
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
 
 __all__ = [
     "check_metadata",

@@ -22,8 +22,16 @@ from typing import Any, Final
 from uuid import UUID
 
 from helix_store.core.limits import MAX_DEPTH
-from helix_store.core.payloads import decode, encode, join_path
-from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.core.payloads import (
+    decode,
+    encode,
+    join_path,
+)
+from helix_store.exceptions import (
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
 
 __all__ = ["dumps", "loads"]
 

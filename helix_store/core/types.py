@@ -17,6 +17,7 @@ from helix_store.core.serialization import Serializable
 
 __all__ = [
     "NON_TERMINAL_STATUSES",
+    "SESSION_EXPIRED",
     "SUSPENDED_STATUSES",
     "TERMINAL_STATUSES",
     "UNSET",
@@ -27,6 +28,7 @@ __all__ = [
     "InterruptKind",
     "InterruptRequest",
     "MessagePage",
+    "PendingToolCall",
     "Run",
     "RunStatus",
     "SessionHead",
@@ -41,6 +43,8 @@ __all__ = [
     "StepInfo",
     "StreamStatus",
     "SubSessionRef",
+    "Submission",
+    "SubmissionOutcome",
     "Unset",
     "UsageKind",
 ]
@@ -50,6 +54,9 @@ JSON: TypeAlias = Any
 
 Message: TypeAlias = dict[str, Any]
 """A JSON object with at least ``role``."""
+
+SESSION_EXPIRED: Final = "session_expired"
+"""The failure reason of a session that nobody renewed or resumed in time."""
 
 T = TypeVar("T", bound=Serializable)
 
@@ -333,6 +340,37 @@ class InterruptRequest(Serializable):
     reason: str | None
     run_id: str | None
     requested_at: datetime
+
+
+# --- Waiting -------------------------------------------------------------------------------------
+
+
+class SubmissionOutcome(StrEnum):
+    ACCEPTED = "accepted"
+    ALREADY_COMPLETED = "already_completed"
+    UNKNOWN_TOOL_CALL = "unknown_tool_call"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission(Serializable):
+    """What became of an answer; ``session_id`` is the session that owns the call, if any does."""
+
+    outcome: SubmissionOutcome
+    tool_call_id: str
+    session_id: str | None = None
+    new_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingToolCall(Serializable):
+    """A call that nobody has answered; ``deadline`` is epoch milliseconds."""
+
+    session_id: str
+    tool_call_id: str
+    tool_name: str
+    deadline: int
+    approval_id: str | None = None
+    on_expiry: Any = None
 
 
 # --- Pages -----------------------------------------------------------------------------------------

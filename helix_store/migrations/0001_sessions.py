@@ -3,7 +3,11 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import CostField, IdentifierField, PayloadField
+from helix_store.models.fields import (
+    CostField,
+    IdentifierField,
+    PayloadField,
+)
 
 
 class Migration(migrations.Migration):

@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migration_operations import refuse_to_lose
+from helix_store.migrations._operations import refuse_to_lose
 from helix_store.models.fields import PayloadField
 
 

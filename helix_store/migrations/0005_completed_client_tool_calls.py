@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from helix_store.migration_operations import refuse_to_lose
+from helix_store.migrations._operations import refuse_to_lose
 from helix_store.models.fields import PayloadField
 
 

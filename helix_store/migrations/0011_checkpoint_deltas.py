@@ -7,7 +7,7 @@ from django.db import migrations, models
 
 from helix_store.conf import constraint_name
 from helix_store.core.payloads import size_of
-from helix_store.core.state_deltas import apply_deltas
+from helix_store.sessions.deltas import apply_deltas
 
 ROWS_AT_ONCE = 50
 

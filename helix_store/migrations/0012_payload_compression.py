@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from helix_store.migration_operations import compress_quickly
+from helix_store.migrations._operations import compress_quickly
 
 
 class Migration(migrations.Migration):

@@ -4,7 +4,7 @@ from django.db import migrations, models
 from django.db.models import Q
 
 from helix_store.conf import constraint_name
-from helix_store.migration_operations import index_documents
+from helix_store.migrations._operations import index_documents
 
 
 class Migration(migrations.Migration):

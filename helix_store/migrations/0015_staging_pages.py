@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from helix_store.migration_operations import keep_pages
+from helix_store.migrations._operations import keep_pages
 
 
 class Migration(migrations.Migration):

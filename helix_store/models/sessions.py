@@ -8,9 +8,9 @@ from django.db import models
 from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.core.expiry import SESSION_EXPIRED
 from helix_store.core.types import (
     NON_TERMINAL_STATUSES,
+    SESSION_EXPIRED,
     SUSPENDED_STATUSES,
     SessionMode,
     SessionStatus,

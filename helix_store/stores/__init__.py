@@ -1,15 +1,15 @@
 """The public stores."""
 
-from helix_store.stores.api.held_lock import Lock
-from helix_store.stores.database import DatabaseStateStore
-from helix_store.stores.database.locks import DatabaseLockManager
-from helix_store.stores.database.streams import DatabaseStreamManager
-from helix_store.stores.database.usage import DatabaseUsageStore
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
-from helix_store.stores.memory.locks import InMemoryLockManager
-from helix_store.stores.memory.streams import InMemoryStreamManager
-from helix_store.stores.memory.usage import InMemoryUsageStore
-from helix_store.stores.noop_locks import NoOpLockManager
+from helix_store.engine.memory import MemoryWorld
+from helix_store.locks.database import DatabaseLockManager
+from helix_store.locks.lock import Lock
+from helix_store.locks.memory import InMemoryLockManager, NoOpLockManager
+from helix_store.sessions.database.store import DatabaseStateStore
+from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.streams.database import DatabaseStreamManager
+from helix_store.streams.memory import InMemoryStreamManager
+from helix_store.usage.database import DatabaseUsageStore
+from helix_store.usage.memory import InMemoryUsageStore
 
 __all__ = [
     "DatabaseLockManager",

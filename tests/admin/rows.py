@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from helix_store.core.types import SessionState, StepInfo
-from helix_store.models import Checkpoint, Lock, Message, Run, Session, UsageEntry
+from helix_store.models import (
+    Checkpoint,
+    Lock,
+    Message,
+    Run,
+    Session,
+    UsageEntry,
+)
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
 from tests.admin.conftest import Browser
 from tests.admin.rows import store_of
 from tests.database.delta_steps import write_step

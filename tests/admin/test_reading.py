@@ -12,7 +12,12 @@ from django.db.models import Model
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.elements import JSON_LIMIT
 from helix_store.core.types import StepInfo
-from helix_store.models import Checkpoint, Message, Run, Session
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Run,
+    Session,
+)
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
 

@@ -14,7 +14,14 @@ from django.urls import reverse
 
 from helix_store.admin.readable import HIDDEN
 from helix_store.core.types import StepInfo
-from helix_store.models import Checkpoint, Message, Run, Session, StagedChange, SubSessionRef
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Run,
+    Session,
+    StagedChange,
+    SubSessionRef,
+)
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
 

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 
 from helix_store.checkpointers import GraphCheckpointStore
-from helix_store.core.graph import GraphCheckpoint
+from helix_store.checkpointers.graph.types import GraphCheckpoint
 
 __all__ = ["Graph", "GraphRunner", "Node"]
 

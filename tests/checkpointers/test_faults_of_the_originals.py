@@ -10,7 +10,12 @@ from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore, InMemorySnapshotCheckpointer
 from helix_store.core.ids import IdGenerator
-from helix_store.exceptions import CheckpointNotFound, ConflictError, InvalidPayload, InvalidQuery
+from helix_store.exceptions import (
+    CheckpointNotFound,
+    ConflictError,
+    InvalidPayload,
+    InvalidQuery,
+)
 from tests.checkpointers.conftest import Snapshots
 from tests.checkpointers.originals import NaiveGraphStore, NaiveSnapshots, corrupt
 from tests.databases import CommittedDatabase

@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from helix_store.checkpointers import GraphCheckpointStore
-from helix_store.core.graph import NODE_STATUSES
+from helix_store.checkpointers.graph.types import NODE_STATUSES
 from helix_store.core.types import CheckpointSource, StepInfo
 from helix_store.exceptions import (
     CheckpointNotFound,

@@ -10,7 +10,11 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore
-from helix_store.core.graph import GraphCheckpoint, GraphSession, StoredMessage
+from helix_store.checkpointers.graph.types import (
+    GraphCheckpoint,
+    GraphSession,
+    StoredMessage,
+)
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload
 from helix_store.models import Session

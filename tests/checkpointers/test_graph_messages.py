@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore
-from helix_store.core.graph import StoredMessage
+from helix_store.checkpointers.graph.types import StoredMessage
 from helix_store.exceptions import (
     FencedOutError,
     IntegrityFault,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helix_store.checkpointers import GraphCheckpointStore
-from helix_store.core.graph import GraphSession
+from helix_store.checkpointers.graph.types import GraphSession
 from helix_store.exceptions import (
     IntegrityFault,
     InvalidCursor,

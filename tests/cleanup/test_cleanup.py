@@ -14,7 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionStatus
-from helix_store.exceptions import ConflictError, InvalidPayload, InvalidQuery
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    InvalidQuery,
+)
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore
 from helix_store.testing.state_store.samples import contents, loaded

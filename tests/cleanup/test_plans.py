@@ -15,9 +15,9 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from helix_store.cleanup.database import DatabaseExpiry
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.database.expiry import DatabaseExpiry
 from tests.databases import CommittedDatabase
 
 SESSIONS = int(os.environ.get("HELIX_TEST_SESSIONS", "100000"))

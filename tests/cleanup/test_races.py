@@ -12,10 +12,14 @@ from django.utils import timezone
 
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
 from helix_store.core.limits import Limits
-from helix_store.core.session_state import encode_state
 from helix_store.core.types import SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, StaleStateError
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
+from helix_store.sessions.layout import encode_state
 from helix_store.stores import DatabaseStateStore
 from tests.cleanup.conftest import LONG_AGO, later
 from tests.cleanup.providers import FolderProvider

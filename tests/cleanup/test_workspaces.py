@@ -14,7 +14,11 @@ from django.test import override_settings
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
 from helix_store.exceptions import InvalidPayload
 from helix_store.stores import InMemoryStateStore
-from helix_store.workspaces import StorageWorkspaceProvider, WorkspaceProvider, configured_workspace_providers
+from helix_store.workspaces import (
+    StorageWorkspaceProvider,
+    WorkspaceProvider,
+    configured_workspace_providers,
+)
 from tests.cleanup.conftest import LONG_AGO
 
 HOSTILE_IDS = [

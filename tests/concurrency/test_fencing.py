@@ -19,9 +19,17 @@ from django.db import connections
 from django.test.utils import override_settings
 
 from helix_store.core.contracts import REQUIRED_METHODS, StateStore
-from helix_store.exceptions import FencedOutError, LockLostError, StoreBusy
+from helix_store.exceptions import (
+    FencedOutError,
+    LockLostError,
+    StoreBusy,
+)
 from helix_store.models import Lock as LockRow
-from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
+from helix_store.stores import (
+    DatabaseLockManager,
+    DatabaseStateStore,
+    Lock,
+)
 from helix_store.testing.state_store.fencing import GUARDED
 from helix_store.testing.state_store.samples import contents, full_session
 from tests.database.separate import separate_connection

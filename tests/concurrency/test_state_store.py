@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.types import StagedChanges, StepCommit, StepInfo
+from helix_store.core.types import (
+    StagedChanges,
+    StepCommit,
+    StepInfo,
+)
 from helix_store.exceptions import (
     CheckpointNotFound,
     ConflictError,

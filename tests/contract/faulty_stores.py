@@ -29,8 +29,13 @@ from helix_store.core.types import (
     StepCommit,
     StepInfo,
 )
-from helix_store.exceptions import InvalidCursor, SessionExists, SessionNotFound
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.engine.memory import MemoryWorld
+from helix_store.exceptions import (
+    InvalidCursor,
+    SessionExists,
+    SessionNotFound,
+)
+from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.testing import state_store as parts
 from helix_store.testing.state_store.samples import loaded
 
@@ -285,7 +290,7 @@ class KeepsStagingOverARestore(InMemoryStateStore):
         record = self._scope.find(session_id)
         staged = {} if record is None else record.staged
         version = super().restore_checkpoint(session_id, checkpoint_id, **guard)
-        self._scope.data.sessions[session_id].staged.update(staged)
+        self._scope.sessions[session_id].staged.update(staged)
         return version
 
 

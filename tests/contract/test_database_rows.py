@@ -15,10 +15,20 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import HelixStoreError, StaleStateError
-from helix_store.models import Checkpoint, Message, Session, UsageEntry
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Session,
+    UsageEntry,
+)
 from helix_store.models.fields import PayloadField
 from helix_store.stores import DatabaseStateStore
-from helix_store.testing.state_store.samples import commit_step, full_session, loaded, messages
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    full_session,
+    loaded,
+    messages,
+)
 from tests.databases import CommittedDatabase
 from tests.factories import UsageEntryFactory
 

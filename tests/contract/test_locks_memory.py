@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld
+from helix_store.stores import (
+    InMemoryLockManager,
+    InMemoryStateStore,
+    MemoryWorld,
+)
 from helix_store.testing import LockManagerContract
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helix_store.core.limits import Limits
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
-from helix_store.stores.memory.locks import InMemoryLockManager
+from helix_store.engine.memory import MemoryWorld
+from helix_store.locks.memory import InMemoryLockManager
+from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.testing import StateStoreContract
 from helix_store.testing.state_store.samples import full_session
 

@@ -11,10 +11,15 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import HelixStoreError
+from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.memory import InMemoryStateStore
 from helix_store.testing.state_store.payloads import ENTRANCES
-from helix_store.testing.state_store.samples import commit_step, contents, full_session, loaded
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    contents,
+    full_session,
+    loaded,
+)
 from tests.strategies import HOSTILE_DOCUMENTS, REFUSED_DOCUMENTS, exact_form, json_objects, messages
 
 # Every example makes a session of its own, so that the examples may share the store.

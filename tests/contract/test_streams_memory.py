@@ -9,7 +9,11 @@ import pytest
 from helix_store.core.limits import Limits
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import InvalidPayload
-from helix_store.stores import InMemoryLockManager, InMemoryStreamManager, MemoryWorld
+from helix_store.stores import (
+    InMemoryLockManager,
+    InMemoryStreamManager,
+    MemoryWorld,
+)
 from helix_store.testing import StreamManagerContract
 
 

@@ -10,9 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from helix_store.core.contracts import REQUIRED_METHODS, StateStore, require_state_store
+from helix_store.core.contracts import (
+    REQUIRED_METHODS,
+    StateStore,
+    require_state_store,
+)
+from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.memory import InMemoryStateStore
 from helix_store.testing import StateStoreContract
 from tests.contract.faulty_stores import FAULTS
 
@@ -26,7 +30,8 @@ settings.configure(SECRET_KEY="for this test", INSTALLED_APPS=["helix_store"])
 django.setup()
 """
 OWN_STORE = """
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.engine.memory import MemoryWorld
 from helix_store.testing import StateStoreContract
 
 

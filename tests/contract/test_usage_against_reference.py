@@ -17,10 +17,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.types import SubSessionRef
 from helix_store.core.usage import UsageRollup
-from helix_store.core.usage_store import UsageStore
 from helix_store.stores import (
     DatabaseStateStore,
     DatabaseUsageStore,

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
-from helix_store.checkpointers.claims import Claim
+from helix_store.checkpointers.snapshots.claims import Claim
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.stores import (
     DatabaseLockManager,
@@ -21,7 +21,7 @@ from helix_store.stores import (
     DatabaseUsageStore,
     Lock,
 )
-from helix_store.stores.api.stream_writer import StreamWriter
+from helix_store.streams.writer import StreamWriter
 from helix_store.testing.usage.samples import NOON, custom
 from tests.databases import CommittedDatabase
 

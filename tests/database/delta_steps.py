@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from helix_store.core.payloads import encode
-from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.stores.database.bases import bases, new_base_key
-from helix_store.stores.database.scope import Scope
+from helix_store.engine.database import Scope
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
+from helix_store.sessions.database.bases import bases, new_base_key
 from tests.factories import CheckpointFactory
 
 __all__ = ["scope_of", "write_step"]

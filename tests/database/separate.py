@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
-from helix_store.stores.database.errors import mapped_errors
+from helix_store.engine.errors import mapped_errors
 from tests.postgres import PostgresCluster
 from tests.settings import postgres_database
 

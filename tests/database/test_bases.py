@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from helix_store.core.payloads import encode
-from helix_store.core.state_deltas import MAX_DELTAS, apply_deltas
-from helix_store.stores.database.bases import Bases, new_base_key
-from helix_store.stores.database.scope import Scope
+from helix_store.engine.database import Scope
+from helix_store.sessions.database.bases import Bases, new_base_key
+from helix_store.sessions.deltas import MAX_DELTAS, apply_deltas
 from tests.strategies import HIGH, LOW
 
 SCOPE = Scope("default", "tenant", None)

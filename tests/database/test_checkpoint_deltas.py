@@ -10,12 +10,16 @@ import pytest
 from django.db.models import QuerySet
 from django.test.utils import override_settings
 
-from helix_store.core.state_deltas import MAX_DELTAS
 from helix_store.core.types import StepInfo
 from helix_store.exceptions import IntegrityFault
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
+from helix_store.sessions.database.bases import bases
+from helix_store.sessions.deltas import MAX_DELTAS
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.database.bases import bases
 from tests.database.delta_steps import scope_of, write_step
 from tests.databases import CommittedDatabase
 from tests.factories import MessageFactory, SessionFactory

@@ -17,11 +17,15 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.core.types import SessionState, StepInfo
+from helix_store.engine.database import Scope
+from helix_store.engine.direct import is_direct, run_directly
+from helix_store.engine.statement import (
+    fetched_rows,
+    insert_row,
+    update_row,
+)
 from helix_store.models import Lock, Session
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.database.direct import is_direct, run_directly
-from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.statements import fetched_rows, insert_row, update_row
 from tests.databases import CommittedDatabase
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,6 +8,7 @@ import pytest
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store.engine.errors import is_retryable_transaction
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
@@ -17,7 +18,6 @@ from helix_store.exceptions import (
     StoreTimeout,
     StoreUnavailable,
 )
-from helix_store.stores.database.errors import is_retryable_transaction
 from tests.database.separate import defer_to_commit, execute, in_transaction
 from tests.databases import CommittedDatabase
 

@@ -13,6 +13,13 @@ import pytest
 from django.db import IntegrityError, OperationalError, ProgrammingError, transaction
 from django.db.transaction import TransactionManagementError
 
+from helix_store.engine.errors import (
+    is_retryable_transaction,
+    is_unique_violation,
+    mapped_errors,
+    translate,
+    violated_constraint,
+)
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
@@ -21,13 +28,6 @@ from helix_store.exceptions import (
     StoreUnavailable,
 )
 from helix_store.models import Lock
-from helix_store.stores.database.errors import (
-    is_retryable_transaction,
-    is_unique_violation,
-    mapped_errors,
-    translate,
-    violated_constraint,
-)
 from tests.database.separate import execute, fetch, in_transaction
 from tests.databases import CommittedDatabase
 
@@ -179,7 +179,7 @@ def test_errors_are_explained_where_psycopg_is_not_installed(tmp_path: Path) -> 
         "import django; django.setup()\n"
         "from django.db import connection\n"
         "from helix_store.exceptions import StoreUnavailable\n"
-        "from helix_store.stores.database.errors import mapped_errors\n"
+        "from helix_store.engine.errors import mapped_errors\n"
         "connection.settings_dict['NAME'] = sys.argv[1]\n"
         "try:\n"
         "    with mapped_errors(connection): connection.ensure_connection()\n"

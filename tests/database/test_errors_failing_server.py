@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.exceptions import IntegrityFault, OutcomeUnknown, StoreFull, StoreUnavailable
-from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
+from helix_store.engine.errors import is_retryable_transaction, mapped_errors
+from helix_store.exceptions import (
+    IntegrityFault,
+    OutcomeUnknown,
+    StoreFull,
+    StoreUnavailable,
+)
 from tests.database.separate import (
     execute,
     fetch,

@@ -11,6 +11,12 @@ import pytest
 from django.db import DataError, Error, IntegrityError, NotSupportedError, ProgrammingError, transaction
 from django.db.transaction import TransactionManagementError
 
+from helix_store.engine.errors import (
+    is_retryable_transaction,
+    is_unique_violation,
+    mapped_errors,
+    violated_constraint,
+)
 from helix_store.exceptions import (
     IntegrityFault,
     OutcomeUnknown,
@@ -19,12 +25,6 @@ from helix_store.exceptions import (
     StoreUnavailable,
 )
 from helix_store.models import Lock
-from helix_store.stores.database.errors import (
-    is_retryable_transaction,
-    is_unique_violation,
-    mapped_errors,
-    violated_constraint,
-)
 from tests.database.separate import (
     defer_to_commit,
     execute,

@@ -13,6 +13,7 @@ import pytest
 from django.db import ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store.engine.errors import is_retryable_transaction, mapped_errors
 from helix_store.exceptions import (
     IntegrityFault,
     OutcomeUnknown,
@@ -21,7 +22,6 @@ from helix_store.exceptions import (
     StoreTimeout,
     StoreUnavailable,
 )
-from helix_store.stores.database.errors import is_retryable_transaction, mapped_errors
 from tests.database.separate import execute, fetch, in_transaction, separate_sqlite, small_disk
 from tests.processes import run_in_processes
 

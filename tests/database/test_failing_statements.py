@@ -10,10 +10,19 @@ import pytest
 from django.db import DatabaseError, transaction
 from django.test.utils import override_settings
 
-from helix_store.core.types import StagedChanges, StepInfo, SubSessionRef
+from helix_store.core.types import (
+    StagedChanges,
+    StepInfo,
+    SubSessionRef,
+)
 from helix_store.exceptions import HelixStoreError
 from helix_store.stores import DatabaseStateStore
-from helix_store.testing.state_store.samples import contents, full_session, loaded, message
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    message,
+)
 from tests.databases import CommittedDatabase
 
 

@@ -10,8 +10,8 @@ from django.db import connections, transaction
 from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
+from helix_store.sessions.sql import MOST_LISTED
 from helix_store.stores import DatabaseStateStore
-from helix_store.stores.database.fast_paths.step_statements import MOST_LISTED
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase
 

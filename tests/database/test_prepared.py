@@ -8,7 +8,11 @@ import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.core.types import (
+    SessionState,
+    StepCommit,
+    StepInfo,
+)
 from helix_store.exceptions import IntegrityFault, StoreBusy
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from helix_store.stores.database.recent import Recent
-from helix_store.stores.database.scope import Scope
-from helix_store.stores.database.staged_here import StagedHere, StagedRow
+from helix_store.engine.database import Scope
+from helix_store.sessions.database.recent import Recent
+from helix_store.sessions.database.staged_here import StagedHere, StagedRow
 
 SCOPE = Scope("default", "tenant", None)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError, transaction
 
+from helix_store.engine.database import Scope
 from helix_store.exceptions import StoreBusy
 from helix_store.models import Lock
-from helix_store.stores.database.scope import Scope
 from tests.databases import CommittedDatabase
 
 GIVE_UP = "DO $$ BEGIN RAISE EXCEPTION 'given up' USING ERRCODE = '40001'; END $$"

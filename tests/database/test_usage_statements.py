@@ -16,7 +16,14 @@ from pytest_django import DjangoDbBlocker
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import NOON, custom, rolled_up, sub_agent, tokens, tool
+from helix_store.testing.usage.samples import (
+    NOON,
+    custom,
+    rolled_up,
+    sub_agent,
+    tokens,
+    tool,
+)
 from tests.databases import ALIASES, close_connections, fresh_tenant
 
 TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
@@ -257,7 +264,7 @@ def test_a_thousand_entries_are_one_insertion(
 def test_entries_of_very_many_sessions_find_them_in_several_statements(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helix_store.stores.database.usage._SESSIONS_PER_QUERY", 20)
+    monkeypatch.setattr("helix_store.usage.database._SESSIONS_PER_QUERY", 20)
     names = ["root", *(f"child-{number}" for number in range(1, SESSIONS))]
     batch = [custom(name, timestamp=NOON - 90 * DAY) for name in names]
     assert len(ledger.statements(lambda usage: usage.record_entries(batch))) == 3 + 1

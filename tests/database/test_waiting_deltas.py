@@ -10,7 +10,11 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.core.types import (
+    SessionState,
+    StepCommit,
+    StepInfo,
+)
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.stores import DatabaseStateStore
 from tests.database.waiting import in_background, until_it_waits

@@ -9,7 +9,11 @@ import pytest
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.core.types import (
+    SessionState,
+    StepCommit,
+    StepInfo,
+)
 from helix_store.exceptions import StaleStateError
 from helix_store.stores import DatabaseStateStore
 from tests.database.waiting import in_background, until_it_waits

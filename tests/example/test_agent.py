@@ -14,7 +14,12 @@ from example_project.events import Event
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process
 from helix_store.cleanup import expired_session_cleanup
-from helix_store.core.types import Message, RunStatus, SessionState, SessionStatus
+from helix_store.core.types import (
+    Message,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+)
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import StagedChange
 from helix_store.stores import DatabaseStateStore

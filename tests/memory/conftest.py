@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
+from helix_store.engine.memory import MemoryWorld
+from helix_store.sessions.memory.store import InMemoryStateStore
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from helix_store.core.types import (
     StepInfo,
     SubSessionRef,
 )
+from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import (
     ConflictError,
     HelixStoreError,
@@ -31,8 +32,9 @@ from helix_store.exceptions import (
     SessionExists,
     StaleStateError,
 )
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
-from helix_store.stores.memory.records import SessionRecord
+from helix_store.sessions.memory.records import SessionRecord
+from helix_store.sessions.memory.scope import SessionTable
+from helix_store.sessions.memory.store import InMemoryStateStore
 from tests.memory.steps import commit_step, loaded
 
 R = TypeVar("R")
@@ -259,7 +261,7 @@ class TestAllOrNothing:
         before = self._copy_of(world, "a")
         with pytest.raises(error):
             write(store)
-        assert world.tenant("").sessions == {"a": before}
+        assert world.table(SessionTable, "") == {"a": before}
 
     def test_a_refused_branch_makes_no_session(self, world: MemoryWorld, store: InMemoryStateStore) -> None:
         store.create_session("a", agent_type="planner")
@@ -268,8 +270,8 @@ class TestAllOrNothing:
         with pytest.raises(SessionExists):
             store.branch_session("a", new_session_id="b")
         assert store.get_all_session_ids() == ["a", "b"]
-        assert world.tenant("").sessions["b"] == before
+        assert world.table(SessionTable, "")["b"] == before
 
     @staticmethod
     def _copy_of(world: MemoryWorld, session_id: str) -> SessionRecord:
-        return world.tenant("").sessions[session_id].draft()
+        return world.table(SessionTable, "")[session_id].draft()

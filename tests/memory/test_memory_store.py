@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from helix_store.core.limits import Limits
-from helix_store.core.types import StagedChanges, StepInfo, SubSessionRef
-from helix_store.exceptions import InvalidPayload, LimitExceeded, SessionExists, SessionNotFound
-from helix_store.stores.memory import InMemoryStateStore, MemoryWorld
-from helix_store.stores.memory.usage import InMemoryUsageStore
+from helix_store.core.types import (
+    StagedChanges,
+    StepInfo,
+    SubSessionRef,
+)
+from helix_store.engine.memory import MemoryWorld
+from helix_store.exceptions import (
+    InvalidPayload,
+    LimitExceeded,
+    SessionExists,
+    SessionNotFound,
+)
+from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.usage.memory import InMemoryUsageStore
 from tests.memory.steps import commit_step, loaded
 
 

@@ -6,7 +6,11 @@ import pytest
 from django.core.management import call_command
 from django.db.migrations.exceptions import IrreversibleError
 
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
 from helix_store.schema import current_version
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase

@@ -35,7 +35,12 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
-from helix_store.testing.usage.samples import custom, sub_agent, tokens, tool
+from helix_store.testing.usage.samples import (
+    custom,
+    sub_agent,
+    tokens,
+    tool,
+)
 from tests.databases import CommittedDatabase
 
 __all__ = ["BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "TEMPLATE", "World", "fill", "write_templates"]

@@ -18,7 +18,11 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager
-from helix_store.stores.database.notifications import Listener, announce, channel
+from helix_store.streams.notifications import (
+    Listener,
+    announce,
+    channel,
+)
 from tests.databases import CommittedDatabase
 
 _PATIENCE_SECONDS = 30.0

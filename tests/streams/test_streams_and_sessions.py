@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.core.types import StepInfo
+from helix_store.sessions.store import StateStoreBase
 from helix_store.stores import (
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -16,8 +17,7 @@ from helix_store.stores import (
     InMemoryStreamManager,
     MemoryWorld,
 )
-from helix_store.stores.api import StateStoreBase
-from helix_store.stores.api.streams import StreamManagerBase
+from helix_store.streams.manager import StreamManagerBase
 from tests.databases import CommittedDatabase
 
 

@@ -15,7 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.core.ids import IdGenerator, ParsedCheckpointId, checkpoint_id, new_id, parse_checkpoint_id
+from helix_store.core.ids import (
+    IdGenerator,
+    ParsedCheckpointId,
+    checkpoint_id,
+    new_id,
+    parse_checkpoint_id,
+)
 from helix_store.exceptions import InvalidPayload
 
 MILLISECOND = 1_000_000

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS, Limits
+from helix_store.core.limits import (
+    MAX_DEPTH,
+    MAX_INT_DIGITS,
+    Limits,
+)
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:

@@ -13,9 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, Limits
-from helix_store.core.members import Member, Members, encode_again, encode_like, members_of
-from helix_store.core.payloads import decode, encode, is_plain_json
+from helix_store.core.payloads import (
+    decode,
+    encode,
+    is_plain_json,
+)
 from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.sessions.members import (
+    Member,
+    Members,
+    encode_again,
+    encode_like,
+    members_of,
+)
 from tests.strategies import HIGH, HOSTILE_DOCUMENTS, LOW, doubling, json_objects, nested
 
 LIMIT = Limits().max_state_bytes

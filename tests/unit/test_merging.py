@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import Limits
-from helix_store.core.merging import merge_changes, promote_staged, with_staged
+from helix_store.core.merging import (
+    merge_changes,
+    promote_staged,
+    with_staged,
+)
 from helix_store.core.patches import apply_patches
 from helix_store.core.payloads import copy_json, encode
 from helix_store.core.types import StagedChanges
-from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded, PatchError
+from helix_store.exceptions import (
+    HelixStoreError,
+    InvalidPayload,
+    LimitExceeded,
+    PatchError,
+)
 from tests.strategies import json_values
 from tests.unit.patch_rules import add, check, copy, remove, replace
 from tests.unit.patch_strategies import KEYS, OBJECTS, PATCHES, container_ids, documents_and_changes

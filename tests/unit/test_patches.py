@@ -13,11 +13,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from helix_store.core.json_equality import json_equal
 from helix_store.core.limits import MAX_DEPTH, Limits
-from helix_store.core.patches import MAX_COPIED_BYTES, MAX_OPERATIONS, apply_patches
+from helix_store.core.patches import (
+    MAX_COPIED_BYTES,
+    MAX_OPERATIONS,
+    apply_patches,
+    json_equal,
+)
 from helix_store.core.payloads import encode
-from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
+from helix_store.exceptions import (
+    InvalidPayload,
+    LimitExceeded,
+    PatchError,
+)
 from tests.unit.patch_rules import APPLIES, REFUSES, Applies, Refuses, add, check, copy, move, remove, replace
 from tests.unit.patch_strategies import (
     HOSTILE_PATCHES,

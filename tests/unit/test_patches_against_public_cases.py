@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.json_equality import json_equal
-from helix_store.core.patches import apply_patches
+from helix_store.core.patches import apply_patches, json_equal
 from helix_store.exceptions import PatchError
 
 SUITE = "json-patch-test-suite@1.1.0"

@@ -24,7 +24,12 @@ from helix_store.core.payloads import (
     join_path,
     size_of,
 )
-from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.exceptions import (
+    HelixStoreError,
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
 from tests.strategies import (
     HIGH,
     HOSTILE_DOCUMENTS,

@@ -8,12 +8,26 @@ from typing import Any
 import pytest
 
 from helix_store.core.limits import MAX_DEPTH, Limits
-from helix_store.core.members import members_of
 from helix_store.core.payloads import decode, encode
-from helix_store.core.session_state import WRITTEN_COLUMNS, checkpoint_state, current_state, encode_state
-from helix_store.core.state_deltas import delta_between
-from helix_store.core.types import RunStatus, SessionMode, SessionState, SessionStatus
-from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.core.types import (
+    RunStatus,
+    SessionMode,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.exceptions import (
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
+from helix_store.sessions.deltas import delta_between
+from helix_store.sessions.layout import (
+    WRITTEN_COLUMNS,
+    checkpoint_state,
+    current_state,
+    encode_state,
+)
+from helix_store.sessions.members import members_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAYLOAD_FIELDS = ["output", "error", "workspace_refs", "suspension_context", "pending_client_tool_calls"]

@@ -12,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
-from helix_store.core.members import Member, encode_like, members_of
 from helix_store.core.payloads import encode, is_plain_json
-from helix_store.core.state_deltas import (
+from helix_store.exceptions import IntegrityFault
+from helix_store.sessions.deltas import (
     MAX_DELTAS,
     apply_deltas,
     decode_with_deltas,
     delta_between,
 )
-from helix_store.exceptions import IntegrityFault
+from helix_store.sessions.members import (
+    Member,
+    encode_like,
+    members_of,
+)
 from tests.strategies import (
     HIGH,
     HOSTILE_DOCUMENTS,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 
-from helix_store.core.streams import StoredChunk, StreamHead, StreamPage
+from helix_store.core.streams import (
+    StoredChunk,
+    StreamHead,
+    StreamPage,
+)
 from helix_store.core.types import StreamStatus
 
 HEAD = StreamHead((1, 0), StreamStatus.ACTIVE, 9, 0)

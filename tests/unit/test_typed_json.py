@@ -23,7 +23,12 @@ from hypothesis import strategies as st
 from helix_store.core.limits import MAX_DEPTH
 from helix_store.core.payloads import decode, encode
 from helix_store.core.typed_json import dumps, loads
-from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.exceptions import (
+    HelixStoreError,
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
 from tests.strategies import HOSTILE_DOCUMENTS, doubling, exact_form, texts
 
 Pair = namedtuple("Pair", "first second")

@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helix_store.core import validation
-from helix_store.core.types import RunStatus, SessionMode, SessionStatus
+from helix_store.core.types import (
+    RunStatus,
+    SessionMode,
+    SessionStatus,
+)
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from tests.strategies import SafeText, texts
 

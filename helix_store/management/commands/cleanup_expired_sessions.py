@@ -8,8 +8,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from helix_store.cleanup import CleanupSummary, expired_session_cleanup_batches
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
+from helix_store.cleanup.run import CleanupSummary, expired_session_cleanup_batches
+from helix_store.management.base import (
+    PROBLEMS_FOUND,
+    USAGE,
+    StoreCommand,
+    at_least,
+)
 
 __all__ = ["Command"]
 
@@ -53,7 +58,7 @@ class Command(StoreCommand):
                 break
         if errors:
             raise CommandError(
-                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup says which.",
+                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup.run says which.",
                 returncode=PROBLEMS_FOUND,
             )
 

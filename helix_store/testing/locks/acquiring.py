@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from helix_store.core.locks import LockInfo
 from helix_store.exceptions import LockLostError, StoreBusy
-from helix_store.stores.api.locks import LockManagerBase
+from helix_store.locks.manager import LockManagerBase
+from helix_store.locks.rules import LockInfo
 from helix_store.testing.locks.base import LONG, LockTests
 
 __all__ = ["AcquiringContract"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.locks import MAX_TTL_MS
 from helix_store.exceptions import InvalidPayload
-from helix_store.stores.api.locks import LockManagerBase
+from helix_store.locks.manager import LockManagerBase
+from helix_store.locks.rules import MAX_TTL_MS
 from helix_store.testing.locks.base import LockTests
 
 __all__ = ["LockArgumentContract"]

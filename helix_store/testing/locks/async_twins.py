@@ -7,8 +7,12 @@ import asyncio
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.exceptions import InvalidPayload, LockLostError, StoreBusy
-from helix_store.stores.api.locks import LockManagerBase
+from helix_store.exceptions import (
+    InvalidPayload,
+    LockLostError,
+    StoreBusy,
+)
+from helix_store.locks.manager import LockManagerBase
 from helix_store.testing.locks.base import LONG, LockTests
 
 __all__ = ["AsyncLockContract"]

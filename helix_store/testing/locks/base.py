@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from helix_store.stores.api.held_lock import Lock
-from helix_store.stores.api.locks import LockManagerBase
+from helix_store.locks.lock import Lock
+from helix_store.locks.manager import LockManagerBase
 
 __all__ = ["LONG", "SHORT", "LockTests"]
 

@@ -8,8 +8,12 @@ from datetime import timedelta
 import pytest
 
 from helix_store.exceptions import LockLostError
-from helix_store.stores.api.locks import LockManagerBase
-from helix_store.testing.locks.base import LONG, SHORT, LockTests
+from helix_store.locks.manager import LockManagerBase
+from helix_store.testing.locks.base import (
+    LONG,
+    SHORT,
+    LockTests,
+)
 
 __all__ = ["TermContract"]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from helix_store.stores.api.held_lock import Lock
-from helix_store.stores.api.locks import LockManagerBase
+from helix_store.locks.lock import Lock
+from helix_store.locks.manager import LockManagerBase
 from helix_store.testing.locks.base import SHORT, LockTests
 
 __all__ = ["TokenContract"]

@@ -2,7 +2,11 @@
 
 from helix_store.testing.state_store.arguments import ArgumentContract
 from helix_store.testing.state_store.async_twins import AsyncTwinContract
-from helix_store.testing.state_store.base import HeldLock, LockManager, StoreTests
+from helix_store.testing.state_store.base import (
+    HeldLock,
+    LockManager,
+    StoreTests,
+)
 from helix_store.testing.state_store.branching import BranchingContract
 from helix_store.testing.state_store.checkpoints import CheckpointContract
 from helix_store.testing.state_store.custom_state import CustomStateContract

@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionState, StagedChanges, StepInfo
+from helix_store.core.types import (
+    SessionState,
+    StagedChanges,
+    StepInfo,
+)
 from helix_store.exceptions import InvalidPayload
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded, message, step
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    message,
+    step,
+)
 
 __all__ = ["ArgumentContract"]
 

@@ -13,8 +13,18 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import SessionNotFound, StaleStateError
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.calls import CALLS, Call, outcome
-from helix_store.testing.state_store.samples import contents, full_session, loaded, messages, step
+from helix_store.testing.state_store.calls import (
+    CALLS,
+    Call,
+    outcome,
+)
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    messages,
+    step,
+)
 
 __all__ = ["AsyncTwinContract"]
 

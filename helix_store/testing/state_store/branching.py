@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionMode, SessionState, SessionStatus
-from helix_store.exceptions import CheckpointNotFound, InvalidPayload, InvalidQuery, SessionExists
+from helix_store.core.types import (
+    SessionMode,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.exceptions import (
+    CheckpointNotFound,
+    InvalidPayload,
+    InvalidQuery,
+    SessionExists,
+)
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     FIELD_VALUES,

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionState, StagedChanges, SubSessionRef
+from helix_store.core.types import (
+    SessionState,
+    StagedChanges,
+    SubSessionRef,
+)
 from helix_store.exceptions import ConflictError, NotFoundError
 from helix_store.testing.state_store.samples import message, step
 

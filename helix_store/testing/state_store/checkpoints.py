@@ -9,9 +9,18 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import CheckpointHead, StepCommit
-from helix_store.exceptions import InvalidCursor, InvalidPayload, InvalidQuery
+from helix_store.exceptions import (
+    InvalidCursor,
+    InvalidPayload,
+    InvalidQuery,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import commit_step, contents, loaded, messages
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    contents,
+    loaded,
+    messages,
+)
 
 __all__ = ["CheckpointContract"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.tool_calls import PendingToolCall, default_answer
+from helix_store.core.types import PendingToolCall
 from helix_store.exceptions import InvalidQuery
+from helix_store.sessions.tool_calls import default_answer
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.tool_calls import (
     APPROVE,

@@ -11,7 +11,13 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.types import RunStatus
 from helix_store.exceptions import ConflictError, FencedOutError
 from helix_store.testing.state_store.base import LockManager, StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded, message, step
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    message,
+    step,
+)
 
 __all__ = ["FencingContract"]
 

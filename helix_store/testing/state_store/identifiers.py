@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionState, StagedChanges, StepInfo, SubSessionRef
+from helix_store.core.types import (
+    SessionState,
+    StagedChanges,
+    StepInfo,
+    SubSessionRef,
+)
 from helix_store.exceptions import InvalidPayload, NotFoundError
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.calls import CALLS, Call
-from helix_store.testing.state_store.samples import contents, full_session, step
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    step,
+)
 
 __all__ = ["IdentifierContract"]
 

@@ -12,7 +12,14 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState
 from helix_store.exceptions import LimitExceeded
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded, message, stage, step
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    message,
+    stage,
+    step,
+)
 
 __all__ = ["LimitContract"]
 

@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import UNSET, SessionHead, SessionStatus
+from helix_store.core.types import (
+    UNSET,
+    SessionHead,
+    SessionStatus,
+)
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import commit_step, full_session, loaded, messages, touch_after
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    full_session,
+    loaded,
+    messages,
+    touch_after,
+)
 
 __all__ = ["ListingContract"]
 

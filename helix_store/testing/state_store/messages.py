@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.exceptions import InvalidPayload, InvalidQuery, StaleStateError
+from helix_store.exceptions import (
+    InvalidPayload,
+    InvalidQuery,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import commit_step, contents, loaded, message, messages
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    contents,
+    loaded,
+    message,
+    messages,
+)
 
 __all__ = ["MessageContract"]
 

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionState, StepCommit, StepInfo
+from helix_store.core.types import (
+    SessionState,
+    StepCommit,
+    StepInfo,
+)
 from helix_store.exceptions import IdempotencyConflict, StaleStateError
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (

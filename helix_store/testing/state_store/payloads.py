@@ -11,10 +11,25 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionState, StagedChanges, SubSessionRef
-from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
+from helix_store.core.types import (
+    SessionState,
+    StagedChanges,
+    SubSessionRef,
+)
+from helix_store.exceptions import (
+    HelixStoreError,
+    InvalidPayload,
+    LimitExceeded,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import commit_step, contents, full_session, loaded, stage, step
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    contents,
+    full_session,
+    loaded,
+    stage,
+    step,
+)
 
 __all__ = ["ENTRANCES", "PayloadContract"]
 

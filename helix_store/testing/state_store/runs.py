@@ -8,10 +8,24 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import Run, RunStatus, SessionStatus
-from helix_store.exceptions import ConflictError, InvalidPayload, InvalidQuery, RunNotFound, StaleStateError
+from helix_store.core.types import (
+    Run,
+    RunStatus,
+    SessionStatus,
+)
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    InvalidQuery,
+    RunNotFound,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+)
 
 __all__ = ["RunContract"]
 

@@ -9,7 +9,11 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionMode, SessionState
-from helix_store.exceptions import ConflictError, InvalidPayload, StaleStateError
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     FIELD_VALUES,

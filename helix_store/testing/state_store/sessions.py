@@ -8,10 +8,21 @@ from typing import Any
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionMode, SessionState, SessionStatus, SubSessionRef
+from helix_store.core.types import (
+    SessionMode,
+    SessionState,
+    SessionStatus,
+    SubSessionRef,
+)
 from helix_store.exceptions import SessionExists, SessionNotFound
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import commit_step, full_session, loaded, messages, stage
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    full_session,
+    loaded,
+    messages,
+    stage,
+)
 
 __all__ = ["SessionContract"]
 

@@ -6,7 +6,11 @@ import inspect
 
 import pytest
 
-from helix_store.core.contracts import REQUIRED_METHODS, StateStore, require_state_store
+from helix_store.core.contracts import (
+    REQUIRED_METHODS,
+    StateStore,
+    require_state_store,
+)
 from helix_store.testing.state_store.base import StoreTests
 
 __all__ = ["SignatureContract"]

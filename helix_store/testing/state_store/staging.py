@@ -8,9 +8,18 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import StagedChanges
-from helix_store.exceptions import InvalidPayload, PatchError, StaleStateError
+from helix_store.exceptions import (
+    InvalidPayload,
+    PatchError,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded, stage
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+    stage,
+)
 
 __all__ = ["StagingContract"]
 

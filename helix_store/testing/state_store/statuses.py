@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import SessionStatus, StatusChange, StatusConflict
+from helix_store.core.types import (
+    SessionStatus,
+    StatusChange,
+    StatusConflict,
+)
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded
 

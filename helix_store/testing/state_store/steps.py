@@ -8,8 +8,20 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.ids import parse_checkpoint_id
-from helix_store.core.types import RunStatus, SessionState, SessionStatus, StepCommit, StepInfo
-from helix_store.exceptions import HelixStoreError, InvalidPayload, PatchError, RunNotFound, StaleStateError
+from helix_store.core.types import (
+    RunStatus,
+    SessionState,
+    SessionStatus,
+    StepCommit,
+    StepInfo,
+)
+from helix_store.exceptions import (
+    HelixStoreError,
+    InvalidPayload,
+    PatchError,
+    RunNotFound,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
     FIELD_VALUES,

@@ -8,7 +8,11 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import SessionStatus, SubSessionRef
-from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    NotFoundError,
+)
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, full_session
 

@@ -8,10 +8,24 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
-from helix_store.core.types import SUSPENDED_STATUSES, RunStatus, SessionState, SessionStatus
-from helix_store.exceptions import ConflictError, InvalidPayload, LimitExceeded, StaleStateError
+from helix_store.core.types import (
+    SUSPENDED_STATUSES,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.exceptions import (
+    ConflictError,
+    InvalidPayload,
+    LimitExceeded,
+    StaleStateError,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+)
 
 __all__ = ["SuspensionContract"]
 

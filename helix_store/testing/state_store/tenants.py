@@ -5,10 +5,25 @@ from __future__ import annotations
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.exceptions import CheckpointNotFound, InvalidCursor, RunNotFound, SessionNotFound
+from helix_store.exceptions import (
+    CheckpointNotFound,
+    InvalidCursor,
+    RunNotFound,
+    SessionNotFound,
+)
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.calls import CALLS, Call, outcome
-from helix_store.testing.state_store.samples import commit_step, contents, full_session, loaded, step
+from helix_store.testing.state_store.calls import (
+    CALLS,
+    Call,
+    outcome,
+)
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    contents,
+    full_session,
+    loaded,
+    step,
+)
 
 __all__ = ["TenantContract"]
 

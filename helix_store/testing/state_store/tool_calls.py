@@ -9,7 +9,7 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
-from helix_store.core.tool_calls import Submission
+from helix_store.core.types import Submission
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
@@ -18,7 +18,11 @@ from helix_store.exceptions import (
     StaleStateError,
 )
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.samples import contents, full_session, loaded
+from helix_store.testing.state_store.samples import (
+    contents,
+    full_session,
+    loaded,
+)
 
 __all__ = [
     "APPROVE",

@@ -7,7 +7,13 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.exceptions import SessionNotFound
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.calls import ANSWERING_READS, DELETE, RAISING_READS, WRITES, Call
+from helix_store.testing.state_store.calls import (
+    ANSWERING_READS,
+    DELETE,
+    RAISING_READS,
+    WRITES,
+    Call,
+)
 
 __all__ = ["UnknownSessionContract"]
 

@@ -9,8 +9,18 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.testing.state_store.base import StoreTests
-from helix_store.testing.state_store.calls import ANSWERING_READS, RAISING_READS, Call
-from helix_store.testing.state_store.samples import commit_step, full_session, loaded, message, stage
+from helix_store.testing.state_store.calls import (
+    ANSWERING_READS,
+    RAISING_READS,
+    Call,
+)
+from helix_store.testing.state_store.samples import (
+    commit_step,
+    full_session,
+    loaded,
+    message,
+    stage,
+)
 
 __all__ = ["VersionContract"]
 

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import StreamTests, chunk, run
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.streams.base import (
+    StreamTests,
+    chunk,
+    run,
+)
 
 __all__ = ["StreamArgumentContract"]
 

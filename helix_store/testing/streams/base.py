@@ -12,8 +12,8 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from helix_store.core.limits import Limits
-from helix_store.stores.api.stream_reader import ResumableReader
-from helix_store.stores.api.streams import StreamManagerBase
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.streams.reader import ResumableReader
 
 __all__ = ["HeldLock", "LockManager", "StreamTests", "chunk", "chunks", "run"]
 

@@ -7,8 +7,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from helix_store.exceptions import FencedOutError
-from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import HeldLock, LockManager, StreamTests, chunk, run
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.streams.base import (
+    HeldLock,
+    LockManager,
+    StreamTests,
+    chunk,
+    run,
+)
 from helix_store.testing.streams.lives import known
 
 __all__ = ["StreamFencingContract"]

@@ -8,9 +8,19 @@ import pytest
 
 from helix_store.core.streams import StreamInfo
 from helix_store.core.types import StreamStatus
-from helix_store.exceptions import InvalidPayload, StreamClosed, StreamNotFound, StreamTruncated
-from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import StreamTests, chunk, chunks, run
+from helix_store.exceptions import (
+    InvalidPayload,
+    StreamClosed,
+    StreamNotFound,
+    StreamTruncated,
+)
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.streams.base import (
+    StreamTests,
+    chunk,
+    chunks,
+    run,
+)
 
 __all__ = ["StreamLifeContract"]
 

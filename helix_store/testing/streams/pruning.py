@@ -10,9 +10,18 @@ import pytest
 
 from helix_store.core.streams import PrunedStreams
 from helix_store.core.types import StreamStatus
-from helix_store.exceptions import InvalidQuery, StreamClosed, StreamTruncated
-from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import StreamTests, chunk, chunks, run
+from helix_store.exceptions import (
+    InvalidQuery,
+    StreamClosed,
+    StreamTruncated,
+)
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.streams.base import (
+    StreamTests,
+    chunk,
+    chunks,
+    run,
+)
 from helix_store.testing.streams.lives import known
 
 __all__ = ["StreamPruningContract"]

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from helix_store.core.limits import Limits
-from helix_store.exceptions import InvalidPayload, LimitExceeded, StreamClosed, StreamNotFound
-from helix_store.stores.api.streams import StreamManagerBase
-from helix_store.testing.streams.base import StreamTests, chunk, chunks, run
+from helix_store.exceptions import (
+    InvalidPayload,
+    LimitExceeded,
+    StreamClosed,
+    StreamNotFound,
+)
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.testing.streams.base import (
+    StreamTests,
+    chunk,
+    chunks,
+    run,
+)
 
 __all__ = ["WritingContract"]
 

@@ -8,10 +8,20 @@ from typing import Any, Final
 
 import pytest
 
-from helix_store.core.usage_store import UsageStore
-from helix_store.exceptions import InvalidCursor, InvalidPayload, InvalidQuery
+from helix_store.core.contracts import UsageStore
+from helix_store.exceptions import (
+    InvalidCursor,
+    InvalidPayload,
+    InvalidQuery,
+)
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import NOON, custom, sub_agent, tokens, tool
+from helix_store.testing.usage.samples import (
+    NOON,
+    custom,
+    sub_agent,
+    tokens,
+    tool,
+)
 
 __all__ = ["UsageArgumentContract"]
 

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.core.usage_store import UsageStore
-from helix_store.exceptions import InvalidPayload, InvalidQuery, SessionNotFound
+from helix_store.core.contracts import UsageStore
+from helix_store.exceptions import (
+    InvalidPayload,
+    InvalidQuery,
+    SessionNotFound,
+)
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import EVERY_KIND, NOON, rolled_up, tokens
+from helix_store.testing.usage.samples import (
+    EVERY_KIND,
+    NOON,
+    rolled_up,
+    tokens,
+)
 
 __all__ = ["AsyncUsageContract"]
 

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from helix_store.core.contracts import StateStore
-from helix_store.core.usage_store import UsageStore
+from helix_store.core.contracts import StateStore, UsageStore
 
 __all__ = ["UsageTests"]
 

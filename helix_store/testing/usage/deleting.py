@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.core.contracts import StateStore
-from helix_store.core.usage_store import UsageStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.exceptions import SessionNotFound
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import EVERY_KIND, custom, rolled_up, tokens
+from helix_store.testing.usage.samples import (
+    EVERY_KIND,
+    custom,
+    rolled_up,
+    tokens,
+)
 
 __all__ = ["UsageDeletionContract"]
 

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.types import UsageKind
-from helix_store.core.usage_store import UsageStore
 from helix_store.exceptions import InvalidCursor, InvalidQuery
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import EVERY_KIND, NOON, custom, tokens, tool
+from helix_store.testing.usage.samples import (
+    EVERY_KIND,
+    NOON,
+    custom,
+    tokens,
+    tool,
+)
 
 __all__ = ["UsageQueryContract"]
 

@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 
+from helix_store.core.contracts import UsageStore
 from helix_store.core.types import UsageKind
-from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
-from helix_store.core.usage_store import UsageStore
+from helix_store.core.usage import (
+    TokenCounts,
+    UsageEntry,
+    UsageSource,
+)
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import EVERY_KIND, NOON, custom, sub_agent, tokens, tool
+from helix_store.testing.usage.samples import (
+    EVERY_KIND,
+    NOON,
+    custom,
+    sub_agent,
+    tokens,
+    tool,
+)
 
 __all__ = ["RecordingContract"]
 

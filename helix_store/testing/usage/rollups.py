@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.usage import CallStats, TokenCounts, ToolStats, UsageRollup
-from helix_store.core.usage_store import UsageStore
+from helix_store.core.contracts import UsageStore
+from helix_store.core.usage import (
+    CallStats,
+    TokenCounts,
+    ToolStats,
+    UsageRollup,
+)
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import EVERY_KIND, custom, rolled_up, sub_agent, tokens, tool
+from helix_store.testing.usage.samples import (
+    EVERY_KIND,
+    custom,
+    rolled_up,
+    sub_agent,
+    tokens,
+    tool,
+)
 
 __all__ = ["RollupContract"]
 

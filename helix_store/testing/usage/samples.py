@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from helix_store.core.contracts import UsageStore
 from helix_store.core.usage import UsageRollup
-from helix_store.core.usage_store import UsageStore
 
 __all__ = ["EVERY_KIND", "NOON", "custom", "rolled_up", "sub_agent", "tokens", "tool"]
 

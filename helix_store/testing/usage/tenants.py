@@ -7,7 +7,11 @@ import pytest
 from helix_store.core.types import SubSessionRef
 from helix_store.exceptions import InvalidCursor, SessionNotFound
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import NOON, rolled_up, tokens
+from helix_store.testing.usage.samples import (
+    NOON,
+    rolled_up,
+    tokens,
+)
 
 __all__ = ["UsageTenantContract"]
 

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.usage import TokenCounts, UsageBucket
-from helix_store.core.usage_store import UsageStore
 from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import NOON, custom, tokens, tool
+from helix_store.testing.usage.samples import (
+    NOON,
+    custom,
+    tokens,
+    tool,
+)
 
 __all__ = ["TimeSeriesContract"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.types import SubSessionRef
-from helix_store.core.usage_store import UsageStore
 from helix_store.testing.usage.base import UsageTests
 from helix_store.testing.usage.samples import rolled_up, tokens
 

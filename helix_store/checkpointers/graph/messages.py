@@ -1,0 +1,125 @@
+"""Messages of graph sessions: each caller gets the rows it wrote, and pages never lose one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import QuerySet, Subquery
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+from helix_store.checkpointers.graph.payloads import read_message
+from helix_store.checkpointers.graph.types import StoredMessage
+from helix_store.core.guards import Guard
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    Scope,
+    reads,
+    writes,
+)
+from helix_store.models import Message, Session
+from helix_store.sessions.database.keys import key_of, named
+from helix_store.sessions.database.locking import (
+    bump,
+    lock_session,
+    session_key,
+)
+from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.requests import (
+    EncodedMessage,
+)
+
+__all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
+
+MESSAGE_COLUMNS: Final = ("id", "role", "payload", "created_at")
+
+_ROWS_PER_STATEMENT: Final = 1_000
+_TICK: Final = timedelta(microseconds=1)
+
+
+class GraphMessages(DatabaseVerbs):
+    @writes
+    def add(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> list[StoredMessage]:
+        head = lock_session(self.scope, session_id, guard)
+        if not messages:
+            return []
+        first = self._next_moment(head)
+        rows = Message.objects.using(self.scope.alias).bulk_create(
+            [
+                Message(
+                    session_id=head.pk,
+                    sequence=head.message_count + 1 + index,
+                    role=message.role,
+                    payload=message.text,
+                    created_at=first + index * _TICK,
+                )
+                for index, message in enumerate(messages)
+            ],
+            batch_size=_ROWS_PER_STATEMENT,
+        )
+        bump(self.scope, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
+        return [
+            read_message(
+                row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at
+            )
+            for row in rows
+        ]
+
+    @reads
+    def page(
+        self, session_id: str, *, before: int | datetime | None, limit: int | None
+    ) -> list[StoredMessage]:
+        messages = newest_messages(self.scope, session_id, before=before, limit=limit)
+        if not messages:
+            session_key(self.scope, session_id)
+        return messages
+
+    def _next_moment(self, head: Session) -> datetime:
+        """Later than every message there is, so that a page by time cannot end between two equal times."""
+        last = first_row(
+            Message.objects.using(self.scope.alias)
+            .filter(session_id=head.pk, sequence=head.message_count)
+            .values_list("created_at", flat=True)
+        )
+        now = timezone.now()
+        return now if last is None else max(now, last + _TICK)
+
+
+def newest_messages(
+    scope: Scope, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
+) -> list[StoredMessage]:
+    """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
+    rows: QuerySet[Message] = Message.objects.using(scope.alias).filter(session_id=key_of(scope, session_id))
+    if limit is not None:
+        # Numbers have no gaps: a page is a range of them, which is found by an index whatever is planned.
+        last = _last_number(scope, session_id, rows, before)
+        rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
+    elif isinstance(before, datetime):
+        rows = rows.filter(created_at__lt=before)
+    elif before is not None:
+        rows = rows.filter(pk__lt=before)
+    newest = rows.order_by("-sequence").values(*MESSAGE_COLUMNS)
+    return [message_from(row, session_id) for row in reversed(newest)]
+
+
+def _last_number(
+    scope: Scope, session_id: str, rows: QuerySet[Message], before: int | datetime | None
+) -> Combinable:
+    """The number of the newest message before an id or a time."""
+    if before is None:
+        return Subquery(named(scope, session_id).values("message_count"))
+    newest_first = rows.order_by("-sequence").values("sequence")
+    if isinstance(before, datetime):
+        return Subquery(newest_first.filter(created_at__lt=before)[:1])
+    # An id that is not of this session says a place among its ids too, which takes longer to find.
+    own = Subquery(rows.filter(pk=before).values("sequence"))
+    return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
+
+
+def message_from(row: Mapping[str, Any], session_id: str) -> StoredMessage:
+    return read_message(
+        row["payload"], id=row["id"], session_id=session_id, role=row["role"], created_at=row["created_at"]
+    )

@@ -1,0 +1,170 @@
+"""How messages and checkpoints of graphs are laid out at rest, and read back.
+
+A message's payload is a JSON object with its role, like any other message; a checkpoint's payload holds its
+node results, pending nodes and cycle state. Both are typed JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.checkpointers.graph.types import (
+    MESSAGE_ROLES,
+    NODE_STATUSES,
+    GraphCheckpoint,
+    GraphSession,
+    StoredMessage,
+)
+from helix_store.core import validation
+from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
+from helix_store.core.payload_faults import join_path
+from helix_store.core.typed_json import dumps, loads
+from helix_store.core.types import CheckpointSource
+from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.sessions.requests import (
+    EncodedMessage,
+)
+
+__all__ = [
+    "CheckpointRequest",
+    "encode_checkpoint",
+    "encode_message",
+    "encode_messages",
+    "encode_metadata",
+    "read_checkpoint",
+    "read_message",
+    "read_session",
+]
+
+_MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
+_CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
+_PENDING_KINDS: Final = (list, tuple, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """A checkpoint to be; ``version=None`` takes the next free one."""
+
+    session_id: str
+    namespace: str
+    version: int | None
+    step: int
+    node_id: str | None
+    payload: str
+    source: CheckpointSource
+    parent_id: str | None
+    guard: Guard
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
+
+def encode_metadata(metadata: Any, limits: Limits) -> str | None:
+    if metadata is None:
+        return None
+    if type(metadata) is not dict:
+        raise InvalidPayload(path="/metadata", reason=f"expected a dict, got {type(metadata).__name__}")
+    return dumps(metadata, limit=limits.max_state_bytes, path="/metadata")
+
+
+def encode_messages(messages: Any, limits: Limits) -> list[EncodedMessage]:
+    """Check and encode messages that are given as dicts of what `encode_message` takes."""
+    if type(messages) not in (list, tuple):
+        raise InvalidPayload(path="/messages", reason="expected a list of messages")
+    return [
+        _encode_given_message(message, limits, path=f"/messages/{index}")
+        for index, message in enumerate(messages)
+    ]
+
+
+def _encode_given_message(message: Any, limits: Limits, *, path: str) -> EncodedMessage:
+    if type(message) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(message).__name__}")
+    for key in message:
+        if key != "role" and key not in _MESSAGE_FIELDS:
+            raise InvalidPayload(path=join_path(path, key), reason="a message has no such field")
+    return encode_message(message, limits, path=path)
+
+
+def encode_message(message: Mapping[str, Any], limits: Limits, *, path: str = "") -> EncodedMessage:
+    """Check and encode one message; ``None`` and a field that is missing are the same."""
+    role = message.get("role")
+    if type(role) is not str or role not in MESSAGE_ROLES:
+        raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")
+    content = message.get("content")
+    if content is not None and type(content) is not str:
+        raise InvalidPayload(path=f"{path}/content", reason=f"expected str, got {type(content).__name__}")
+    for name in ("tokens_in", "tokens_out"):
+        if message.get(name) is not None:
+            validation.whole_number(message[name], f"{path}/{name}")
+    kept = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
+    text = dumps({"role": role, **kept}, limit=limits.max_message_bytes, name="max_message_bytes", path=path)
+    return EncodedMessage(role, text)
+
+
+def encode_checkpoint(*, node_results: Any, pending_nodes: Any, cycle_state: Any, limits: Limits) -> str:
+    node_results = {} if node_results is None else node_results
+    _check_node_results(node_results)
+    if type(pending_nodes) not in _PENDING_KINDS:
+        reason = f"expected a list of nodes, got {type(pending_nodes).__name__}"
+        raise InvalidPayload(path="/pending_nodes", reason=reason)
+    values = (node_results, pending_nodes, cycle_state)
+    return dumps(dict(zip(_CHECKPOINT_FIELDS, values, strict=True)), limit=limits.max_state_bytes)
+
+
+def _check_node_results(node_results: Any) -> None:
+    if type(node_results) is not dict:
+        reason = f"expected a dict by node id, got {type(node_results).__name__}"
+        raise InvalidPayload(path="/node_results", reason=reason)
+    for node_id, result in node_results.items():
+        path = join_path("/node_results", node_id)
+        if type(result) is not dict:
+            raise InvalidPayload(path=path, reason=f"expected a dict, got {type(result).__name__}")
+        status = result.get("status")
+        if type(status) is not str or status not in NODE_STATUSES:
+            raise InvalidPayload(path=f"{path}/status", reason=f"expected one of {', '.join(NODE_STATUSES)}")
+
+
+# --- Reading: what cannot be read is left out, and the other rows of a list are not affected -------
+
+
+def read_session(row: Mapping[str, Any]) -> GraphSession:
+    columns = {
+        name: row[name]
+        for name in ("session_id", "directory", "title", "workspace_id", "created_at", "updated_at")
+    }
+    text = row["typed_metadata"]
+    try:
+        metadata = None if text is None else _read_object(text)
+    except IntegrityFault:
+        return GraphSession.without_typed_values(**columns)
+    return GraphSession(metadata=metadata, **columns)
+
+
+def read_message(payload: str, *, id: int, session_id: str, role: str, created_at: datetime) -> StoredMessage:
+    columns = {"id": id, "session_id": session_id, "role": role, "created_at": created_at}
+    try:
+        message = _read_object(payload)
+    except IntegrityFault:
+        return StoredMessage.without_typed_values(**columns)
+    return StoredMessage(**{name: message.get(name) for name in _MESSAGE_FIELDS}, **columns)  # type: ignore[arg-type]
+
+
+def read_checkpoint(payload: str, **columns: Any) -> GraphCheckpoint:
+    try:
+        values = _read_object(payload)
+        typed = {name: values[name] for name in _CHECKPOINT_FIELDS}
+    except (IntegrityFault, KeyError):
+        return GraphCheckpoint.without_typed_values(**columns)
+    return GraphCheckpoint(**typed, **columns)
+
+
+def _read_object(text: str) -> dict[Any, Any]:
+    value = loads(text)
+    if type(value) is not dict:
+        raise IntegrityFault("A stored typed payload is not an object.")
+    return value

@@ -1,0 +1,170 @@
+"""Graph sessions in the database: sessions with typed metadata, and lists that never read a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+
+from helix_store.checkpointers.graph.checkpoints import latest_checkpoint
+from helix_store.checkpointers.graph.messages import (
+    MESSAGE_COLUMNS,
+    message_from,
+    newest_messages,
+)
+from helix_store.checkpointers.graph.payloads import read_session
+from helix_store.checkpointers.graph.types import (
+    GRAPH_AGENT_TYPE,
+    GraphContinuation,
+    GraphSession,
+    GraphSessionSummary,
+    StoredMessage,
+)
+from helix_store.core.types import UNSET, Unset
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    reads,
+    writes,
+)
+from helix_store.engine.expressions import Unindexed, beyond
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Message,
+    Session,
+)
+from helix_store.sessions.database.keys import any_tenant, named
+from helix_store.sessions.database.locking import bump, lock_session
+from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.sessions import insert_session
+from helix_store.sessions.database.trees import delete_tree
+from helix_store.sessions.requests import NewSession
+
+__all__ = ["GraphSessionQuery", "GraphSessions"]
+
+_COLUMNS: Final = (
+    "session_id",
+    "directory",
+    "title",
+    "workspace_id",
+    "typed_metadata",
+    "created_at",
+    "updated_at",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSessionQuery:
+    """Which graph sessions a list holds, the one that was written last first."""
+
+    workspace_id: str | Unset | None = UNSET
+    text: str | None = None
+    limit: int = 50
+    after: tuple[datetime, str] | None = None
+
+
+class GraphSessions(DatabaseVerbs):
+    @writes
+    def create(self, new: NewSession, *, at: datetime) -> GraphSession:
+        insert_session(self.scope, new, root_session_id=new.session_id, at=at)
+        columns = {**new.encoded.columns, "session_id": new.session_id, "created_at": at, "updated_at": at}
+        return read_session(columns)
+
+    @reads
+    def get(self, session_id: str) -> GraphSession | None:
+        row = first_row(self._named(session_id).values(*_COLUMNS))
+        return None if row is None else read_session(row).readable()
+
+    @writes
+    def update(self, session_id: str, columns: Mapping[str, Any]) -> GraphSession:
+        head = lock_session(self.scope, session_id)
+        if columns:
+            bump(self.scope, head, **columns)
+        return read_session(self._named(session_id).values(*_COLUMNS).get())
+
+    @writes
+    def delete(self, session_id: str) -> int:
+        return delete_tree(self.scope, session_id, keep_usage=False)
+
+    @reads
+    def select(self, query: GraphSessionQuery) -> list[GraphSession]:
+        return [read_session(row) for row in self._matching(query).values(*_COLUMNS)]
+
+    @reads
+    def latest(self, workspace_id: str | Unset | None) -> GraphContinuation | None:
+        newest = self._matching(GraphSessionQuery(workspace_id=workspace_id, limit=1))
+        row = first_row(newest.values("pk", *_COLUMNS))
+        if row is None:
+            return None
+        return GraphContinuation(
+            session=read_session(row).readable(),
+            messages=newest_messages(self.scope, row["session_id"]),
+            checkpoint=latest_checkpoint(self.scope, row["session_id"]),
+        )
+
+    @reads
+    def summary(self, session_id: str) -> GraphSessionSummary | None:
+        return next(iter(self._summaries(self._named(session_id))), None)
+
+    @reads
+    def summaries(self, query: GraphSessionQuery) -> list[GraphSessionSummary]:
+        return self._summaries(self._matching(query))
+
+    def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
+        """Three queries, however many sessions and however long they are."""
+        messages = Message.objects.using(self.scope.alias)
+        last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
+        listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
+        rows = {row["pk"]: row for row in listed.values("pk", "message_count", "last_message_id", *_COLUMNS)}
+        counted = (
+            Checkpoint.objects.using(self.scope.alias)
+            .filter(session_id__in=rows, kind=CheckpointKind.GRAPH)
+            .order_by()
+            .values_list("session_id")
+            .annotate(Count("pk"))
+        )
+        checkpoint_counts = dict(counted)
+        last_messages = messages.filter(pk__in=[row["last_message_id"] for row in rows.values()])
+        last = {row["id"]: row for row in last_messages.values(*MESSAGE_COLUMNS)}
+        return [
+            GraphSessionSummary(
+                session=read_session(row),
+                message_count=row["message_count"],
+                last_message=_message_of(row["session_id"], last.get(row["last_message_id"])),
+                checkpoint_count=checkpoint_counts.get(key, 0),
+            )
+            for key, row in rows.items()
+        ]
+
+    def _named(self, session_id: str) -> QuerySet[Session]:
+        return named(self.scope, session_id)
+
+    def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
+        is_of_few = isinstance(query.workspace_id, str)
+        sessions = (
+            Session.objects.using(self.scope.alias)
+            .alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
+            .filter(tenant=any_tenant(self.scope.tenant), agent=GRAPH_AGENT_TYPE)
+        )
+        if query.workspace_id is None:
+            sessions = sessions.filter(workspace_id__isnull=True)
+        elif not isinstance(query.workspace_id, Unset):
+            sessions = sessions.filter(workspace_id=query.workspace_id)
+        if query.text is not None:
+            sessions = sessions.filter(
+                Q(title__icontains=query.text)
+                | Q(directory__icontains=query.text)
+                | Q(session_id__icontains=query.text)
+            )
+        if query.after is not None:
+            moment, session_id = query.after
+            last = {"updated_at": moment, "session_id": session_id}
+            sessions = sessions.filter(beyond(Session, last, descending=True))
+        return sessions.order_by("-updated_at", "-session_id")[: query.limit]
+
+
+def _message_of(session_id: str, row: Mapping[str, Any] | None) -> StoredMessage | None:
+    return None if row is None else message_from(row, session_id)

@@ -1,0 +1,88 @@
+"""A snapshot in the hands of the one that resumes it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from helix_store.checkpointers.snapshots.backend import SnapshotVerbs
+from helix_store.checkpointers.snapshots.rules import ClaimTerm
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import LockLostError
+from helix_store.locks.rules import ttl_milliseconds
+
+__all__ = ["Claim"]
+
+
+class Claim:
+    """The right to resume one snapshot, for a term on the database's clock.
+
+    While it lasts, and for ever after `done`, nobody else gets a claim on this snapshot. A resumer that dies
+    leaves the snapshot to the next one when its term is over.
+    """
+
+    def __init__(self, backend: SnapshotVerbs, term: ClaimTerm, *, ttl_ms: int) -> None:
+        self._backend = backend
+        self._term = term
+        self._ttl_ms = ttl_ms
+        self._expires_at = term.expires_at
+
+    @property
+    def thread_id(self) -> str:
+        return self._term.thread_id
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self._term.checkpoint_id
+
+    @property
+    def owner(self) -> str:
+        return self._term.owner
+
+    @property
+    def token(self) -> int:
+        """Grows with every claim on the snapshot."""
+        return self._term.token
+
+    @property
+    def snapshot(self) -> dict[str, Any]:
+        """The claimed snapshot, this caller's own copy."""
+        return self._term.snapshot
+
+    @property
+    def expires_at(self) -> datetime:
+        """The end of the term on the database's clock."""
+        return self._expires_at
+
+    def __repr__(self) -> str:
+        return f"<Claim on {self.checkpoint_id} of {self.owner!r}>"
+
+    def refresh(self, ttl_ms: int | None = None) -> datetime:
+        """Start the term anew and return its new end; for a resume that takes longer than one term.
+
+        Raises `LockLostError` when the term is over: this resumer must stop. Safe to repeat.
+        """
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
+        if expires_at is None:
+            raise LockLostError(name=self.checkpoint_id, fencing_token=self.token)
+        self._ttl_ms = ttl_ms
+        self._expires_at = expires_at
+        return expires_at
+
+    def done(self) -> bool:
+        """Mark the snapshot as resumed: it is never handed out again.
+
+        Also works after the term is over, as long as nobody else has claimed the snapshot since. ``False``
+        when somebody has, when the claim was released, or when the snapshot is gone. Safe to repeat. In the
+        transaction of the side effect, both happen or neither.
+        """
+        return self._backend.finish_claim(self._term)
+
+    def release(self) -> bool:
+        """Give the snapshot back for others to claim; ``False`` when the term was over. Safe to repeat."""
+        return self._backend.release_claim(self._term)
+
+    arefresh = async_twin(refresh)
+    adone = async_twin(done)
+    arelease = async_twin(release)

@@ -1,0 +1,200 @@
+"""Snapshots in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.checkpointers.snapshots.rules import (
+    SNAPSHOT_AGENT_TYPE,
+    CheckpointMeta,
+    ClaimTerm,
+    EncodedSnapshot,
+    read_snapshot,
+)
+from helix_store.core.guards import Guard
+from helix_store.core.limits import AS_STORED
+from helix_store.core.types import SessionState
+from helix_store.exceptions import (
+    CheckpointNotFound,
+    ConflictError,
+    SessionNotFound,
+)
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.memory.records import SessionRecord
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.sessions import with_descendants
+
+__all__ = ["MemorySnapshots", "StoredClaim", "StoredSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    """The newest term on a snapshot; over when its deadline on the monotonic clock has passed."""
+
+    owner: str
+    token: int
+    expires_at: datetime
+    deadline: float
+    is_released: bool = False
+    is_done: bool = False
+
+    @property
+    def lasts(self) -> bool:
+        return not (self.is_released or self.is_done) and time.monotonic() < self.deadline
+
+    @property
+    def leaves_free(self) -> bool:
+        return not self.is_done and not self.lasts
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    meta: CheckpointMeta
+    text: str
+    claim: StoredClaim | None = None
+
+
+class MemorySnapshots:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def put(
+        self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
+    ) -> None:
+        with self._scope.lock:
+            record = self._scope.find(thread_id)
+            draft = _new_thread(thread_id) if record is None else record.draft()
+            self._scope.admit(draft, guard)
+            if checkpoint_id in draft.snapshots:
+                raise ConflictError("The thread has a checkpoint with this id already.")
+            at = timezone.now()
+            draft.snapshots[checkpoint_id] = StoredSnapshot(
+                CheckpointMeta(
+                    id=checkpoint_id,
+                    thread_id=thread_id,
+                    created_at=at,
+                    agent_snapshot_version=snapshot.version,
+                    size_bytes=snapshot.size_bytes,
+                ),
+                snapshot.text,
+            )
+            excess = 0 if cap is None else max(len(draft.snapshots) - cap, 0)
+            for oldest in list(islice(draft.snapshots, excess)):
+                del draft.snapshots[oldest]
+            draft.columns["updated_at"] = at
+            self._scope.sessions[thread_id] = draft
+
+    def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
+        stored = _chosen(self._snapshots(thread_id), checkpoint_id)
+        return None if stored is None else read_snapshot(stored.text)
+
+    def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
+        metas = [stored.meta for stored in reversed(self._snapshots(thread_id).values())]
+        if before is not None:
+            ids = [meta.id for meta in metas]
+            if before not in ids:
+                raise CheckpointNotFound(before)
+            metas = metas[ids.index(before) + 1 :]
+        return metas if limit is None else metas[:limit]
+
+    def delete(self, thread_id: str, checkpoint_id: str | None) -> int:
+        with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
+            doomed = list(draft.snapshots) if checkpoint_id is None else [checkpoint_id]
+            return sum(draft.snapshots.pop(each, None) is not None for each in doomed)
+        return 0
+
+    def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
+        with self._scope.lock:
+            deleted = {thread_id: self.delete(thread_id, None) for thread_id in thread_ids}
+            for thread_id in thread_ids:
+                record = self._scope.find(thread_id)
+                if record is not None and record.columns["agent_type"] == SNAPSHOT_AGENT_TYPE:
+                    for doomed in with_descendants(self._scope.sessions, thread_id):
+                        self._scope.forget(doomed)
+        return deleted
+
+    def claim(
+        self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
+    ) -> ClaimTerm | None:
+        with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
+            stored = _chosen(draft.snapshots, checkpoint_id)
+            if stored is None or (stored.claim is not None and not stored.claim.leaves_free):
+                return None
+            snapshot = read_snapshot(stored.text)
+            token = 1 if stored.claim is None else stored.claim.token + 1
+            claim = StoredClaim(owner, token, *_end_of_term(ttl_ms))
+            draft.snapshots[stored.meta.id] = replace(stored, claim=claim)
+            return ClaimTerm(
+                thread_id=thread_id,
+                checkpoint_id=stored.meta.id,
+                owner=owner,
+                token=token,
+                expires_at=claim.expires_at,
+                snapshot=snapshot,
+            )
+        return None
+
+    def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
+        expires_at, deadline = _end_of_term(ttl_ms)
+        with self._scope.lock:
+            claim = self._own_claim(term)
+            if claim is None or not claim.lasts:
+                return None
+            self._replace_claim(term, replace(claim, expires_at=expires_at, deadline=deadline))
+        return expires_at
+
+    def release_claim(self, term: ClaimTerm) -> bool:
+        with self._scope.lock:
+            claim = self._own_claim(term)
+            if claim is None or not claim.lasts:
+                return False
+            self._replace_claim(term, replace(claim, is_released=True))
+        return True
+
+    def finish_claim(self, term: ClaimTerm) -> bool:
+        with self._scope.lock:
+            claim = self._own_claim(term)
+            if claim is None or claim.is_released:
+                return False
+            self._replace_claim(term, replace(claim, is_done=True))
+        return True
+
+    def _snapshots(self, thread_id: str) -> dict[str, StoredSnapshot]:
+        record = self._scope.find(thread_id)
+        return {} if record is None else record.snapshots
+
+    def _own_claim(self, term: ClaimTerm) -> StoredClaim | None:
+        stored = self._snapshots(term.thread_id).get(term.checkpoint_id)
+        claim = None if stored is None else stored.claim
+        return claim if claim is not None and (claim.owner, claim.token) == (term.owner, term.token) else None
+
+    def _replace_claim(self, term: ClaimTerm, claim: StoredClaim) -> None:
+        with self._scope.writing(term.thread_id) as draft:
+            stored = draft.snapshots[term.checkpoint_id]
+            draft.snapshots[term.checkpoint_id] = replace(stored, claim=claim)
+
+
+def _new_thread(thread_id: str) -> SessionRecord:
+    state = SessionState(
+        session_id=thread_id, agent_type=SNAPSHOT_AGENT_TYPE, root_session_id=thread_id, stream_id=thread_id
+    )
+    return SessionRecord.new(thread_id, encode_state(state, AS_STORED))
+
+
+def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> StoredSnapshot | None:
+    """The snapshot of an id, or the newest one."""
+    if checkpoint_id is not None:
+        return snapshots.get(checkpoint_id)
+    return next(reversed(snapshots.values()), None)
+
+
+def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
+    return timezone.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000

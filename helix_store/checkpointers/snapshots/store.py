@@ -1,0 +1,185 @@
+"""Snapshots of agents that persist themselves as a whole at every pause."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from helix_store import conf
+from helix_store.checkpointers.snapshots.backend import SnapshotVerbs
+from helix_store.checkpointers.snapshots.claims import Claim
+from helix_store.checkpointers.snapshots.fast import FastSnapshots
+from helix_store.checkpointers.snapshots.memory import MemorySnapshots
+from helix_store.checkpointers.snapshots.rules import (
+    CheckpointMeta,
+    encode_snapshot,
+    optional_count,
+)
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.ids import new_id
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.database import Scope
+from helix_store.engine.memory import MemoryWorld
+from helix_store.exceptions import InvalidPayload
+from helix_store.locks.rules import ttl_milliseconds
+from helix_store.sessions.memory.scope import TenantScope
+
+__all__ = ["InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotCheckpointerBase"]
+
+
+class SnapshotCheckpointerBase:
+    """The snapshot checkpointer of the contract; a subclass brings the back end.
+
+    A thread is the session of the same id, and the first `put` creates it: an agent may keep snapshots of a
+    session that it has in a state store. Ids come from ``id_factory``, and order never depends on them.
+    Source: the snapshot checkpointer document.
+    """
+
+    def __init__(
+        self,
+        backend: SnapshotVerbs,
+        *,
+        tenant: str,
+        max_checkpoints_per_thread: int | None,
+        id_factory: Callable[[], str],
+    ) -> None:
+        self._backend = backend
+        self._tenant = tenant
+        self._cap = optional_count(max_checkpoints_per_thread, "max_checkpoints_per_thread")
+        self._new_id = id_factory
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    @property
+    def max_checkpoints_per_thread(self) -> int | None:
+        return self._cap
+
+    def put(self, thread_id: str, snapshot: dict[str, Any], *, fencing_token: int | None = None) -> str:
+        """Store a snapshot as the newest of its thread and return its id.
+
+        One transaction under the session's lock, in which the oldest snapshots beyond the cap go. The
+        session's version stays. Raises `InvalidPayload` unless ``snapshot["version"]`` is a whole number from
+        1, `LimitExceeded` beyond ``max_state_bytes``, and `FencedOutError`. A repeat stores another snapshot.
+        """
+        validation.identifier(thread_id, "thread_id")
+        encoded = encode_snapshot(snapshot, conf.limits())
+        checkpoint_id = self._new_id()
+        self._backend.put(
+            thread_id, checkpoint_id, encoded, cap=self._cap, guard=guard(fencing_token=fencing_token)
+        )
+        return checkpoint_id
+
+    def get(self, thread_id: str, checkpoint_id: str | None = None) -> dict[str, Any] | None:
+        """A snapshot, or the newest one, exactly as it was put; ``None`` when there is none. One query."""
+        validation.identifier(thread_id, "thread_id")
+        return self._backend.get(thread_id, _optional_id(checkpoint_id))
+
+    def list(
+        self, thread_id: str, *, limit: int | None = None, before: str | None = None
+    ) -> builtins.list[CheckpointMeta]:
+        """The thread's snapshots without their payloads, newest first; empty for an unknown thread.
+
+        For the next page give the id of the last one seen as ``before``. Raises `CheckpointNotFound` for an
+        id that the thread does not have (any more), and `InvalidQuery` for a limit below 1.
+        """
+        validation.identifier(thread_id, "thread_id")
+        return self._backend.select(
+            thread_id, limit=optional_count(limit, "limit"), before=_optional_id(before, "before")
+        )
+
+    def delete(self, thread_id: str, checkpoint_id: str | None = None) -> int:
+        """Delete one snapshot or all of the thread, and return how many went. Safe to repeat."""
+        validation.identifier(thread_id, "thread_id")
+        return self._backend.delete(thread_id, _optional_id(checkpoint_id))
+
+    def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
+        """Erase threads in one transaction, and return how many snapshots each of them had.
+
+        A session that `put` created goes as a whole, with its usage and its descendants, as
+        ``delete_session`` would delete it; any other session loses its snapshots alone. Safe to repeat.
+        """
+        if isinstance(thread_ids, str | bytes | Mapping) or not isinstance(thread_ids, Collection):
+            raise InvalidPayload(path="thread_ids", reason="expected a collection of thread ids")
+        unique = dict.fromkeys(
+            validation.identifier(thread_id, f"thread_ids/{index}")
+            for index, thread_id in enumerate(thread_ids)
+        )
+        return self._backend.delete_threads(unique)
+
+    def claim(
+        self, thread_id: str, checkpoint_id: str | None = None, *, owner: str, ttl_ms: int | None = None
+    ) -> Claim | None:
+        """Take one snapshot, or the newest one, to resume it.
+
+        ``None`` while somebody else's claim lasts, after one was `Claim.done`, and when there is no such
+        snapshot. Claim first and run side effects then, and no resume runs them twice. The term is
+        ``ttl_ms``, by default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
+        """
+        validation.identifier(thread_id, "thread_id")
+        validation.identifier(owner, "owner")
+        if ttl_ms is None:
+            ttl_ms = conf.get("DEFAULT_LOCK_TTL_MS")
+        ttl_ms = ttl_milliseconds(ttl_ms)
+        term = self._backend.claim(thread_id, _optional_id(checkpoint_id), owner=owner, ttl_ms=ttl_ms)
+        return None if term is None else Claim(self._backend, term, ttl_ms=ttl_ms)
+
+    aput = async_twin(put)
+    aget = async_twin(get)
+    alist = async_twin(list)
+    adelete = async_twin(delete)
+    adelete_threads = async_twin(delete_threads)
+    aclaim = async_twin(claim)
+
+
+class SnapshotCheckpointer(SnapshotCheckpointerBase):
+    """Snapshots in a Django database, in the order of their commits."""
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        max_checkpoints_per_thread: int | None = 100,
+        id_factory: Callable[[], str] = new_id,
+    ) -> None:
+        conf.require_usable_prefix()
+        scope = Scope(using, validation.tenant(tenant), None)
+        super().__init__(
+            FastSnapshots(scope),
+            tenant=scope.tenant,
+            max_checkpoints_per_thread=max_checkpoints_per_thread,
+            id_factory=id_factory,
+        )
+
+
+class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
+    """Snapshots in this process alone, under the same contract; for tests and trials.
+
+    Give it the ``world`` of an `InMemoryStateStore`, and its threads are sessions of that store.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant: str = "",
+        max_checkpoints_per_thread: int | None = 100,
+        world: MemoryWorld | None = None,
+        id_factory: Callable[[], str] = new_id,
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
+        super().__init__(
+            MemorySnapshots(scope),
+            tenant=tenant,
+            max_checkpoints_per_thread=max_checkpoints_per_thread,
+            id_factory=id_factory,
+        )
+
+
+def _optional_id(checkpoint_id: str | None, name: str = "checkpoint_id") -> str | None:
+    """An empty id is an error: it must never mean the newest snapshot, or all of them."""
+    return None if checkpoint_id is None else validation.identifier(checkpoint_id, name)

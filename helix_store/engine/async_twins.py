@@ -1,0 +1,89 @@
+"""The async twin of a synchronous method: one helper, no second body."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+
+from helix_store import conf
+from helix_store.engine.connections import kept_by_the_caller
+
+__all__ = ["async_iterator_twin", "async_twin", "in_thread"]
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ITEMS_PER_CROSSING = 100
+"""Crossing into a thread costs more than an item; a batch keeps memory constant."""
+
+
+def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Build ``a<name>`` from ``<name>``: the same call, run in a thread that may block.
+
+    By default that is the thread Django keeps for synchronous code, so that a twin sees the caller's
+    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on ``n`` threads of their own.
+    """
+
+    @functools.wraps(method)
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await in_thread(functools.partial(method, self, *args, **kwargs))
+
+    twin.__name__ = f"a{method.__name__}"
+    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
+    twin.__doc__ = f"Async version of `{method.__name__}`."
+    return twin
+
+
+def async_iterator_twin(
+    method: Callable[Concatenate[S, P], Iterator[R]],
+) -> Callable[Concatenate[S, P], AsyncIterator[R]]:
+    """Build ``aiter_…`` from ``iter_…``: a batch of items per crossing into a thread that may block."""
+
+    @functools.wraps(method)
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        iterator = await in_thread(functools.partial(method, self, *args, **kwargs))
+        while batch := await in_thread(lambda: list(itertools.islice(iterator, _ITEMS_PER_CROSSING))):
+            for item in batch:
+                yield item
+
+    twin.__name__ = f"a{method.__name__}"
+    twin.__doc__ = f"Async version of `{method.__name__}`."
+    return twin
+
+
+async def in_thread(call: Callable[[], R]) -> R:
+    threads = conf.get("ASYNC_THREADS")
+    if not threads:
+        return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
+    context = contextvars.copy_context()
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_pool(threads), context.run, _releasing_connections, call)
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="helix_store")
+
+
+def _keeping_connections(call: Callable[[], R]) -> R:
+    # Django keeps this thread for synchronous code and ends its connections with the request.
+    with kept_by_the_caller():
+        return call()
+
+
+def _releasing_connections(call: Callable[[], R]) -> R:
+    # No request ever ends on these threads, so nobody else would honour CONN_MAX_AGE or refill the pool.
+    try:
+        with kept_by_the_caller():
+            return call()
+    finally:
+        close_old_connections()

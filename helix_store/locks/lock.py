@@ -1,0 +1,213 @@
+"""An acquired lock, and its refreshing in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from django.db import connections
+
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import HelixStoreError, LockLostError
+from helix_store.locks.backend import LockVerbs
+from helix_store.locks.rules import (
+    Term,
+    trust_ends,
+    ttl_milliseconds,
+)
+
+__all__ = ["KeepAlive", "Lock"]
+
+_BEATS_PER_TERM: Final = 3
+_BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
+_LONGEST_STOP_SECONDS: Final = 5.0
+"""A refresh may wait for a row that its own stopper holds; then the thread is left to itself."""
+
+_logger = logging.getLogger(__name__)
+
+
+class KeepAlive:
+    """A running thread that refreshes one lock; leaving it as a context manager stops it.
+
+    It ends by itself when the lock is lost. A database that cannot be reached is tried again until then; the
+    lock's `is_trusted` runs out meanwhile, as it should.
+    """
+
+    def __init__(self, refresh: Callable[[], object], ttl_ms: Callable[[], int], *, name: str) -> None:
+        self._refresh = refresh
+        self._ttl_ms = ttl_ms
+        self._name = name
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="helix_store keep-alive", daemon=True)
+        self._thread.start()
+
+    def is_running(self) -> bool:
+        """Whether the lock is still being refreshed: false once it was lost or this was stopped."""
+        return not self._stopped.is_set() and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Refresh no more; the lock stays held for the rest of its term. Safe to repeat."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LONGEST_STOP_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _beat(self) -> None:
+        beats = _BEATS_PER_TERM
+        while not self._stopped.wait(self._ttl_ms() / 1000 / beats):
+            try:
+                self._refresh()
+            except LockLostError:
+                _logger.warning("The lock %r was lost; its keep-alive ends.", self._name)
+                return
+            except HelixStoreError as exc:
+                _logger.warning("The lock %r was not refreshed (%s); trying again.", self._name, exc.code)
+                beats = _BEATS_PER_TERM_AFTER_A_FAILURE
+            else:
+                beats = _BEATS_PER_TERM
+            finally:
+                # One connection per lock, idle between two beats, would drain the server's.
+                connections.close_all()
+
+
+_NEVER: Final = float("-inf")
+
+
+class Lock:
+    """One term of holding a lock; leaving it as a context manager releases it.
+
+    Give ``fencing_token`` to every write that the lock protects: that is what stops a holder that has lost
+    the lock without noticing. Threads may share a lock.
+    Source: the lock manager of the PostgreSQL store document.
+    """
+
+    def __init__(
+        self, backend: LockVerbs, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
+    ) -> None:
+        self._backend = backend
+        self._name = name
+        self._owner = owner
+        self._fencing_token = term.fencing_token
+        self._expires_at = term.expires_at
+        self._ttl_ms = ttl_ms
+        self._trusted_until = trust_ends(requested_at, ttl_ms)
+        self._changes = 0
+        self._mutex = threading.Lock()
+        self._keep_alive: KeepAlive | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    @property
+    def fencing_token(self) -> int:
+        return self._fencing_token
+
+    @property
+    def expires_at(self) -> datetime:
+        """The end of the term on the database's clock; ask `is_trusted` and not this worker's clock."""
+        return self._expires_at
+
+    @property
+    def ttl_ms(self) -> int:
+        """How long the term was last asked to be."""
+        return self._ttl_ms
+
+    def __repr__(self) -> str:
+        return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
+
+    def is_trusted(self) -> bool:
+        """Whether the holder may still go on without asking the database.
+
+        True until nine tenths of the TTL have passed on this process's monotonic clock since the last
+        successful request was sent; never again after `release` or a `LockLostError`.
+        """
+        return time.monotonic() < self._trusted_until
+
+    def refresh(self, ttl_ms: int | None = None) -> datetime:
+        """Start the TTL, or another one, anew and return the new end of the term.
+
+        One statement; it joins the caller's transaction, and a rollback takes the new end back although the
+        lock is still trusted: better refresh outside. Raises `LockLostError` when the term is over: released,
+        expired or taken over. Safe to repeat.
+        """
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        changes, requested_at = self._changes, time.monotonic()
+        expires_at = self._backend.refresh(
+            self._name, owner=self._owner, fencing_token=self._fencing_token, ttl_ms=ttl_ms
+        )
+        if expires_at is None:
+            self._end_trust()
+            raise LockLostError(name=self._name, fencing_token=self._fencing_token)
+        with self._mutex:
+            trusted_until = trust_ends(requested_at, ttl_ms)
+            if self._changes != changes:
+                # Another request was answered meanwhile, and nothing says which of the two came last.
+                trusted_until = min(trusted_until, self._trusted_until)
+            self._changes += 1
+            self._trusted_until = trusted_until
+            self._expires_at = expires_at
+            self._ttl_ms = ttl_ms
+        return expires_at
+
+    def release(self) -> bool:
+        """End the term and its keep-alive; ``False`` when it was over already.
+
+        One statement; it joins the caller's transaction. A former holder releases nothing, so it is safe to
+        repeat.
+        """
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+        self._end_trust()
+        return self._backend.release(self._name, owner=self._owner, fencing_token=self._fencing_token)
+
+    def keep_alive(self) -> KeepAlive:
+        """Refresh the lock from a thread of its own until `release`, or until what this returns is stopped.
+
+        A second call returns the keep-alive that runs. Start it after the transaction in which the lock was
+        acquired has committed: the thread has a connection of its own.
+        """
+        with self._mutex:
+            if self._keep_alive is None or not self._keep_alive.is_running():
+                self._keep_alive = KeepAlive(self.refresh, lambda: self._ttl_ms, name=self._name)
+            return self._keep_alive
+
+    arefresh = async_twin(refresh)
+    arelease = async_twin(release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.arelease()
+
+    def _end_trust(self) -> None:
+        with self._mutex:
+            self._changes += 1
+            self._trusted_until = _NEVER

@@ -1,0 +1,1 @@
+"""The state store: sessions, messages, steps, checkpoints, runs and waiting."""

@@ -1,0 +1,263 @@
+"""What a back end of the state store has to do, in small protocols.
+
+Arguments have been checked, payloads are encoded and ids are valid when they arrive here: a back end only
+remembers. Every write is atomic, takes the session's lock first and raises `SessionNotFound` for an unknown
+session; every version returned is the new one. Session ids are those of the back end's tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from helix_store.core.guards import Guard
+from helix_store.core.types import (
+    Checkpoint,
+    CheckpointHead,
+    InterruptKind,
+    InterruptRequest,
+    PendingToolCall,
+    Run,
+    RunStatus,
+    SessionHead,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StatusChange,
+    StatusConflict,
+    StepCommit,
+    Submission,
+    SubSessionRef,
+)
+from helix_store.sessions.layout import EncodedState
+from helix_store.sessions.members import Members
+from helix_store.sessions.requests import (
+    BranchRequest,
+    EncodedMessage,
+    NewSession,
+    SessionQuery,
+    StepRequest,
+)
+from helix_store.sessions.suspension import Suspension
+from helix_store.sessions.tool_calls import Answer
+
+__all__ = [
+    "Backend",
+    "CheckpointVerbs",
+    "InterruptVerbs",
+    "MessageVerbs",
+    "RunVerbs",
+    "SessionVerbs",
+    "StagingVerbs",
+    "StepVerbs",
+    "SubSessionVerbs",
+    "SuspensionVerbs",
+    "ToolCallVerbs",
+]
+
+Counter = Literal["step_count", "resume_count"]
+
+
+class SessionVerbs(Protocol):
+    def create(self, new: NewSession) -> SessionState: ...
+
+    def exists(self, session_id: str) -> bool: ...
+
+    def load(self, session_id: str) -> SessionState | None: ...
+
+    def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int: ...
+
+    def delete(self, session_id: str, *, keep_usage: bool) -> int: ...
+
+    def update_status(self, session_id: str, status: SessionStatus, failure_reason: str | None) -> int: ...
+
+    def compare_and_set_status(
+        self,
+        session_id: str,
+        expected: frozenset[SessionStatus],
+        status: SessionStatus,
+        failure_reason: str | None,
+        guard: Guard,
+    ) -> StatusChange | StatusConflict: ...
+
+    def increment(self, session_id: str, counter: Counter) -> int: ...
+
+    def merge_custom_state(
+        self, session_id: str, changes: Mapping[str, Any], array_replacements: frozenset[str], guard: Guard
+    ) -> list[str]: ...
+
+    def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
+        """The page, the total when asked for, and whether more follows."""
+        ...
+
+
+class MessageVerbs(Protocol):
+    def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
+        """The new message count."""
+        ...
+
+    def page(
+        self, session_id: str, *, offset: int, limit: int | None, descending: bool
+    ) -> tuple[list[str], int]:
+        """Texts of the page, and the number of messages of the session."""
+        ...
+
+    def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
+        """Texts of the next messages after a sequence, at most ``limit``."""
+        ...
+
+    def count(self, session_id: str) -> int: ...
+
+    def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
+        """The version, unchanged when ``keep`` reaches the end."""
+        ...
+
+
+class StagingVerbs(Protocol):
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None: ...
+
+    def staged(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
+
+    def promote(self, session_id: str, step_id: str, guard: Guard) -> int: ...
+
+    def discard(self, session_id: str, step_id: str) -> int: ...
+
+
+class StepVerbs(Protocol):
+    def earlier_members(self, session_id: str) -> Members:
+        """Members of an earlier payload of the session, which need not be written again."""
+        ...
+
+    def commit(self, request: StepRequest) -> StepCommit: ...
+
+
+class CheckpointVerbs(Protocol):
+    def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None: ...
+
+    def latest(self, session_id: str) -> Checkpoint | None: ...
+
+    def select(
+        self, session_id: str, *, limit: int, before_version: int | None
+    ) -> tuple[list[CheckpointHead], int, int | None]:
+        """The page newest first, the total, and the version to go on from when more follows."""
+        ...
+
+    def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int: ...
+
+    def branch(self, request: BranchRequest) -> SessionState: ...
+
+    def delete(self, session_id: str, checkpoint_id: str) -> bool: ...
+
+    def prune(self, session_id: str, keep: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """``step_count``, ``completion_reason`` and ``error`` are left alone when None."""
+
+    status: RunStatus
+    step_count: int | None = None
+    completion_reason: str | None = None
+    error: str | None = None
+
+
+class RunVerbs(Protocol):
+    def start(
+        self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+    ) -> Run: ...
+
+    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run: ...
+
+    def current(self, session_id: str) -> Run | None: ...
+
+    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRef:
+    """A sub-session ref whose payload fields are texts."""
+
+    sub_session_id: str
+    agent_type: str
+    parent_tool_call_id: str | None
+    status: str
+    location: str
+    remote: str | None
+    output: str | None
+    error: str | None
+
+
+class SubSessionVerbs(Protocol):
+    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None: ...
+
+    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef: ...
+
+    def select(self, session_id: str) -> list[SubSessionRef]: ...
+
+
+class InterruptVerbs(Protocol):
+    def request(
+        self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
+    ) -> InterruptRequest: ...
+
+    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None: ...
+
+    def clear(self, session_id: str) -> bool: ...
+
+
+class ToolCallVerbs(Protocol):
+    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+        """Ask calls of the owner, and record on the root of both sessions who owns them."""
+        ...
+
+    def submit(
+        self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
+    ) -> Submission: ...
+
+    def take(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
+
+    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        """By deadline; ``None`` is the moment that the back end's own clock shows."""
+        ...
+
+
+class SuspensionVerbs(Protocol):
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
+
+    def resume(self, session_id: str, guard: Guard) -> SessionState: ...
+
+
+class Backend(Protocol):
+    """Everything a state store needs from below."""
+
+    @property
+    def sessions(self) -> SessionVerbs: ...
+
+    @property
+    def messages(self) -> MessageVerbs: ...
+
+    @property
+    def staging(self) -> StagingVerbs: ...
+
+    @property
+    def steps(self) -> StepVerbs: ...
+
+    @property
+    def checkpoints(self) -> CheckpointVerbs: ...
+
+    @property
+    def runs(self) -> RunVerbs: ...
+
+    @property
+    def sub_sessions(self) -> SubSessionVerbs: ...
+
+    @property
+    def interrupts(self) -> InterruptVerbs: ...
+
+    @property
+    def tool_calls(self) -> ToolCallVerbs: ...
+
+    @property
+    def suspensions(self) -> SuspensionVerbs: ...

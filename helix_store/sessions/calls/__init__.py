@@ -1,0 +1,1 @@
+"""The public calls of a state store, by subject."""

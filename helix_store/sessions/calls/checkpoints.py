@@ -1,0 +1,129 @@
+"""Checkpoints: read, list, restore, branch, prune."""
+
+from __future__ import annotations
+
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.ids import new_id
+from helix_store.core.types import (
+    Checkpoint,
+    CheckpointPage,
+    SessionState,
+)
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.cursors import read_cursor, write_cursor
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.sessions.calls.base import (
+    StoreCalls,
+)
+from helix_store.sessions.requests import BranchRequest
+
+__all__ = ["CheckpointCalls"]
+
+
+class CheckpointCalls(StoreCalls):
+    def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
+        """A checkpoint with its state; another session's checkpoint is ``None``, always. One query."""
+        validation.identifier(session_id, "session_id")
+        return self._backend.checkpoints.get(session_id, _checked(checkpoint_id))
+
+    def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None:
+        """The newest checkpoint, or ``None`` when there is none or the session is unknown. One query."""
+        return self._backend.checkpoints.latest(validation.identifier(session_id, "session_id"))
+
+    def list_checkpoints(
+        self, session_id: str, *, limit: int = 20, cursor: str | None = None
+    ) -> CheckpointPage:
+        """Heads of checkpoints, newest first; states are never read.
+
+        Pages are stable while new checkpoints are written. ``limit`` is 1 to 200 (above means 200). Raises
+        `SessionNotFound`, `InvalidCursor` and `InvalidQuery`.
+        """
+        validation.identifier(session_id, "session_id")
+        binding = ["checkpoints", self.tenant, session_id]
+        before = None if cursor is None else read_cursor(cursor, query=binding)[0]
+        items, total, following = self._backend.checkpoints.select(
+            session_id, limit=validation.page_limit(limit), before_version=before
+        )
+        next_cursor = None if following is None else write_cursor([following], query=binding)
+        return CheckpointPage(items=items, next_cursor=next_cursor, total=total)
+
+    def restore_checkpoint(
+        self,
+        session_id: str,
+        checkpoint_id: str,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int:
+        """Rewind state and messages to a checkpoint and return the new version, which still goes up.
+
+        One transaction. Later checkpoints, later messages and all staged changes are dropped; the
+        write-once mode stays. Raises `CheckpointNotFound` and `StaleStateError`.
+        """
+        validation.identifier(session_id, "session_id")
+        return self._backend.checkpoints.restore(
+            session_id, _checked(checkpoint_id), guard(expected_version, fencing_token)
+        )
+
+    def branch_session(
+        self,
+        session_id: str,
+        checkpoint_id: str | None = None,
+        *,
+        new_session_id: str | None = None,
+        message_index: int | None = None,
+        title: str | None = None,
+    ) -> SessionState:
+        """Start a new session from a checkpoint of this one, and return its state.
+
+        From the given checkpoint, or with the first ``message_index`` messages and the newest checkpoint
+        within them, or from the latest checkpoint; a session without one lends its current state. Messages
+        are copied with their original times. The new session is active, at the top of a tree of its own;
+        workspace refs, pending calls, suspension and expiry stay behind. One transaction. Raises
+        `CheckpointNotFound`, `SessionExists`, and `InvalidQuery` for both boundaries or one beyond the end.
+        """
+        validation.identifier(session_id, "session_id")
+        if checkpoint_id is not None and message_index is not None:
+            raise InvalidQuery("Branch from a checkpoint or from a message index, not both.")
+        if message_index is not None and (type(message_index) is not int or message_index < 0):
+            raise InvalidQuery("message_index must be a whole number of at least 0.")
+        chosen_id = (
+            new_id() if new_session_id is None else validation.identifier(new_session_id, "new_session_id")
+        )
+        return self._backend.checkpoints.branch(
+            BranchRequest(
+                session_id=session_id,
+                new_session_id=chosen_id,
+                checkpoint_id=None if checkpoint_id is None else _checked(checkpoint_id),
+                message_index=message_index,
+                title=validation.optional_text(title, "title"),
+            )
+        )
+
+    def delete_checkpoint(self, session_id: str, checkpoint_id: str) -> bool:
+        """Delete one checkpoint; the current state is never touched. Safe to repeat."""
+        validation.identifier(session_id, "session_id")
+        return self._backend.checkpoints.delete(session_id, _checked(checkpoint_id))
+
+    def prune_checkpoints(self, session_id: str, *, keep: int) -> int:
+        """Delete all but the newest ``keep`` checkpoints and return how many went. Safe to repeat."""
+        validation.identifier(session_id, "session_id")
+        if type(keep) is not int or keep < 0:
+            raise InvalidQuery("keep must be a whole number of at least 0.")
+        return self._backend.checkpoints.prune(session_id, keep)
+
+    aget_checkpoint = async_twin(get_checkpoint)
+    aget_latest_checkpoint = async_twin(get_latest_checkpoint)
+    alist_checkpoints = async_twin(list_checkpoints)
+    arestore_checkpoint = async_twin(restore_checkpoint)
+    abranch_session = async_twin(branch_session)
+    adelete_checkpoint = async_twin(delete_checkpoint)
+    aprune_checkpoints = async_twin(prune_checkpoints)
+
+
+def _checked(checkpoint_id: str) -> str:
+    """A checkpoint id embeds a session id, so it may be longer than an identifier."""
+    if type(checkpoint_id) is not str or not checkpoint_id:
+        raise InvalidPayload(path="/checkpoint_id", reason="expected text that is not empty")
+    return validation.text(checkpoint_id, "checkpoint_id")

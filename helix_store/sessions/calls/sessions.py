@@ -1,0 +1,302 @@
+"""Sessions: create, load, save, delete, status, listing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
+
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.ids import new_id
+from helix_store.core.payloads import (
+    check_metadata,
+    check_tags,
+    encode,
+)
+from helix_store.core.types import (
+    UNSET,
+    SessionMode,
+    SessionPage,
+    SessionState,
+    SessionStatus,
+    StatusChange,
+    StatusConflict,
+    Unset,
+)
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.cursors import read_cursor, write_cursor
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.sessions.calls.base import (
+    StoreCalls,
+)
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.requests import NewSession, SessionQuery
+
+__all__ = ["SessionCalls"]
+
+Moment = datetime | int
+"""An aware datetime, or epoch milliseconds."""
+
+
+class SessionCalls(StoreCalls):
+    def create_session(
+        self,
+        session_id: str | None = None,
+        *,
+        agent_type: str,
+        user_id: str | None = None,
+        parent_session_id: str | None = None,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        custom_state: dict[str, Any] | None = None,
+        title: str | None = None,
+        workspace_id: str | None = None,
+        directory: str = "",
+        stream_id: str | None = None,
+        mode: SessionMode | str | None = None,
+        expires_at: int | None = None,
+    ) -> SessionState:
+        """Create a session at version 1, with a new id unless one is given.
+
+        One transaction; locks the parent's row so that it cannot vanish meanwhile. Raises `SessionExists`
+        for a taken id, which is never overwritten, and `SessionNotFound` for an unknown parent.
+        ``expires_at`` is epoch milliseconds. Not safe to repeat without an id.
+        """
+        chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
+        state = SessionState(
+            session_id=chosen_id,
+            agent_type=agent_type,
+            user_id=user_id,
+            parent_session_id=parent_session_id,
+            tags=check_tags(tags if isinstance(tags, str) else list(tags)),
+            metadata={} if metadata is None else check_metadata(metadata),
+            custom_state={} if custom_state is None else custom_state,
+            title=title,
+            workspace_id=workspace_id,
+            directory=directory,
+            stream_id=chosen_id if stream_id is None else stream_id,
+            mode=None if mode is None else validation.enum(SessionMode, mode, "mode"),
+            expires_at=expires_at,
+        )
+        return self._backend.sessions.create(NewSession(chosen_id, encode_state(state, self.limits)))
+
+    def session_exists(self, session_id: str) -> bool:
+        return self._backend.sessions.exists(validation.identifier(session_id, "session_id"))
+
+    def load_state(self, session_id: str) -> SessionState | None:
+        """The current state, detached from the store, or ``None`` for an unknown session. One query."""
+        return self._backend.sessions.load(validation.identifier(session_id, "session_id"))
+
+    def save_state(
+        self,
+        session_id: str,
+        state: SessionState,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int:
+        """Overwrite the whole state and return the new version.
+
+        One transaction under the session's lock. Raises `StaleStateError` when ``expected_version`` is not
+        the current one, and `ConflictError` for a second, different mode; nothing is written then. A repeat
+        writes again.
+        """
+        validation.identifier(session_id, "session_id")
+        encoded = encode_state(state, self.limits)
+        require_same_session(session_id, state)
+        return self._backend.sessions.save(session_id, encoded, guard(expected_version, fencing_token))
+
+    def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int:
+        """Delete a session with all its data and all its local descendants; return how many sessions went.
+
+        One transaction that locks every session of the tree. Usage entries go too unless ``keep_usage``.
+        Safe to repeat: 0 for an unknown session.
+        """
+        validation.identifier(session_id, "session_id")
+        return self._backend.sessions.delete(session_id, keep_usage=bool(keep_usage))
+
+    def update_status(
+        self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
+    ) -> int:
+        """Set the status whatever it was, and the failure reason with it; return the new version."""
+        return self._backend.sessions.update_status(
+            validation.identifier(session_id, "session_id"),
+            validation.enum(SessionStatus, status, "status"),
+            validation.optional_text(failure_reason, "failure_reason"),
+        )
+
+    def compare_and_set_status(
+        self,
+        session_id: str,
+        expected: Collection[SessionStatus | str],
+        status: SessionStatus | str,
+        *,
+        failure_reason: str | None = None,
+        fencing_token: int | None = None,
+    ) -> StatusChange | StatusConflict:
+        """Set the status if it is one of ``expected``.
+
+        Atomic. A `StatusConflict` reports the very status and version that refused the change; both results
+        are truthy or falsy by ``ok``.
+        """
+        return self._backend.sessions.compare_and_set_status(
+            validation.identifier(session_id, "session_id"),
+            validation.statuses(expected, "expected"),
+            validation.enum(SessionStatus, status, "status"),
+            validation.optional_text(failure_reason, "failure_reason"),
+            guard(fencing_token=fencing_token),
+        )
+
+    def increment_step_count(self, session_id: str) -> int:
+        """Add one to the step count and return it. Atomic."""
+        return self._backend.sessions.increment(validation.identifier(session_id, "session_id"), "step_count")
+
+    def increment_resume_count(self, session_id: str) -> int:
+        """Add one to the resume count and return it. Atomic."""
+        return self._backend.sessions.increment(
+            validation.identifier(session_id, "session_id"), "resume_count"
+        )
+
+    def merge_custom_state(
+        self,
+        session_id: str,
+        changes: Mapping[str, Any],
+        *,
+        array_replacements: Iterable[str] = (),
+        expected_version: int | None = None,
+    ) -> list[str]:
+        """Merge changes into the custom state per top-level key and return warnings.
+
+        A value replaces; an array is appended to the stored array unless its key is in
+        ``array_replacements``. One transaction; no changes, no new version.
+        """
+        validation.identifier(session_id, "session_id")
+        if type(changes) is not dict:
+            raise InvalidPayload(path="/changes", reason="expected a dict")
+        if isinstance(array_replacements, str):
+            raise InvalidPayload(path="/array_replacements", reason="expected a collection of keys, not text")
+        encode(changes, limit=self.limits.max_state_bytes, path="/changes")
+        return self._backend.sessions.merge_custom_state(
+            session_id, changes, frozenset(array_replacements), guard(expected_version)
+        )
+
+    def list_sessions(
+        self,
+        *,
+        agent_type: str | None = None,
+        status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
+        user_id: str | None = None,
+        parent_session_id: str | Unset | None = UNSET,
+        root_session_id: str | None = None,
+        workspace_id: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        created_from: Moment | None = None,
+        created_to: Moment | None = None,
+        order_by: str = "updated_at",
+        direction: str = "desc",
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        count: bool = True,
+    ) -> SessionPage:
+        """A page of session heads; payloads are never read.
+
+        Filters are AND; ``parent_session_id=None`` means roots only. ``created_from`` is inclusive,
+        ``created_to`` exclusive. ``limit`` is 1 to 200 (above means 200). Ties are ordered by session id.
+        Give ``next_cursor`` back as ``cursor``, with the same filters, for the next page; raises
+        `InvalidCursor` for any other cursor and `InvalidQuery` for a query that makes no sense.
+        """
+        query = SessionQuery(
+            agent_type=validation.optional_identifier(agent_type, "agent_type"),
+            statuses=_status_filter(status),
+            user_id=validation.optional_identifier(user_id, "user_id"),
+            parent_session_id=(
+                parent_session_id
+                if isinstance(parent_session_id, Unset)
+                else validation.optional_identifier(parent_session_id, "parent_session_id")
+            ),
+            root_session_id=validation.optional_identifier(root_session_id, "root_session_id"),
+            workspace_id=validation.optional_identifier(workspace_id, "workspace_id", empty=True),
+            tags=[] if tags is None else check_tags(tags if isinstance(tags, str) else list(tags)),
+            metadata={} if metadata is None else check_metadata(metadata),
+            created_from=_moment(created_from, "created_from"),
+            created_to=_moment(created_to, "created_to"),
+            order_by=_one_of(order_by, ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
+            descending=_one_of(direction, ("asc", "desc"), "direction") == "desc",
+            limit=validation.page_limit(limit),
+            offset=validation.page_offset(offset),
+            count=bool(count),
+        )
+        return self._session_page(query, cursor)
+
+    def _session_page(self, query: SessionQuery, cursor: str | None) -> SessionPage:
+        binding = _cursor_binding(self.tenant, query)
+        if cursor is not None:
+            if query.offset:
+                raise InvalidQuery("Give a cursor or an offset, not both.")
+            moment, session_id = read_cursor(cursor, query=binding)
+            query = replace(query, after=(datetime.fromisoformat(moment), session_id))
+        heads, total, has_more = self._backend.sessions.select(query)
+        next_cursor = None
+        if has_more:
+            last = heads[-1]
+            next_cursor = write_cursor(
+                [getattr(last, query.order_by).isoformat(), last.session_id], query=binding
+            )
+        return SessionPage(
+            sessions=heads,
+            total=total,
+            offset=query.offset,
+            limit=query.limit,
+            has_more=has_more,
+            next_cursor=next_cursor,
+        )
+
+    acreate_session = async_twin(create_session)
+    asession_exists = async_twin(session_exists)
+    aload_state = async_twin(load_state)
+    asave_state = async_twin(save_state)
+    adelete_session = async_twin(delete_session)
+    aupdate_status = async_twin(update_status)
+    acompare_and_set_status = async_twin(compare_and_set_status)
+    aincrement_step_count = async_twin(increment_step_count)
+    aincrement_resume_count = async_twin(increment_resume_count)
+    amerge_custom_state = async_twin(merge_custom_state)
+    alist_sessions = async_twin(list_sessions)
+
+
+def require_same_session(session_id: str, state: SessionState) -> None:
+    if state.session_id != session_id:
+        raise InvalidPayload(path="/session_id", reason="the state belongs to another session")
+
+
+def _status_filter(
+    status: SessionStatus | str | Collection[SessionStatus | str] | None,
+) -> frozenset[SessionStatus] | None:
+    if status is None:
+        return None
+    try:
+        return validation.statuses([status] if isinstance(status, str) else status, "status")
+    except InvalidPayload as exc:
+        raise InvalidQuery(str(exc)) from exc
+
+
+def _moment(value: Moment | None, name: str) -> datetime | None:
+    return None if value is None else validation.aware_datetime(value, name)
+
+
+def _one_of(value: str, allowed: tuple[str, ...], name: str) -> str:
+    if value not in allowed:
+        raise InvalidQuery(f"{name} must be one of {', '.join(allowed)}.")
+    return value
+
+
+def _cursor_binding(tenant: str, query: SessionQuery) -> dict[str, Any]:
+    binding = {"tenant": tenant, **asdict(query)}
+    binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
+    for paging in ("limit", "offset", "after", "count"):
+        del binding[paging]
+    return binding

@@ -1,0 +1,130 @@
+"""Staging, and the atomic step that promotes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.payloads import encode
+from helix_store.core.types import (
+    Message,
+    SessionState,
+    StagedChanges,
+    StepCommit,
+    StepInfo,
+    as_value,
+)
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import InvalidPayload
+from helix_store.sessions.calls.base import (
+    StoreCalls,
+)
+from helix_store.sessions.calls.sessions import require_same_session
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.members import NO_MEMBERS
+from helix_store.sessions.messages import encode_messages
+from helix_store.sessions.requests import StepRequest
+
+__all__ = ["StepCalls"]
+
+
+class StepCalls(StoreCalls):
+    def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]) -> None:
+        """Keep one tool call's changes for a step, invisible to `load_state` until promoted.
+
+        One transaction that shares the session's lock with steps: a change staged while the step commits is
+        promoted by it or stays staged, never half. Safe to repeat: the same tool call replaces its earlier
+        change in its place.
+        """
+        validation.identifier(session_id, "session_id")
+        validation.identifier(step_id, "step_id")
+        changes = as_value(StagedChanges, staged)
+        validation.identifier(changes.tool_call_id, "tool_call_id")
+        if changes.timestamp is not None:
+            validation.epoch_milliseconds(changes.timestamp, "timestamp")
+        if changes.merge_changes is not None and type(changes.merge_changes) is not dict:
+            raise InvalidPayload(path="/merge_changes", reason="expected a dict")
+        if type(changes.patches) is not list:
+            raise InvalidPayload(path="/patches", reason="expected a list")
+        document = {field.name: getattr(changes, field.name) for field in fields(changes)}
+        text = encode(document, limit=self.limits.max_staged_bytes, name="max_staged_bytes")
+        self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
+
+    def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]:
+        """What is staged for a step, in staging order."""
+        validation.identifier(session_id, "session_id")
+        return self._backend.staging.staged(session_id, validation.identifier(step_id, "step_id"))
+
+    def promote_staging(
+        self,
+        session_id: str,
+        step_id: str,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> int:
+        """Apply a step's staged changes to the custom state in staging order, clear them, return the version.
+
+        One transaction. Nothing staged, no new version. One bad patch raises `PatchError`: nothing is
+        applied and the staging stays.
+        """
+        validation.identifier(session_id, "session_id")
+        validation.identifier(step_id, "step_id")
+        return self._backend.staging.promote(session_id, step_id, guard(expected_version, fencing_token))
+
+    def discard_staging(self, session_id: str, step_id: str) -> int:
+        """Drop a step's staged changes and return how many there were. Safe to repeat."""
+        validation.identifier(session_id, "session_id")
+        return self._backend.staging.discard(session_id, validation.identifier(step_id, "step_id"))
+
+    def save_state_and_promote_staging(
+        self,
+        session_id: str,
+        state: SessionState,
+        append_messages: Sequence[Message],
+        step: StepInfo | Mapping[str, Any],
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+        operation_id: str | None = None,
+        run_id: str | None = None,
+    ) -> StepCommit:
+        """Commit one step: state, messages, staged changes and checkpoint, all or nothing.
+
+        One transaction under the session's lock. The step's staged changes are applied on top of
+        ``state.custom_state`` and cleared; the checkpoint refers to the history by message count. Raises
+        `StaleStateError`, `PatchError`, `RunNotFound` for a run that is not the session's, and
+        `ConflictError` for a second mode; nothing is written then. With an ``operation_id`` a repeat
+        returns the first result, and `IdempotencyConflict` is raised for another payload under it.
+        Source: the atomic save and promote of the state store document.
+        """
+        validation.identifier(session_id, "session_id")
+        info = as_value(StepInfo, step)
+        validation.identifier(info.step_id, "step_id")
+        validation.whole_number(info.step_count, "step_count")
+        validation.whole_number(info.stream_sequence, "stream_sequence")
+        limits = self.limits
+        # What is written again has to be the very text that another process would write.
+        earlier = NO_MEMBERS if operation_id is not None else self._backend.steps.earlier_members(session_id)
+        encoded = encode_state(state, limits, earlier)
+        require_same_session(session_id, state)
+        request = StepRequest(
+            session_id=session_id,
+            custom_state=state.custom_state,
+            encoded=encoded,
+            messages=encode_messages(append_messages, limits),
+            step=info,
+            guard=guard(expected_version, fencing_token),
+            run_id=validation.optional_identifier(run_id, "run_id"),
+            operation_id=validation.optional_identifier(operation_id, "operation_id"),
+        )
+        return self._backend.steps.commit(request)
+
+    astage_changes = async_twin(stage_changes)
+    aget_staged_changes = async_twin(get_staged_changes)
+    apromote_staging = async_twin(promote_staging)
+    adiscard_staging = async_twin(discard_staging)
+    asave_state_and_promote_staging = async_twin(save_state_and_promote_staging)

@@ -1,0 +1,167 @@
+"""Waiting for a person or a client: tool calls, suspension and resumption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission
+from helix_store.engine.async_twins import async_twin
+from helix_store.sessions.calls.base import (
+    StoreCalls,
+)
+from helix_store.sessions.suspension import checked_suspension
+from helix_store.sessions.tool_calls import checked_answer, checked_calls
+
+__all__ = ["SuspensionCalls", "ToolCallCalls"]
+
+_LARGEST_PAGE = 1_000
+
+
+class ToolCallCalls(StoreCalls):
+    def add_pending_tool_calls(
+        self,
+        session_id: str,
+        calls: Mapping[str, dict[str, Any]],
+        *,
+        owner_session_id: str | None = None,
+    ) -> None:
+        """Ask tool calls, by tool call id, that a client or a person is to answer.
+
+        They wait in the session, or in ``owner_session_id`` of the same tree; the root session records whose
+        they are, so that an answer finds them from anywhere in the tree. One transaction that locks both
+        rows; each session it changes gets one new version. Safe to repeat. Raises `ConflictError` for an id
+        that is taken in the tree or was answered before, and `LimitExceeded`.
+        """
+        validation.identifier(session_id, "session_id")
+        owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
+        entries = checked_calls(calls, requested_at=_now(), limits=self.limits)
+        self._backend.tool_calls.add(session_id, entries, owner_id)
+
+    def submit_tool_result(
+        self,
+        session_id: str,
+        tool_call_id: str,
+        *,
+        result: Any = None,
+        error: Any = None,
+        approval_id: str | None = None,
+        approved: bool | None = None,
+        reason: str | None = None,
+    ) -> Submission:
+        """Answer a call, from any session of its tree; the agent goes on when somebody resumes it.
+
+        One transaction under the lock of the session that owns the call. The first answer stands: any later
+        one is ``already_completed`` and changes nothing, also long after the agent has taken the first, and
+        after the default of a passed deadline took its place. An approval takes ``approved`` with its
+        ``approval_id``, or an ``error`` alone; any other call takes a ``result`` (which may be ``None``) or
+        an ``error``; what does not fit raises `InvalidPayload`. A call of a session that has ended is
+        ``unknown_tool_call``.
+        """
+        answer = checked_answer(
+            result=result,
+            error=error,
+            approval_id=approval_id,
+            approved=approved,
+            reason=reason,
+            limits=self.limits,
+        )
+        return self._backend.tool_calls.submit(
+            validation.identifier(session_id, "session_id"),
+            validation.identifier(tool_call_id, "tool_call_id"),
+            answer,
+            submitted_at=_now(),
+        )
+
+    def take_tool_results(
+        self, session_id: str, *, expected_version: int | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Take the answers that the session's own calls have got, by tool call id, in the order of asking.
+
+        Each is ``{"result": …}``, ``{"error": …}`` or ``{"approved": …, "reason": …}`` with
+        ``submitted_at`` in epoch milliseconds. One transaction that moves the calls to
+        ``completed_client_tool_calls``, where the answers can be read again; nothing answered is no new
+        version. Raises `StaleStateError`.
+        """
+        return self._backend.tool_calls.take(
+            validation.identifier(session_id, "session_id"), guard(expected_version)
+        )
+
+    def find_expired_pending(
+        self, *, now: datetime | int | None = None, limit: int = 200
+    ) -> list[PendingToolCall]:
+        """Calls that nobody has answered by their deadline, the longest overdue first.
+
+        Sessions that have ended are left out. ``now`` is an aware datetime or epoch milliseconds, by default
+        the time of the database; ``limit`` is 1 to 1,000 (above means 1,000).
+        """
+        moment = None if now is None else validation.aware_datetime(now, "now")
+        return self._backend.tool_calls.expired(moment, validation.page_limit(limit, maximum=_LARGEST_PAGE))
+
+    aadd_pending_tool_calls = async_twin(add_pending_tool_calls)
+    asubmit_tool_result = async_twin(submit_tool_result)
+    atake_tool_results = async_twin(take_tool_results)
+    afind_expired_pending = async_twin(find_expired_pending)
+
+
+def _now() -> int:
+    return validation.datetime_to_milliseconds(timezone.now())
+
+
+class SuspensionCalls(StoreCalls):
+    def suspend(
+        self,
+        session_id: str,
+        *,
+        kind: RunStatus | str,
+        context: dict[str, Any],
+        pending: Mapping[str, dict[str, Any]] | None = None,
+        awaiting_children: list[Any] | None = None,
+        step_id: str | None = None,
+        tracing: dict[str, Any] | None = None,
+        expires_at: int | None = None,
+        expected_version: int | None = None,
+    ) -> int:
+        """Pause a session with everything it takes to go on, and return the new version.
+
+        One transaction: status ``paused``, the continuation, the ``pending`` calls as in
+        `add_pending_tool_calls`, and the running run ends with ``kind``, which is one of the suspended
+        statuses of a run. ``tracing`` and ``expires_at`` (epoch milliseconds) that are not given leave what
+        is there; suspending again replaces the rest. Raises `StaleStateError`, and `ConflictError` for a
+        session that has ended.
+        """
+        validation.identifier(session_id, "session_id")
+        limits = self.limits
+        now = validation.datetime_to_milliseconds(timezone.now())
+        calls = {} if pending is None else checked_calls(pending, requested_at=now, limits=limits)
+        suspension = checked_suspension(
+            kind=kind,
+            context=context,
+            calls=calls,
+            awaiting_children=awaiting_children,
+            step_id=step_id,
+            tracing=tracing,
+            expires_at=expires_at,
+            limits=limits,
+        )
+        return self._backend.suspensions.suspend(session_id, suspension, guard(expected_version))
+
+    def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState:
+        """Make a suspended session active and return its state with the continuation that was cleared.
+
+        One transaction that clears the suspension and the expiry and adds one to ``resume_count``. The
+        returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``: reset them, or
+        load the state, before saving. Raises `ConflictError` for a session that is not suspended, so that
+        of two resumes at once one wins, and `StaleStateError`.
+        """
+        return self._backend.suspensions.resume(
+            validation.identifier(session_id, "session_id"), guard(expected_version)
+        )
+
+    asuspend = async_twin(suspend)
+    aresume = async_twin(resume)

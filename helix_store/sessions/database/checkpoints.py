@@ -1,0 +1,171 @@
+"""Checkpoints in the database: read, rewind, branch, prune."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.limits import AS_STORED
+from helix_store.core.types import (
+    Checkpoint,
+    CheckpointHead,
+    SessionState,
+)
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    reads,
+    writes,
+)
+from helix_store.exceptions import CheckpointNotFound, InvalidQuery
+from helix_store.models import Checkpoint as CheckpointRow
+from helix_store.models import (
+    CheckpointKind,
+    Session,
+    StagedChange,
+)
+from helix_store.sessions.database.current_state import current_key, drop_checkpoints
+from helix_store.sessions.database.keys import key_of
+from helix_store.sessions.database.locking import (
+    bump,
+    lock_session,
+    session_key,
+)
+from helix_store.sessions.database.messages import copy_messages, cut_history
+from helix_store.sessions.database.rows import (
+    CHECKPOINT_COLUMNS,
+    CHECKPOINT_HEAD_COLUMNS,
+    CURRENT_COLUMNS,
+    checkpoint_from,
+    checkpoint_head_from,
+    current_from,
+    first_row,
+)
+from helix_store.sessions.database.sessions import insert_session
+from helix_store.sessions.layout import encode_state, settled_mode
+from helix_store.sessions.requests import (
+    BranchRequest,
+    NewSession,
+)
+from helix_store.sessions.rules import branched_state
+
+__all__ = ["DatabaseCheckpoints"]
+
+
+class DatabaseCheckpoints(DatabaseVerbs):
+    @reads
+    def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
+        return self._first(self._of_session_id(session_id).filter(checkpoint_id=checkpoint_id), session_id)
+
+    @reads
+    def latest(self, session_id: str) -> Checkpoint | None:
+        return self._first(self._of_session_id(session_id).order_by("-version"), session_id)
+
+    @reads
+    def select(
+        self, session_id: str, *, limit: int, before_version: int | None
+    ) -> tuple[list[CheckpointHead], int, int | None]:
+        checkpoints = self._of(session_key(self.scope, session_id))
+        page = checkpoints.order_by("-version")
+        if before_version is not None:
+            page = page.filter(version__lt=before_version)
+        rows = list(page.values(*CHECKPOINT_HEAD_COLUMNS)[: limit + 1])
+        following = rows[limit - 1]["version"] if len(rows) > limit else None
+        return [checkpoint_head_from(row, session_id) for row in rows[:limit]], checkpoints.count(), following
+
+    @writes
+    def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
+        head = lock_session(self.scope, session_id, guard)
+        checkpoints = self._of(head.pk)
+        found = checkpoints.filter(checkpoint_id=checkpoint_id).values("pk", *CHECKPOINT_COLUMNS)
+        row = first_row(found)
+        if row is None:
+            raise CheckpointNotFound(checkpoint_id)
+        state = checkpoint_from(row, session_id).state
+        columns = encode_state(state, AS_STORED).columns
+        columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
+        if not head.current_is_checkpoint:
+            CheckpointRow.objects.using(self.scope.alias).filter(pk=current_key(head)).delete()
+        # A base is older than what is a delta from it: none of those that go is needed by one that stays.
+        CheckpointRow.objects.using(self.scope.alias).filter(
+            session_id=head.pk,
+            kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
+            namespace="",
+            version__gt=row["version"],
+        ).delete()
+        StagedChange.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
+        cut_history(self.scope, head, row["message_count"])
+        return bump(
+            self.scope,
+            head,
+            current_id=row["pk"],
+            current_is_checkpoint=True,
+            base_key=None,
+            message_count=row["message_count"],
+            **columns,
+        )
+
+    @writes
+    def branch(self, request: BranchRequest) -> SessionState:
+        head = lock_session(self.scope, request.session_id)
+        if request.message_index is not None and request.message_index > head.message_count:
+            raise InvalidQuery("message_index is beyond the end of the history.")
+        source, boundary = self._branching_point(head, request)
+        state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
+        new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
+        new.encoded.columns["message_count"] = boundary
+        branched = insert_session(self.scope, new, root_session_id=request.new_session_id, at=timezone.now())
+        target = session_key(self.scope, request.new_session_id)
+        copy_messages(self.scope, source=head.pk, target=target, count=boundary)
+        return branched
+
+    @writes
+    def delete(self, session_id: str, checkpoint_id: str) -> bool:
+        head = lock_session(self.scope, session_id)
+        return drop_checkpoints(self.scope, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id)) > 0
+
+    @writes
+    def prune(self, session_id: str, keep: int) -> int:
+        head = lock_session(self.scope, session_id)
+        checkpoints = self._of(head.pk)
+        if keep:
+            newest = checkpoints.order_by("-version").values_list("version", flat=True)
+            oldest_kept = first_row(newest[keep - 1 : keep])
+            if oldest_kept is None:
+                return 0
+            checkpoints = checkpoints.filter(version__lt=oldest_kept)
+        return drop_checkpoints(self.scope, head, checkpoints)
+
+    def _branching_point(self, head: Session, request: BranchRequest) -> tuple[SessionState, int]:
+        """The state a branch starts from, and how many messages it takes along."""
+        checkpoints = self._of(head.pk).order_by("-version")
+        if request.checkpoint_id is not None:
+            checkpoints = checkpoints.filter(checkpoint_id=request.checkpoint_id)
+        elif request.message_index is not None:
+            checkpoints = checkpoints.filter(message_count__lte=request.message_index)
+        checkpoint = self._first(checkpoints, request.session_id)
+        if checkpoint is None and request.checkpoint_id is not None:
+            raise CheckpointNotFound(request.checkpoint_id)
+        if request.message_index is not None:
+            boundary = request.message_index
+        else:
+            boundary = head.message_count if checkpoint is None else checkpoint.message_count
+        return (self._current_state(head) if checkpoint is None else checkpoint.state), boundary
+
+    def _current_state(self, head: Session) -> SessionState:
+        return current_from(Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
+
+    def _of(self, key: int) -> QuerySet[CheckpointRow]:
+        return CheckpointRow.objects.using(self.scope.alias).filter(
+            session_id=key, kind=CheckpointKind.STEP, namespace=""
+        )
+
+    def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
+        return CheckpointRow.objects.using(self.scope.alias).filter(
+            session_id=key_of(self.scope, session_id), kind=CheckpointKind.STEP, namespace=""
+        )
+
+    @staticmethod
+    def _first(checkpoints: QuerySet[CheckpointRow], session_id: str) -> Checkpoint | None:
+        row = first_row(checkpoints.values(*CHECKPOINT_COLUMNS))
+        return None if row is None else checkpoint_from(row, session_id)

@@ -1,0 +1,90 @@
+"""Where the current state is written: once, in the row the head points at."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Exists, OuterRef, QuerySet
+
+from helix_store.core.payloads import size_of
+from helix_store.core.types import CheckpointSource
+from helix_store.engine.database import Scope
+from helix_store.exceptions import IntegrityFault
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Session,
+)
+from helix_store.sessions.database.bases import bases
+from helix_store.sessions.database.rows import base_of
+from helix_store.sessions.layout import custom_state_of
+
+__all__ = ["current_key", "drop_checkpoints", "read_current", "write_current"]
+
+
+def current_key(head: Session) -> int:
+    """The row that holds a locked session's current state."""
+    if head.current_id is None:
+        raise IntegrityFault("A session has no current state.")
+    return head.current_id
+
+
+def read_current(scope: Scope, head: Session) -> tuple[dict[str, Any], str]:
+    """Custom state and envelope of a locked session's current state."""
+    payload, envelope, base_id, base = (
+        Checkpoint.objects.using(scope.alias)
+        .values_list("payload", "envelope", "base_id", "base__payload")
+        .get(pk=current_key(head))
+    )
+    return custom_state_of(payload, base_of(base_id, base)), envelope
+
+
+def write_current(
+    scope: Scope, head: Session, *, payload: str, envelope: str, version: int, at: datetime
+) -> dict[str, object]:
+    """Store a state that no checkpoint records, and return the head columns that point at it.
+
+    A checkpoint is never overwritten; a state of its own is, so it may not be the base of anything.
+    """
+    bases.forget(scope, head.session_id)
+    rows = Checkpoint.objects.using(scope.alias)
+    columns = {
+        "version": version,
+        "payload": payload,
+        "base_id": None,
+        "envelope": envelope,
+        "size_bytes": size_of(payload) + size_of(envelope),
+        "created_at": at,
+    }
+    if head.current_id is not None and not head.current_is_checkpoint:
+        rows.filter(pk=head.current_id).update(**columns)
+        return {}
+    row = rows.create(
+        session_id=head.pk, kind=CheckpointKind.STATE, source=CheckpointSource.INPUT.value, **columns
+    )
+    return {"current_id": row.pk, "current_is_checkpoint": False, "base_key": None}
+
+
+def drop_checkpoints(scope: Scope, head: Session, doomed: QuerySet[Checkpoint]) -> int:
+    """Delete step checkpoints of a locked session and return how many; the current state stays.
+
+    When the newest checkpoint holds the current state, it stops being a checkpoint and stays as the state;
+    what others are deltas from stays as their base.
+    """
+    rows = Checkpoint.objects.using(scope.alias).filter(session_id=head.pk)
+    deltas = rows.filter(base__isnull=False)
+    demoted = 0
+    if head.current_is_checkpoint:
+        demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
+    if demoted:
+        Session.objects.using(scope.alias).filter(pk=head.pk).update(
+            current_is_checkpoint=False, base_key=None
+        )
+        head.current_is_checkpoint, head.base_key = False, None
+    # Also those that only doomed ones need: then they go as bases that nothing needs.
+    needed = doomed.filter(pk__in=deltas.values("base_id"))
+    demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
+    deleted, _ = doomed.delete()
+    rows.filter(~Exists(deltas.filter(base_id=OuterRef("pk"))), kind=CheckpointKind.BASE).delete()
+    return demoted + deleted

@@ -1,0 +1,58 @@
+"""A session by its id, found by the index of its key whatever the server knows of its tenant.
+
+PostgreSQL takes a tenant that came after its statistics for one without sessions. Any index that begins with
+the tenant looks as good as that of the key then, and a lookup could read all that the tenant has. So the
+tenant is not shown to the planner as a value: ``tenant = (SELECT …)`` is planned for as any tenant is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from django.db.models import CharField, Func, QuerySet, Subquery, Value
+
+from helix_store.engine.database import Scope
+from helix_store.models import Session
+
+__all__ = ["all_named", "any_tenant", "is_named", "key_of", "named"]
+
+
+def named(scope: Scope, session_id: str) -> QuerySet[Session]:
+    """The session of this id."""
+    return _of_tenant(scope).filter(session_id=session_id)
+
+
+def all_named(scope: Scope, session_ids: Collection[str]) -> QuerySet[Session]:
+    """The sessions of these ids."""
+    return _of_tenant(scope).filter(session_id__in=session_ids)
+
+
+def is_named(session: str = "", *, session_id: str = "session_id") -> str:
+    """The same in plain SQL; ``session`` is the table's alias, ``session_id`` the name of a parameter."""
+    prefix = f"{session}." if session else ""
+    return f"{prefix}tenant = (SELECT %(tenant)s) AND {prefix}session_id = %({session_id})s"
+
+
+def key_of(scope: Scope, session_id: str) -> Subquery:
+    """What ``session_id`` of a child's row equals; no row's does when there is no such session.
+
+    Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
+    """
+    return Subquery(named(scope, session_id).values("pk")[:1])
+
+
+def any_tenant(tenant: str) -> Func:
+    """The value of a tenant, planned for as any tenant is."""
+    return _AnyTenant(Value(tenant), output_field=CharField())
+
+
+class _AnyTenant(Func):
+    template = "(SELECT %(expressions)s)"
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
+
+
+def _of_tenant(scope: Scope) -> QuerySet[Session]:
+    return Session.objects.using(scope.alias).filter(tenant=any_tenant(scope.tenant))

@@ -1,0 +1,66 @@
+"""Listing sessions: filters, keyset pages, heads only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import F, QuerySet
+
+from helix_store.core.types import SessionHead, Unset
+from helix_store.engine.database import Scope
+from helix_store.engine.expressions import Unindexed, beyond, has_metadata, has_tag
+from helix_store.models import Session
+from helix_store.sessions.database.keys import any_tenant
+from helix_store.sessions.layout import HEAD_FIELDS, head_values
+from helix_store.sessions.requests import SessionQuery
+
+__all__ = ["select_sessions"]
+
+
+def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
+    """The page, the total when asked for, and whether more follows."""
+    matching = _filtered(_of_tenant(scope, query), query)
+    total = matching.count() if query.count else None
+    prefix = "-" if query.descending else ""
+    page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
+    if query.after is not None:
+        moment, session_id = query.after
+        last = {query.order_by: moment, "session_id": session_id}
+        page = page.filter(beyond(Session, last, descending=query.descending))
+    rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+    heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]
+    return heads, total, len(rows) > query.limit
+
+
+def _of_tenant(scope: Scope, query: SessionQuery) -> QuerySet[Session]:
+    # Documents are found by an index of all tenants. PostgreSQL must know then how large this tenant is: of
+    # one that it takes for small it would look for all sessions too, to find those that are in both.
+    is_by_document = query.tags or query.metadata
+    tenant = scope.tenant if is_by_document else any_tenant(scope.tenant)
+    return Session.objects.using(scope.alias).filter(tenant=tenant)
+
+
+def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    # An agent works for many users: there are fewer sessions of a user, or of a workspace.
+    is_of_few = query.user_id is not None or query.workspace_id is not None
+    sessions = sessions.alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
+    equal: dict[str, Any] = {
+        "agent": query.agent_type,
+        "user_id": query.user_id,
+        "root_session_id": query.root_session_id,
+        "workspace_id": query.workspace_id,
+        "created_at__gte": query.created_from,
+        "created_at__lt": query.created_to,
+    }
+    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+    if query.statuses is not None:
+        sessions = sessions.filter(status__in=sorted(query.statuses))
+    if query.parent_session_id is None:
+        sessions = sessions.filter(parent_session_id__isnull=True)
+    elif not isinstance(query.parent_session_id, Unset):
+        sessions = sessions.filter(parent_session_id=query.parent_session_id)
+    for tag in query.tags:
+        sessions = sessions.filter(has_tag(tag))
+    for key, value in query.metadata.items():
+        sessions = sessions.filter(has_metadata(key, value))
+    return sessions

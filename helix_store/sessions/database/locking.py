@@ -1,0 +1,170 @@
+"""The lock order, written once: session row, then lock row, then stream row, then children.
+
+Whatever guards a write is read after the session's row is locked, in a statement of its own: a row joined
+into the locking statement is as old as that statement's start, also when the lock had to be waited for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from functools import cache
+from typing import Any, Final
+
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.engine.clocks import moment
+from helix_store.engine.database import Scope
+from helix_store.engine.statement import (
+    fetched_rows,
+    locked_row,
+    update_row,
+)
+from helix_store.exceptions import SessionNotFound
+from helix_store.locks.sql import lock_statements
+from helix_store.models import Session
+from helix_store.sessions.database.keys import (
+    all_named,
+    is_named,
+    named,
+)
+from helix_store.sessions.database.rows import first_row
+
+__all__ = [
+    "admit",
+    "bump",
+    "hold_fence",
+    "lock_session",
+    "lock_sessions",
+    "lock_sessions_of_tree",
+    "root_of",
+    "session_key",
+    "unlike",
+]
+
+_LOCKED_COLUMNS = (
+    "id",
+    "session_id",
+    "status",
+    "version",
+    "step_count",
+    "resume_count",
+    "message_count",
+    "mode",
+    "root_session_id",
+    "created_at",
+    "current_id",
+    "current_is_checkpoint",
+    "base_key",
+)
+_JSON_TYPES: Final = frozenset({list, dict})
+
+
+def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
+    """The session's narrow head, locked until the transaction ends, and fit for a guarded write.
+
+    ``more_columns`` are read with it. SQLite has no row locks: there the immediate write transaction is the
+    lock.
+    """
+    names = _in_order(_LOCKED_COLUMNS + more_columns)
+    named_so = {"tenant": scope.tenant, "session_id": session_id}
+    row = locked_row(scope, Session, names, is_named(), named_so)
+    if row is None:
+        raise SessionNotFound(session_id)
+    head = Session.from_db(scope.alias, names, row)
+    # SQLite has neither booleans nor time zones.
+    head.current_is_checkpoint = bool(head.current_is_checkpoint)
+    head.created_at = moment(head.created_at)
+    if guard is not None:
+        admit(scope, head, guard)
+    return head
+
+
+@cache
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns in the order in which a model takes its values."""
+    return tuple(field.attname for field in Session._meta.concrete_fields if field.attname in names)
+
+
+def admit(scope: Scope, head: Session, guard: Guard) -> None:
+    """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
+    hold_fence(scope, head.session_id, guard)
+    guard.check_version(head.version)
+
+
+def hold_fence(scope: Scope, name: str, guard: Guard) -> None:
+    """Refuse a former holder of a lock, and let nobody take it over until the transaction ends.
+
+    Raises `FencedOutError`.
+    """
+    if guard.fencing_token is not None:
+        guard.check_fence(_newest_token(scope, name))
+
+
+def _newest_token(scope: Scope, name: str) -> int | None:
+    connection = scope.connection
+    rows = fetched_rows(
+        connection, lock_statements(connection).newest_token, {"tenant": scope.tenant, "name": name}
+    )
+    return rows[0][0] if rows else None
+
+
+def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:
+    """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock."""
+    return list(
+        Session.objects.using(scope.alias)
+        .select_for_update()
+        .only("id", "session_id")
+        .filter(pk__in=list(keys))
+        .order_by("pk")
+    )
+
+
+def lock_sessions_of_tree(
+    scope: Scope, session_ids: Collection[str], *more_columns: str
+) -> dict[str, Session]:
+    """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
+    heads = (
+        all_named(scope, session_ids)
+        .select_for_update(no_key=True)
+        .only(*_LOCKED_COLUMNS, *more_columns)
+        .order_by("pk")
+    )
+    return {head.session_id: head for head in heads}
+
+
+def root_of(scope: Scope, session_id: str) -> str:
+    """The id of the session at the top of the tree. Raises `SessionNotFound`."""
+    head = first_row(named(scope, session_id).only("root_session_id"))
+    if head is None:
+        raise SessionNotFound(session_id)
+    return head.root_session_id or session_id
+
+
+def session_key(scope: Scope, session_id: str) -> int:
+    """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
+    key = first_row(named(scope, session_id).values_list("pk", flat=True))
+    if key is None:
+        raise SessionNotFound(session_id)
+    return key
+
+
+def unlike(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Those columns that a locked head was read with and that do not hold these values yet.
+
+    To write a column costs more than to read it, and SQLite writes all indexes anew that have it.
+    """
+    return {
+        name: value
+        for name, value in columns.items()
+        if getattr(head, name) != (json.dumps(value) if type(value) in _JSON_TYPES else value)
+    }
+
+
+def bump(scope: Scope, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
+    """Write columns of a locked head together with its next version, and return that version."""
+    version = head.version + 1
+    update_row(scope, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
+    return version

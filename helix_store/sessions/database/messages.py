@@ -1,0 +1,127 @@
+"""The message history in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.models import F, QuerySet
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    Scope,
+    reads,
+    writes,
+)
+from helix_store.engine.statement import insert_rows
+from helix_store.exceptions import SessionNotFound
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Message,
+    Session,
+)
+from helix_store.sessions.database.current_state import drop_checkpoints
+from helix_store.sessions.database.keys import key_of, named
+from helix_store.sessions.database.locking import bump, lock_session
+from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.requests import (
+    EncodedMessage,
+)
+
+__all__ = ["DatabaseMessages", "copy_messages", "cut_history", "insert_messages"]
+
+_ROWS_PER_STATEMENT = 1_000
+_COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
+
+
+class DatabaseMessages(DatabaseVerbs):
+    @writes
+    def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
+        head = lock_session(self.scope, session_id, guard)
+        if not messages:
+            return head.message_count
+        at = timezone.now()
+        count = insert_messages(self.scope, head, messages, at=at)
+        bump(self.scope, head, at=at, message_count=count)
+        return count
+
+    @reads
+    def page(
+        self, session_id: str, *, offset: int, limit: int | None, descending: bool
+    ) -> tuple[list[str], int]:
+        messages = self._of(session_id)
+        if descending:
+            last = F("session__message_count") - offset
+            messages = messages.filter(sequence__lte=last).order_by("-sequence")
+            if limit is not None:
+                messages = messages.filter(sequence__gt=last - limit)
+        else:
+            messages = messages.filter(sequence__gt=offset).order_by("sequence")
+            if limit is not None:
+                messages = messages.filter(sequence__lte=offset + limit)
+        rows = list(messages.values_list("payload", "session__message_count"))
+        if not rows:
+            return [], self._count(session_id)
+        return [payload for payload, _ in rows], rows[0][1]
+
+    @reads
+    def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
+        following = self._of(session_id).filter(sequence__gt=sequence, sequence__lte=sequence + limit)
+        return list(following.order_by("sequence").values_list("payload", flat=True))
+
+    @reads
+    def count(self, session_id: str) -> int:
+        return self._count(session_id)
+
+    @writes
+    def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
+        head = lock_session(self.scope, session_id, guard)
+        if keep >= head.message_count:
+            return head.version
+        cut_history(self.scope, head, keep)
+        beyond = Checkpoint.objects.using(self.scope.alias).filter(
+            session_id=head.pk, kind=CheckpointKind.STEP, message_count__gt=keep
+        )
+        drop_checkpoints(self.scope, head, beyond)
+        return bump(self.scope, head, message_count=keep)
+
+    def _of(self, session_id: str) -> QuerySet[Message]:
+        return Message.objects.using(self.scope.alias).filter(session_id=key_of(self.scope, session_id))
+
+    def _count(self, session_id: str) -> int:
+        count = first_row(named(self.scope, session_id).values_list("message_count", flat=True))
+        if count is None:
+            raise SessionNotFound(session_id)
+        return count
+
+
+def insert_messages(scope: Scope, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
+    """Append to a locked session and return the new message count; the caller writes it to the head."""
+    rows = [
+        (head.pk, sequence, message.role, message.text, at)
+        for sequence, message in enumerate(messages, head.message_count + 1)
+    ]
+    for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+        insert_rows(scope, Message, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
+    return head.message_count + len(messages)
+
+
+def cut_history(scope: Scope, head: Session, keep: int) -> None:
+    """Delete the messages of a locked session beyond the first ``keep``."""
+    Message.objects.using(scope.alias).filter(session_id=head.pk, sequence__gt=keep).delete()
+
+
+def copy_messages(scope: Scope, *, source: int, target: int, count: int) -> None:
+    """Copy the first messages of one session to another, in the database, with their original times."""
+    connection = scope.connection
+    table = connection.ops.quote_name(Message._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "
+            f"SELECT %s, sequence, role, payload, created_at FROM {table} "
+            "WHERE session_id = %s AND sequence <= %s ORDER BY sequence",
+            [target, source, count],
+        )

@@ -1,0 +1,206 @@
+"""Runs, interrupt requests and sub-session refs in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from django.db.models import Max, QuerySet
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.types import (
+    InterruptKind,
+    InterruptRequest,
+    Run,
+    RunStatus,
+    SessionStatus,
+    SubSessionRef,
+)
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    reads,
+    writes,
+)
+from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
+from helix_store.models import InterruptRequest as InterruptRow
+from helix_store.models import Run as RunRow
+from helix_store.models import SubSessionRef as SubSessionRow
+from helix_store.sessions.backend import EncodedRef, RunUpdate
+from helix_store.sessions.database.locking import (
+    bump,
+    lock_session,
+    session_key,
+)
+from helix_store.sessions.database.rows import first_row, interrupt_from, run_from, sub_session_ref_from
+from helix_store.sessions.rules import (
+    SUPERSEDED,
+    check_no_other_runs,
+    check_same_ref,
+    check_supersedes,
+    end_of_run,
+    is_bound_to,
+    standing_request,
+)
+
+__all__ = ["DatabaseInterrupts", "DatabaseRuns", "DatabaseSubSessions"]
+
+
+class DatabaseRuns(DatabaseVerbs):
+    @writes
+    def start(
+        self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+    ) -> Run:
+        head = lock_session(self.scope, session_id, guard)
+        runs = self._of(head.pk)
+        at = timezone.now()
+        if runs.filter(run_id=run_id).exists():
+            raise ConflictError("This run id is taken; choose another one.")
+        running = _running(runs)
+        if running is not None:
+            check_supersedes(running.fencing_token, supersede=supersede, fencing_token=guard.fencing_token)
+            _end_superseded(runs, running, at)
+        last_turn = runs.aggregate(last=Max("turn"))["last"] or 0
+        row = runs.create(
+            session_id=head.pk,
+            run_id=run_id,
+            turn=last_turn + 1,
+            status=RunStatus.RUNNING.value,
+            start_sequence=start_sequence,
+            fencing_token=guard.fencing_token,
+            started_at=at,
+        )
+        InterruptRow.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
+        if head.status != SessionStatus.ACTIVE:
+            bump(self.scope, head, at=at, status=SessionStatus.ACTIVE.value)
+        return run_from(row, session_id)
+
+    @writes
+    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
+        runs = self._of(lock_session(self.scope, session_id).pk)
+        row = first_row(runs.filter(run_id=run_id))
+        if row is None:
+            raise RunNotFound(run_id)
+        if update.status is RunStatus.RUNNING:
+            running = _running(runs)
+            check_no_other_runs(None if running is None else running.run_id, run_id)
+        row.status = update.status.value
+        row.ended_at = end_of_run(update.status, row.ended_at, timezone.now())
+        given = {name: getattr(update, name) for name in ("step_count", "completion_reason", "error")}
+        for name, value in given.items():
+            if value is not None:
+                setattr(row, name, value)
+        row.save(using=self.scope.alias, update_fields=["status", "ended_at", *given])
+        return run_from(row, session_id)
+
+    @reads
+    def current(self, session_id: str) -> Run | None:
+        running = _running(self._of(session_key(self.scope, session_id)))
+        return None if running is None else run_from(running, session_id)
+
+    @reads
+    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
+        runs = self._of(session_key(self.scope, session_id)).order_by("-turn")
+        return [run_from(row, session_id) for row in runs[offset : offset + limit]]
+
+    def _of(self, key: int) -> QuerySet[RunRow]:
+        return RunRow.objects.using(self.scope.alias).filter(session_id=key)
+
+
+def _running(runs: QuerySet[RunRow]) -> RunRow | None:
+    return first_row(runs.filter(status=RunStatus.RUNNING.value))
+
+
+def _end_superseded(runs: QuerySet[RunRow], running: RunRow, at: datetime) -> None:
+    runs.filter(pk=running.pk).update(
+        status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at
+    )
+
+
+class DatabaseInterrupts(DatabaseVerbs):
+    @writes
+    def request(
+        self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
+    ) -> InterruptRequest:
+        head = lock_session(self.scope, session_id)
+        wanted = InterruptRequest(
+            session_id=session_id,
+            kind=kind,
+            reason=reason,
+            run_id=self._bound_run(head.pk, run_id),
+            requested_at=timezone.now(),
+        )
+        standing = standing_request(self._pending(head.pk, session_id), wanted)
+        if standing is wanted:
+            InterruptRow.objects.using(self.scope.alias).update_or_create(
+                session_id=head.pk,
+                defaults={
+                    "kind": wanted.kind.value,
+                    "reason": wanted.reason,
+                    "run_id": wanted.run_id,
+                    "requested_at": wanted.requested_at,
+                },
+            )
+        return standing
+
+    @reads
+    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
+        pending = self._pending(session_key(self.scope, session_id), session_id)
+        return pending if pending is not None and is_bound_to(pending, run_id) else None
+
+    @writes
+    def clear(self, session_id: str) -> bool:
+        head = lock_session(self.scope, session_id)
+        return InterruptRow.objects.using(self.scope.alias).filter(session_id=head.pk).delete()[0] > 0
+
+    def _pending(self, key: int, session_id: str) -> InterruptRequest | None:
+        row = first_row(InterruptRow.objects.using(self.scope.alias).filter(session_id=key))
+        return None if row is None else interrupt_from(row, session_id)
+
+    def _bound_run(self, key: int, run_id: str | None) -> str | None:
+        runs = RunRow.objects.using(self.scope.alias).filter(session_id=key)
+        if run_id is None:
+            running = runs.filter(status=RunStatus.RUNNING.value).values_list("run_id", flat=True)
+            return first_row(running)
+        if not runs.filter(run_id=run_id).exists():
+            raise RunNotFound(run_id)
+        return run_id
+
+
+class DatabaseSubSessions(DatabaseVerbs):
+    @writes
+    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
+        head = lock_session(self.scope, session_id)
+        rows = self._of(head.pk)
+        at = timezone.now()
+        known: dict[str, SubSessionRow | EncodedRef] = {
+            row.sub_session_id: row
+            for row in rows.filter(sub_session_id__in=[ref.sub_session_id for ref in refs])
+        }
+        new = []
+        for ref in refs:
+            stored = known.setdefault(ref.sub_session_id, ref)
+            check_same_ref(stored, ref)
+            if stored is ref:
+                new.append(SubSessionRow(session_id=head.pk, created_at=at, updated_at=at, **asdict(ref)))
+        rows.bulk_create(new)
+
+    @writes
+    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
+        rows = self._of(lock_session(self.scope, session_id).pk).filter(sub_session_id=sub_session_id)
+        if changes:
+            rows.update(updated_at=timezone.now(), **changes)
+        row = first_row(rows)
+        if row is None:
+            raise NotFoundError("The session has no sub-session ref with this id.")
+        return sub_session_ref_from(row)
+
+    @reads
+    def select(self, session_id: str) -> list[SubSessionRef]:
+        return [
+            sub_session_ref_from(row) for row in self._of(session_key(self.scope, session_id)).order_by("pk")
+        ]
+
+    def _of(self, key: int) -> QuerySet[SubSessionRow]:
+        return SubSessionRow.objects.using(self.scope.alias).filter(session_id=key)

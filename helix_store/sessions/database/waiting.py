@@ -1,0 +1,208 @@
+"""Pending tool calls, suspension and resumption in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.types import (
+    PendingToolCall,
+    RunStatus,
+    SessionState,
+    Submission,
+    SubmissionOutcome,
+)
+from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.engine.clocks import database_now
+from helix_store.engine.database import (
+    DatabaseVerbs,
+    Scope,
+    reads,
+    writes,
+)
+from helix_store.engine.expressions import Unindexed
+from helix_store.exceptions import (
+    ConflictError,
+    IntegrityFault,
+    SessionNotFound,
+)
+from helix_store.models import Run, Session
+from helix_store.sessions.database.locking import (
+    admit,
+    bump,
+    lock_session,
+    lock_sessions_of_tree,
+    root_of,
+)
+from helix_store.sessions.database.rows import CURRENT_COLUMNS, current_from, first_row
+from helix_store.sessions.suspension import (
+    RESUMED_COLUMNS,
+    Suspension,
+    require_suspended,
+    resumed_state,
+)
+from helix_store.sessions.tool_calls import (
+    Answer,
+    ToolCalls,
+    claimed_ownership,
+    due_calls,
+    owner_of,
+)
+
+__all__ = ["CALL_COLUMNS", "DatabaseSuspensions", "DatabaseToolCalls", "asked_columns"]
+
+CALL_COLUMNS = ("pending_client_tool_calls", "completed_client_tool_calls", "client_tool_call_ownership")
+
+
+class DatabaseToolCalls(DatabaseVerbs):
+    @writes
+    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+        heads = self._heads({session_id, owner_id})
+        root_id = heads[session_id].root_session_id
+        if heads[owner_id].root_session_id != root_id:
+            raise ConflictError("The session that is to own the calls belongs to another tree.")
+        locked = lock_sessions_of_tree(self.scope, {owner_id, root_id or owner_id}, *CALL_COLUMNS)
+        owner = locked.get(owner_id)
+        if owner is None:
+            raise SessionNotFound(owner_id)
+        columns = asked_columns(self.scope, owner, calls, locked.get(root_id or owner_id))
+        if columns:
+            bump(self.scope, owner, **columns)
+
+    @writes
+    def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
+        owner_id = self._owner_of(session_id, tool_call_id)
+        owner = lock_sessions_of_tree(self.scope, {owner_id}, *CALL_COLUMNS).get(owner_id)
+        if owner is None:
+            return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
+        calls = _calls_of(owner)
+        outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
+        version = None
+        if outcome is SubmissionOutcome.ACCEPTED:
+            version = bump(self.scope, owner, **calls.columns(self.scope.limits))
+        return Submission(
+            outcome=outcome,
+            tool_call_id=tool_call_id,
+            session_id=None if outcome is SubmissionOutcome.UNKNOWN_TOOL_CALL else owner_id,
+            new_version=version,
+        )
+
+    @writes
+    def take(self, session_id: str, guard: Guard) -> dict[str, Any]:
+        head = lock_session(self.scope, session_id, guard, *CALL_COLUMNS)
+        calls = _calls_of(head)
+        taken = calls.take()
+        if taken:
+            bump(self.scope, head, **calls.columns(self.scope.limits))
+        return taken
+
+    @reads
+    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        moment = database_now(self.scope.connection) if now is None else now
+        # Each session has at least one such call, so that the first calls are those of the first sessions.
+        rows = (
+            Session.objects.using(self.scope.alias)
+            .alias(unindexed_tenant=Unindexed("tenant"))
+            .filter(unindexed_tenant=self.scope.tenant)
+            .non_terminal()
+            .overdue(moment)
+            .order_by("pending_deadline", "pk")
+            .values_list("session_id", "pending_client_tool_calls")[:limit]
+        )
+        now_milliseconds = datetime_to_milliseconds(moment)
+        calls: list[PendingToolCall] = []
+        for session_id, pending in rows:
+            # A row that cannot be read hides its own calls, and no others.
+            with suppress(IntegrityFault):
+                calls += due_calls(session_id, pending, now_milliseconds)
+        return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
+
+    @property
+    def _rows(self) -> QuerySet[Session]:
+        return Session.objects.using(self.scope.alias).filter(tenant=self.scope.tenant)
+
+    def _heads(self, session_ids: set[str]) -> dict[str, Session]:
+        rows = self._rows.filter(session_id__in=session_ids).only("session_id", "root_session_id")
+        heads = {head.session_id: head for head in rows}
+        for session_id in sorted(session_ids - heads.keys()):
+            raise SessionNotFound(session_id)
+        return heads
+
+    def _owner_of(self, session_id: str, tool_call_id: str) -> str:
+        """The owner by the root's record; a call that is in no record belongs to the session itself.
+
+        Read without a lock: who owns a call never changes, and the owner's row is the one that decides.
+        """
+        ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
+        own = first_row(ownership.filter(session_id=session_id))
+        if own is None:
+            raise SessionNotFound(session_id)
+        root_id, recorded = own
+        if root_id is not None and root_id != session_id:
+            root = first_row(ownership.filter(session_id=root_id))
+            recorded = recorded if root is None else root[1]
+        return owner_of(recorded, tool_call_id) or session_id
+
+
+def asked_columns(
+    scope: Scope, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
+) -> dict[str, Any]:
+    """The columns that calls change in their locked owner; the record on a locked root is written here.
+
+    Without its root a session keeps the record itself.
+    """
+    columns: dict[str, Any] = {}
+    asked = _calls_of(owner)
+    if asked.add(calls):
+        columns = asked.columns(scope.limits)
+    keeper = owner if root is None else root
+    record = claimed_ownership(keeper.client_tool_call_ownership, calls, owner.session_id, scope.limits)
+    if record is not None and keeper.pk == owner.pk:
+        columns["client_tool_call_ownership"] = record
+    elif record is not None:
+        bump(scope, keeper, client_tool_call_ownership=record)
+    return columns
+
+
+def _calls_of(head: Session) -> ToolCalls:
+    return ToolCalls(head.pending_client_tool_calls, head.completed_client_tool_calls)
+
+
+class DatabaseSuspensions(DatabaseVerbs):
+    @writes
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
+        root_id = root_of(self.scope, session_id) if suspension.calls else session_id
+        heads = lock_sessions_of_tree(self.scope, {session_id, root_id}, *CALL_COLUMNS)
+        head = heads.get(session_id)
+        if head is None:
+            raise SessionNotFound(session_id)
+        admit(self.scope, head, guard)
+        suspension.require_allowed(head.status)
+        columns = dict(suspension.columns)
+        if suspension.calls:
+            columns |= asked_columns(self.scope, head, suspension.calls, heads.get(root_id))
+        at = timezone.now()
+        running = Run.objects.using(self.scope.alias).filter(
+            session_id=head.pk, status=RunStatus.RUNNING.value
+        )
+        running.update(status=suspension.kind, ended_at=at)
+        return bump(self.scope, head, at=at, **columns)
+
+    @writes
+    def resume(self, session_id: str, guard: Guard) -> SessionState:
+        head = lock_session(self.scope, session_id)
+        row = Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
+        # Before the version: whoever loses to another resume learns that, and not only that it is late.
+        require_suspended(row)
+        admit(self.scope, head, guard)
+        state = current_from(row)
+        at = timezone.now()
+        version = bump(self.scope, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
+        return resumed_state(state, version=version, at=at)

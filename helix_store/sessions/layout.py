@@ -1,0 +1,373 @@
+"""How a session's state is laid out at rest, and read back.
+
+``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
+that holds a state. Fields that lists, filters and single writes need are columns of the session's head too:
+for the *current* state the columns decide, for a checkpoint the envelope does. An envelope leaves out the
+fields that have the default of `SessionState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import (
+    check_metadata,
+    check_tags,
+    decode,
+    encode,
+    is_plain_json,
+    size_of,
+    write_json,
+)
+from helix_store.core.types import (
+    RunStatus,
+    SessionMode,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.exceptions import (
+    ConflictError,
+    IntegrityFault,
+    InvalidPayload,
+    LimitExceeded,
+)
+from helix_store.sessions.deltas import decode_with_deltas
+from helix_store.sessions.members import (
+    NO_MEMBERS,
+    Members,
+    encode_again,
+    encode_like,
+)
+
+__all__ = [
+    "HEAD_FIELDS",
+    "JSON_COLUMNS",
+    "STATE_COLUMNS",
+    "WRITTEN_COLUMNS",
+    "EncodedState",
+    "checkpoint_state",
+    "current_state",
+    "custom_state_of",
+    "encode_custom_state",
+    "encode_state",
+    "settled_mode",
+    "suspension_kind",
+    "with_custom_state",
+]
+
+STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
+
+HEAD_FIELDS: Final = (
+    "session_id",
+    "agent_type",
+    "status",
+    "version",
+    "step_count",
+    "resume_count",
+    "mode",
+    "failure_reason",
+    "user_id",
+    "tags",
+    "metadata",
+    "title",
+    "workspace_id",
+    "directory",
+    "parent_session_id",
+    "root_session_id",
+    "stream_id",
+    "message_count",
+    "suspension_kind",
+    "suspended_step_id",
+    "expires_at",
+    "created_at",
+    "updated_at",
+)
+"""What a listed session has; each is a column of the head."""
+
+JSON_COLUMNS: Final = (
+    "pending_client_tool_calls",
+    "completed_client_tool_calls",
+    "client_tool_call_ownership",
+    "suspension_context",
+    "suspended_awaiting_children",
+    "tracing_context",
+)
+"""Payload text in columns of the head, because single writes of the human loop change them."""
+
+STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
+
+WRITTEN_COLUMNS: Final = (
+    *(name for name in STATE_COLUMNS if name not in STORE_OWNED),
+    "pending_deadline",
+)
+"""What a state brings along when it is saved."""
+
+_CUSTOM_STATE_PATH: Final = "/custom_state"
+
+_NEVER_NONE: Final = frozenset(
+    {
+        "pending_client_tool_calls",
+        "completed_client_tool_calls",
+        "client_tool_call_ownership",
+        "workspace_refs",
+    }
+)
+_KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
+_TEXT_FIELDS: Final = (*JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY)
+_DEFAULT_TEXTS: Final = {name: "{}" if name in _NEVER_NONE else "null" for name in _TEXT_FIELDS}
+_EMPTY_TEXTS: Final[dict[type, str]] = {dict: "{}", list: "[]"}
+_SHAPES: Final[dict[str, type]] = {
+    **dict.fromkeys((*JSON_COLUMNS, "workspace_refs"), dict),
+    "suspended_awaiting_children": list,
+}
+_ENVELOPE: Final = tuple(name for name in (*HEAD_FIELDS, *_TEXT_FIELDS) if name not in STORE_OWNED)
+_ALWAYS_IN_ENVELOPE: Final = frozenset({"agent_type", "status"})
+_DEFAULTS: Final = SessionState(session_id="any", agent_type="any")
+_HEAD_DEFAULTS: Final = {
+    name: getattr(_DEFAULTS, name) for name in HEAD_FIELDS if name not in STORE_OWNED | _ALWAYS_IN_ENVELOPE
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedState:
+    """A state that has passed the gate, ready to be written: texts, and values by head column."""
+
+    payload: str
+    envelope: str
+    columns: dict[str, Any]
+    members: Members | None = None
+    """Those of the payload, where they were needed to write it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return size_of(self.payload) + size_of(self.envelope)
+
+
+def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
+    """Encode a changed custom state that goes with an envelope; together they keep ``max_state_bytes``."""
+    payload, _ = _encoded_payload(custom_state, limits, NO_MEMBERS)
+    _check_size(payload, envelope, limits)
+    return payload
+
+
+def with_custom_state(
+    encoded: EncodedState, before: dict[str, Any], custom_state: dict[str, Any], limits: Limits
+) -> EncodedState:
+    """An encoded state with another custom state, which may share values with the one that it had before.
+
+    Raises what `encode_state` raises.
+    """
+    if encoded.members is None:
+        payload, members = _encoded_payload(custom_state, limits, NO_MEMBERS)
+    else:
+        payload, members = encode_again(
+            encoded.members, before, custom_state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH
+        )
+    _check_size(payload, encoded.envelope, limits)
+    return replace(encoded, payload=payload, members=members)
+
+
+def _encoded_payload(
+    custom_state: dict[str, Any], limits: Limits, earlier: Members
+) -> tuple[str, Members | None]:
+    if type(custom_state) is not dict:
+        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
+    limit, path = limits.max_state_bytes, _CUSTOM_STATE_PATH
+    if earlier:
+        return encode_like(earlier, custom_state, limit=limit, path=path)
+    return encode(custom_state, limit=limit, path=path), None
+
+
+def _check_size(payload: str, envelope: str, limits: Limits) -> None:
+    size_bytes = size_of(payload) + size_of(envelope)
+    if size_bytes > limits.max_state_bytes:
+        raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
+
+
+def encode_state(state: SessionState, limits: Limits, earlier: Members = NO_MEMBERS) -> EncodedState:
+    """Check every field of a state and lay it out; ``earlier`` are members of an earlier custom state.
+
+    Raises `InvalidPayload` and `LimitExceeded`; ``max_state_bytes`` counts payload and envelope together.
+    """
+    if not isinstance(state, SessionState):
+        raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
+    head = _checked_head(state)
+    payload, members = _encoded_payload(state.custom_state, limits, earlier)
+    columns = dict(head)
+    columns["expires_at"] = (
+        None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
+    )
+    texts = {}
+    for name in _TEXT_FIELDS:
+        text = _encoded_field(state, name, limits)
+        if text != _DEFAULT_TEXTS[name]:
+            texts[name] = text
+    for name in JSON_COLUMNS:
+        columns[name] = texts.get(name)
+    columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
+    envelope = _envelope(head, texts, state)
+    _check_size(payload, envelope, limits)
+    return EncodedState(payload, envelope, columns, members)
+
+
+def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
+    value = getattr(state, name)
+    if value is None and name not in _NEVER_NONE:
+        return "null"
+    shape = _SHAPES.get(name)
+    if shape is not None and type(value) is not shape:
+        raise InvalidPayload(path=f"/{name}", reason=f"expected a {shape.__name__}")
+    if type(value) in _EMPTY_TEXTS and not value:
+        return _EMPTY_TEXTS[type(value)]
+    return encode(value, limit=limits.max_state_bytes, path=f"/{name}")
+
+
+def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> str:
+    """The object of the fields that are not at their default.
+
+    Joined from texts: each may be as deep as a document of its own.
+    """
+    head = {
+        name: value
+        for name, value in head.items()
+        if name in _ALWAYS_IN_ENVELOPE or value != _HEAD_DEFAULTS[name]
+    }
+    if any(not is_plain_json(text) for text in texts.values()):
+        return encode({**head, **{name: getattr(state, name) for name in texts}})
+    fields = "".join(f',"{name}":{text}' for name, text in texts.items())
+    # What is in the head has been checked, and holds no surrogates.
+    return f"{write_json(head)[:-1]}{fields}}}"
+
+
+def _checked_head(state: SessionState) -> dict[str, Any]:
+    """The head fields a caller may write, as plain values; ``expires_at`` still in milliseconds."""
+    return {
+        "agent_type": validation.identifier(state.agent_type, "agent_type"),
+        "status": validation.enum(SessionStatus, state.status, "status").value,
+        "step_count": validation.whole_number(state.step_count, "step_count"),
+        "resume_count": validation.whole_number(state.resume_count, "resume_count"),
+        "mode": None if state.mode is None else validation.enum(SessionMode, state.mode, "mode").value,
+        "failure_reason": validation.optional_text(state.failure_reason, "failure_reason"),
+        "user_id": validation.optional_identifier(state.user_id, "user_id"),
+        "tags": check_tags(state.tags),
+        "metadata": check_metadata(state.metadata),
+        "title": validation.optional_text(state.title, "title"),
+        "workspace_id": validation.optional_identifier(state.workspace_id, "workspace_id", empty=True),
+        "directory": validation.text(state.directory, "directory"),
+        "parent_session_id": validation.optional_identifier(state.parent_session_id, "parent_session_id"),
+        "root_session_id": validation.optional_identifier(state.root_session_id, "root_session_id"),
+        "stream_id": validation.optional_identifier(state.stream_id, "stream_id"),
+        "suspension_kind": None if state.suspension_kind is None else suspension_kind(state.suspension_kind),
+        "suspended_step_id": validation.optional_identifier(state.suspended_step_id, "suspended_step_id"),
+        "expires_at": (
+            None
+            if state.expires_at is None
+            else validation.epoch_milliseconds(state.expires_at, "expires_at")
+        ),
+    }
+
+
+def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
+    """The status of a run that waits, as text."""
+    kind = validation.enum(RunStatus, value, path)
+    if not kind.is_suspended:
+        raise InvalidPayload(path=path, reason="expected one of the suspended statuses of a run")
+    return kind.value
+
+
+def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
+    """When the first unanswered call is due; entries without a usable deadline wait for ever."""
+    deadlines = [
+        entry["deadline"]
+        for entry in pending.values()
+        if type(entry) is dict and "submitted_at" not in entry and type(entry.get("deadline")) is int
+    ]
+    usable = [deadline for deadline in deadlines if 0 <= deadline <= validation.MAX_EPOCH_MILLISECONDS]
+    return validation.milliseconds_to_datetime(min(usable)) if usable else None
+
+
+def settled_mode(stored: str | None, given: str | None) -> str | None:
+    """The mode a write leaves behind: it is written once, and not giving one keeps what is there."""
+    if stored is not None and given is not None and stored != given:
+        raise ConflictError("The mode of a session is written once and cannot change.")
+    return given if stored is None else stored
+
+
+def current_state(
+    columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
+) -> SessionState:
+    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored.
+
+    With a ``base``, the payload is a delta to that full one.
+    """
+    kept = _decode_envelope(envelope)
+    return SessionState(
+        custom_state=custom_state_of(payload, base),
+        **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
+        **{name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None},
+        **head_values(columns),
+    )
+
+
+def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Head columns as the values of `SessionHead` and `SessionState`."""
+    values = {name: columns[name] for name in HEAD_FIELDS}
+    values["status"] = SessionStatus(values["status"])
+    values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
+    kind = values["suspension_kind"]
+    values["suspension_kind"] = None if kind is None else RunStatus(kind)
+    if values["expires_at"] is not None:
+        values["expires_at"] = validation.datetime_to_milliseconds(values["expires_at"])
+    return values
+
+
+def checkpoint_state(
+    payload: str,
+    envelope: str,
+    base: str | None = None,
+    *,
+    session_id: str,
+    version: int,
+    message_count: int,
+    created_at: datetime,
+    updated_at: datetime,
+) -> SessionState:
+    """The state as a checkpoint recorded it; with a ``base``, the payload is a delta to that full one."""
+    fields = _decode_envelope(envelope)
+    try:
+        return SessionState(
+            session_id=session_id,
+            version=version,
+            message_count=message_count,
+            created_at=created_at,
+            updated_at=updated_at,
+            custom_state=custom_state_of(payload, base),
+            **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
+        )
+    except (TypeError, ValueError) as exc:
+        raise IntegrityFault("A stored checkpoint does not hold a session state.") from exc
+
+
+def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
+    fields["status"] = SessionStatus(fields["status"])
+    fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
+    kind = fields.get("suspension_kind")
+    fields["suspension_kind"] = None if kind is None else RunStatus(kind)
+    return fields
+
+
+def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
+    """The custom state in a payload, or in a payload that is a delta to a base."""
+    return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
+
+
+def _decode_envelope(text: str) -> dict[str, Any]:
+    value = decode(text)
+    if type(value) is not dict:
+        raise IntegrityFault("A stored envelope is not a JSON object.")
+    return value

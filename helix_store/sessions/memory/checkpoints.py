@@ -1,0 +1,130 @@
+"""Checkpoints in memory: read, list, restore, branch, prune."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from helix_store.core.guards import Guard
+from helix_store.core.limits import AS_STORED
+from helix_store.core.types import (
+    Checkpoint,
+    CheckpointHead,
+    SessionState,
+)
+from helix_store.exceptions import (
+    CheckpointNotFound,
+    InvalidQuery,
+    SessionExists,
+)
+from helix_store.sessions.layout import encode_state, settled_mode
+from helix_store.sessions.memory.records import SessionRecord, StoredCheckpoint
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.requests import (
+    BranchRequest,
+)
+from helix_store.sessions.rules import branched_state
+
+__all__ = ["MemoryCheckpoints"]
+
+
+class MemoryCheckpoints:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
+        record = self._scope.find(session_id)
+        return None if record is None else _value(record, record.checkpoints.get(checkpoint_id))
+
+    def latest(self, session_id: str) -> Checkpoint | None:
+        record = self._scope.find(session_id)
+        return None if record is None else _value(record, record.latest_checkpoint)
+
+    def select(
+        self, session_id: str, *, limit: int, before_version: int | None
+    ) -> tuple[list[CheckpointHead], int, int | None]:
+        checkpoints = self._scope.require(session_id).checkpoints
+        older = (
+            checkpoint
+            for checkpoint in reversed(checkpoints.values())
+            if before_version is None or checkpoint.version < before_version
+        )
+        page = list(islice(older, limit))
+        more_follow = next(older, None) is not None
+        return (
+            [checkpoint.head for checkpoint in page],
+            len(checkpoints),
+            page[-1].version if more_follow else None,
+        )
+
+    def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            target = _required(draft, checkpoint_id)
+            del draft.messages[target.head.message_count :]
+            draft.checkpoints = {
+                kept_id: checkpoint
+                for kept_id, checkpoint in draft.checkpoints.items()
+                if checkpoint.version <= target.version
+            }
+            draft.staged.clear()
+            mode = settled_mode(draft.columns["mode"], target.encoded.columns["mode"])
+            return draft.write_state(target.encoded, mode)
+
+    def branch(self, request: BranchRequest) -> SessionState:
+        with self._scope.lock:
+            source = self._scope.require(request.session_id)
+            state, boundary = _branching_point(source, request)
+            if self._scope.find(request.new_session_id) is not None:
+                raise SessionExists(request.new_session_id)
+            branched = branched_state(state, new_session_id=request.new_session_id, title=request.title)
+            record = SessionRecord.new(request.new_session_id, encode_state(branched, AS_STORED))
+            record.messages = source.messages[:boundary]
+            record.columns["message_count"] = boundary
+            self._scope.sessions[request.new_session_id] = record
+        return record.state()
+
+    def delete(self, session_id: str, checkpoint_id: str) -> bool:
+        with self._scope.writing(session_id) as draft:
+            return draft.checkpoints.pop(checkpoint_id, None) is not None
+
+    def prune(self, session_id: str, keep: int) -> int:
+        with self._scope.writing(session_id) as draft:
+            excess = max(len(draft.checkpoints) - keep, 0)
+            for checkpoint_id in list(islice(draft.checkpoints, excess)):
+                del draft.checkpoints[checkpoint_id]
+            return excess
+
+
+def _value(record: SessionRecord, checkpoint: StoredCheckpoint | None) -> Checkpoint | None:
+    return None if checkpoint is None else checkpoint.value(record.columns["created_at"])
+
+
+def _required(record: SessionRecord, checkpoint_id: str) -> StoredCheckpoint:
+    checkpoint = record.checkpoints.get(checkpoint_id)
+    if checkpoint is None:
+        raise CheckpointNotFound(checkpoint_id)
+    return checkpoint
+
+
+def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[SessionState, int]:
+    """The state to branch from, and how many messages go with it."""
+    checkpoint = _checkpoint_to_branch_from(source, request)
+    if checkpoint is None:
+        state, boundary = source.state(), len(source.messages)
+    else:
+        state, boundary = checkpoint.state(source.columns["created_at"]), checkpoint.head.message_count
+    return state, boundary if request.message_index is None else request.message_index
+
+
+def _checkpoint_to_branch_from(source: SessionRecord, request: BranchRequest) -> StoredCheckpoint | None:
+    if request.checkpoint_id is not None:
+        return _required(source, request.checkpoint_id)
+    if request.message_index is None:
+        return source.latest_checkpoint
+    if request.message_index > len(source.messages):
+        raise InvalidQuery(
+            f"message_index is beyond the end: the session has {len(source.messages)} messages."
+        )
+    for checkpoint in reversed(source.checkpoints.values()):
+        if checkpoint.head.message_count <= request.message_index:
+            return checkpoint
+    return None

@@ -1,0 +1,184 @@
+"""What is remembered of a session: texts and immutable values, so that a copy of the containers is a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.utils import timezone
+
+from helix_store.core.payloads import decode
+from helix_store.core.types import (
+    Checkpoint,
+    CheckpointHead,
+    InterruptRequest,
+    Run,
+    RunStatus,
+    SessionHead,
+    SessionState,
+    StepCommit,
+)
+from helix_store.sessions.backend import EncodedRef
+from helix_store.sessions.layout import (
+    EncodedState,
+    checkpoint_state,
+    current_state,
+    head_values,
+)
+
+if TYPE_CHECKING:
+    from helix_store.checkpointers.snapshots.memory import StoredSnapshot
+
+__all__ = [
+    "SessionRecord",
+    "StoredCheckpoint",
+    "StoredMessage",
+    "StoredOperation",
+    "StoredRun",
+]
+
+
+class StoredMessage(NamedTuple):
+    role: str
+    text: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    head: CheckpointHead
+    version: int
+    encoded: EncodedState
+
+    def state(self, session_created_at: datetime) -> SessionState:
+        return checkpoint_state(
+            self.encoded.payload,
+            self.encoded.envelope,
+            session_id=self.head.session_id,
+            version=self.version,
+            message_count=self.head.message_count,
+            created_at=session_created_at,
+            updated_at=self.head.created_at,
+        )
+
+    def value(self, session_created_at: datetime) -> Checkpoint:
+        head = {field.name: getattr(self.head, field.name) for field in fields(self.head)}
+        return Checkpoint(**head, state=self.state(session_created_at))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperation:
+    digest: str
+    commit: StepCommit
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """``run`` holds no error: that is a payload, and kept as text."""
+
+    run: Run
+    fencing_token: int | None
+    error: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.run.status is RunStatus.RUNNING
+
+    def value(self) -> Run:
+        return self.run if self.error is None else replace(self.run, error=decode(self.error))
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """One session. A published record never changes: a write fills a `draft`, which takes its place.
+
+    ``columns`` are those of the session's head; checkpoints, runs, refs and snapshots are in the order they
+    were made.
+    """
+
+    columns: dict[str, Any]
+    payload: str
+    envelope: str
+    messages: list[StoredMessage] = field(default_factory=list)
+    checkpoints: dict[str, StoredCheckpoint] = field(default_factory=dict)
+    staged: dict[tuple[str, str], str] = field(default_factory=dict)
+    operations: dict[str, StoredOperation] = field(default_factory=dict)
+    runs: dict[str, StoredRun] = field(default_factory=dict)
+    refs: dict[str, EncodedRef] = field(default_factory=dict)
+    snapshots: dict[str, StoredSnapshot] = field(default_factory=dict)
+    interrupt: InterruptRequest | None = None
+
+    @classmethod
+    def new(cls, session_id: str, encoded: EncodedState) -> SessionRecord:
+        now = timezone.now()
+        columns = {
+            **encoded.columns,
+            "session_id": session_id,
+            "version": 1,
+            "message_count": 0,
+            "created_at": now,
+            "updated_at": now,
+        }
+        return cls(columns, encoded.payload, encoded.envelope)
+
+    def draft(self) -> SessionRecord:
+        return SessionRecord(
+            columns=self.columns.copy(),
+            payload=self.payload,
+            envelope=self.envelope,
+            messages=self.messages.copy(),
+            checkpoints=self.checkpoints.copy(),
+            staged=self.staged.copy(),
+            operations=self.operations.copy(),
+            runs=self.runs.copy(),
+            refs=self.refs.copy(),
+            snapshots=self.snapshots.copy(),
+            interrupt=self.interrupt,
+        )
+
+    @property
+    def session_id(self) -> str:
+        return str(self.columns["session_id"])
+
+    @property
+    def version(self) -> int:
+        return int(self.columns["version"])
+
+    @property
+    def running_run(self) -> StoredRun | None:
+        return next((run for run in self.runs.values() if run.is_running), None)
+
+    @property
+    def latest_checkpoint(self) -> StoredCheckpoint | None:
+        return next(reversed(self.checkpoints.values()), None)
+
+    def state(self) -> SessionState:
+        return current_state(self._detached_columns(), self.payload, self.envelope)
+
+    def head(self) -> SessionHead:
+        return SessionHead(**head_values(self._detached_columns()))
+
+    def write(self, **columns: Any) -> int:
+        """Set columns, count the write as one that changed the session, and return the new version."""
+        self.columns.update(
+            columns,
+            version=self.version + 1,
+            message_count=len(self.messages),
+            updated_at=timezone.now(),
+        )
+        return self.version
+
+    def write_state(self, encoded: EncodedState, mode: str | None) -> int:
+        """`write` a whole state; the mode is settled by the caller."""
+        self.payload = encoded.payload
+        self.envelope = encoded.envelope
+        return self.write(**{**encoded.columns, "mode": mode})
+
+    def _detached_columns(self) -> Mapping[str, Any]:
+        return {
+            **self.columns,
+            "tags": self.columns["tags"].copy(),
+            "metadata": self.columns["metadata"].copy(),
+        }

@@ -1,0 +1,175 @@
+"""Runs, interrupt requests and sub-session refs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.payloads import decode
+from helix_store.core.types import (
+    InterruptKind,
+    InterruptRequest,
+    Run,
+    RunStatus,
+    SessionStatus,
+    SubSessionRef,
+)
+from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
+from helix_store.sessions.backend import EncodedRef, RunUpdate
+from helix_store.sessions.memory.records import StoredRun
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.rules import (
+    SUPERSEDED,
+    check_no_other_runs,
+    check_same_ref,
+    check_supersedes,
+    end_of_run,
+    is_bound_to,
+    standing_request,
+)
+
+__all__ = ["MemoryInterrupts", "MemoryRuns", "MemorySubSessions"]
+
+
+class MemoryRuns:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def start(
+        self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+    ) -> Run:
+        with self._scope.writing(session_id, guard) as draft:
+            if run_id in draft.runs:
+                raise ConflictError("The session has a run with this id already.")
+            running = draft.running_run
+            if running is not None:
+                check_supersedes(
+                    running.fencing_token, supersede=supersede, fencing_token=guard.fencing_token
+                )
+                draft.runs[running.run.run_id] = _updated(
+                    running, RunUpdate(RunStatus.INTERRUPTED, completion_reason=SUPERSEDED)
+                )
+            started = Run(
+                run_id=run_id,
+                session_id=session_id,
+                turn=len(draft.runs) + 1,
+                status=RunStatus.RUNNING,
+                step_count=0,
+                start_sequence=start_sequence,
+                started_at=timezone.now(),
+            )
+            draft.runs[run_id] = StoredRun(started, guard.fencing_token)
+            draft.interrupt = None
+            if draft.columns["status"] != SessionStatus.ACTIVE:
+                draft.write(status=SessionStatus.ACTIVE.value)
+            return started
+
+    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
+        with self._scope.writing(session_id) as draft:
+            stored = draft.runs.get(run_id)
+            if stored is None:
+                raise RunNotFound(run_id)
+            if update.status is RunStatus.RUNNING and draft.running_run is not None:
+                check_no_other_runs(draft.running_run.run.run_id, run_id)
+            updated = draft.runs[run_id] = _updated(stored, update)
+            return updated.value()
+
+    def current(self, session_id: str) -> Run | None:
+        running = self._scope.require(session_id).running_run
+        return None if running is None else running.value()
+
+    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
+        runs = self._scope.require(session_id).runs
+        return [stored.value() for stored in islice(reversed(runs.values()), offset, offset + limit)]
+
+
+def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
+    """The run with what the update gives; what it leaves out stays."""
+    run = stored.run
+    return replace(
+        stored,
+        run=replace(
+            run,
+            status=update.status,
+            step_count=run.step_count if update.step_count is None else update.step_count,
+            completion_reason=(
+                run.completion_reason if update.completion_reason is None else update.completion_reason
+            ),
+            ended_at=end_of_run(update.status, run.ended_at, timezone.now()),
+        ),
+        error=stored.error if update.error is None else update.error,
+    )
+
+
+class MemoryInterrupts:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def request(
+        self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
+    ) -> InterruptRequest:
+        with self._scope.writing(session_id) as draft:
+            if run_id is not None and run_id not in draft.runs:
+                raise RunNotFound(run_id)
+            if run_id is None and draft.running_run is not None:
+                run_id = draft.running_run.run.run_id
+            wanted = InterruptRequest(
+                session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=timezone.now()
+            )
+            draft.interrupt = standing = standing_request(draft.interrupt, wanted)
+            return standing
+
+    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
+        pending = self._scope.require(session_id).interrupt
+        return pending if pending is not None and is_bound_to(pending, run_id) else None
+
+    def clear(self, session_id: str) -> bool:
+        with self._scope.writing(session_id) as draft:
+            was_pending = draft.interrupt is not None
+            draft.interrupt = None
+            return was_pending
+
+
+class MemorySubSessions:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
+        with self._scope.writing(session_id) as draft:
+            for ref in refs:
+                check_same_ref(draft.refs.setdefault(ref.sub_session_id, ref), ref)
+
+    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
+        with self._scope.writing(session_id) as draft:
+            ref = draft.refs.get(sub_session_id)
+            if ref is None:
+                raise NotFoundError(
+                    "The session has no ref to this sub-session.", sub_session_id=sub_session_id
+                )
+            updated = draft.refs[sub_session_id] = replace(ref, **changes)
+            return _value(updated)
+
+    def select(self, session_id: str) -> list[SubSessionRef]:
+        return [_value(ref) for ref in self._scope.require(session_id).refs.values()]
+
+
+def _value(ref: EncodedRef) -> SubSessionRef:
+    return SubSessionRef(
+        sub_session_id=ref.sub_session_id,
+        agent_type=ref.agent_type,
+        parent_tool_call_id=ref.parent_tool_call_id,
+        status=ref.status,
+        location="local" if ref.location == "local" else "remote",
+        remote=_decoded(ref.remote),
+        output=_decoded(ref.output),
+        error=_decoded(ref.error),
+    )
+
+
+def _decoded(text: str | None) -> Any:
+    return None if text is None else decode(text)

@@ -1,0 +1,81 @@
+"""The sessions of one tenant, and the only way to change one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from helix_store import conf
+from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
+from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.exceptions import SessionNotFound
+from helix_store.locks.memory import LockTable
+from helix_store.sessions.memory.records import SessionRecord
+from helix_store.streams.memory import StreamTable
+
+__all__ = ["SessionTable", "TenantScope"]
+
+T = TypeVar("T", bound=MemoryTable)
+
+_UNGUARDED = Guard()
+
+
+class SessionTable(dict[str, SessionRecord], MemoryTable):
+    """The sessions of a tenant by id, in the order they were created."""
+
+
+class TenantScope:
+    """What the operations of one store share: a world, the tables of its tenant, and its limits."""
+
+    def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
+        self.lock = world.lock
+        self.sessions = world.table(SessionTable, tenant)
+        self._world = world
+        self._tenant = tenant
+        self._locks = world.table(LockTable, tenant)
+        self._streams = world.table(StreamTable, tenant)
+        self._given_limits = limits
+
+    def table(self, kind: type[T]) -> T:
+        """The table of this kind for this tenant."""
+        return self._world.table(kind, self._tenant)
+
+    @property
+    def limits(self) -> Limits:
+        return self._given_limits or conf.limits()
+
+    def find(self, session_id: str) -> SessionRecord | None:
+        """The published record, which is safe to read without the lock: it never changes."""
+        return self.sessions.get(session_id)
+
+    def require(self, session_id: str) -> SessionRecord:
+        record = self.find(session_id)
+        if record is None:
+            raise SessionNotFound(session_id)
+        return record
+
+    @contextmanager
+    def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
+        """A draft of the session to change at will: published at the end, dropped if anything fails."""
+        with self.lock:
+            draft = self.require(session_id).draft()
+            self.admit(draft, guard)
+            yield draft
+            self.sessions[session_id] = draft
+
+    def admit(self, record: SessionRecord, guard: Guard) -> None:
+        """Check what the caller requires of the write. Raises `FencedOutError` and `StaleStateError`."""
+        self._locks.check_fence(record.session_id, guard)
+        guard.check_version(record.version)
+
+    def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
+        """Drop a session with everything recorded for it. The lock is held."""
+        stream_id = self.sessions.pop(session_id).columns["stream_id"]
+        if stream_id in self._streams and not self._is_named(stream_id):
+            self._streams.forget(stream_id)
+        self._world.session_is_gone(self._tenant, session_id, keep_usage=keep_usage)
+
+    def _is_named(self, stream_id: str) -> bool:
+        return any(record.columns["stream_id"] == stream_id for record in self.sessions.values())

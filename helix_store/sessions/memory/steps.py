@@ -1,0 +1,205 @@
+"""Messages, staged changes and the atomic step in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.ids import checkpoint_id
+from helix_store.core.limits import Limits
+from helix_store.core.merging import promote_staged
+from helix_store.core.payloads import decode
+from helix_store.core.types import (
+    CheckpointHead,
+    SessionStatus,
+    StagedChanges,
+    StepCommit,
+)
+from helix_store.exceptions import IdempotencyConflict, RunNotFound
+from helix_store.sessions.layout import (
+    EncodedState,
+    encode_custom_state,
+    settled_mode,
+    with_custom_state,
+)
+from helix_store.sessions.members import NO_MEMBERS, Members
+from helix_store.sessions.memory.records import (
+    SessionRecord,
+    StoredCheckpoint,
+    StoredMessage,
+    StoredOperation,
+)
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.requests import (
+    EncodedMessage,
+    StepRequest,
+)
+
+__all__ = [
+    "MemoryMessages",
+    "MemoryStaging",
+    "MemorySteps",
+    "discard_staged",
+    "staged_changes",
+    "stored_messages",
+]
+
+
+class MemoryMessages:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            if messages:
+                draft.messages.extend(stored_messages(messages, timezone.now()))
+                draft.write()
+            return len(draft.messages)
+
+    def page(
+        self, session_id: str, *, offset: int, limit: int | None, descending: bool
+    ) -> tuple[list[str], int]:
+        messages = self._scope.require(session_id).messages
+        total = len(messages)
+        first = min(offset, total)
+        end = total if limit is None else min(first + limit, total)
+        page = messages[total - end : total - first][::-1] if descending else messages[first:end]
+        return [message.text for message in page], total
+
+    def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
+        record = self._scope.find(session_id)
+        following = [] if record is None else record.messages[sequence : sequence + limit]
+        return [message.text for message in following]
+
+    def count(self, session_id: str) -> int:
+        return len(self._scope.require(session_id).messages)
+
+    def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            if keep >= len(draft.messages):
+                return draft.version
+            del draft.messages[keep:]
+            draft.checkpoints = {
+                checkpoint_id: checkpoint
+                for checkpoint_id, checkpoint in draft.checkpoints.items()
+                if checkpoint.head.message_count <= keep
+            }
+            return draft.write()
+
+
+def stored_messages(messages: Iterable[EncodedMessage], created_at: datetime) -> list[StoredMessage]:
+    return [StoredMessage(message.role, message.text, created_at) for message in messages]
+
+
+class MemoryStaging:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+        with self._scope.writing(session_id) as draft:
+            draft.staged[step_id, tool_call_id] = text
+
+    def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
+        return staged_changes(self._scope.require(session_id), step_id)
+
+    def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            staged = staged_changes(draft, step_id)
+            if not staged:
+                return draft.version
+            limits = self._scope.limits
+            promoted = promote_staged(decode(draft.payload), staged, limits=limits)
+            draft.payload = encode_custom_state(promoted, draft.envelope, limits)
+            discard_staged(draft, step_id)
+            return draft.write()
+
+    def discard(self, session_id: str, step_id: str) -> int:
+        with self._scope.writing(session_id) as draft:
+            return discard_staged(draft, step_id)
+
+
+def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
+    """What is staged for a step, in staging order."""
+    return [
+        StagedChanges.from_dict(decode(text))
+        for (staged_step_id, _), text in record.staged.items()
+        if staged_step_id == step_id
+    ]
+
+
+def discard_staged(draft: SessionRecord, step_id: str) -> int:
+    """Drop what is staged for a step and return how many changes that were."""
+    kept = {key: text for key, text in draft.staged.items() if key[0] != step_id}
+    dropped = len(draft.staged) - len(kept)
+    draft.staged = kept
+    return dropped
+
+
+class MemorySteps:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def earlier_members(self, session_id: str) -> Members:
+        return NO_MEMBERS
+
+    def commit(self, request: StepRequest) -> StepCommit:
+        with self._scope.writing(request.session_id) as draft:
+            earlier = _earlier_commit(draft, request)
+            if earlier is not None:
+                return earlier
+            self._scope.admit(draft, request.guard)
+            return _apply(draft, request, self._scope.limits)
+
+
+def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit | None:
+    """The result of the operation that this request repeats, if it does."""
+    if request.operation_id is None:
+        return None
+    operation = record.operations.get(request.operation_id)
+    if operation is None:
+        return None
+    if operation.digest != request.digest():
+        raise IdempotencyConflict(request.operation_id)
+    return operation.commit
+
+
+def _apply(draft: SessionRecord, request: StepRequest, limits: Limits) -> StepCommit:
+    if request.run_id is not None and request.run_id not in draft.runs:
+        raise RunNotFound(request.run_id)
+    mode = settled_mode(draft.columns["mode"], request.encoded.columns["mode"])
+    encoded = _with_staged_changes(draft, request, limits)
+    discard_staged(draft, request.step.step_id)
+    draft.messages.extend(stored_messages(request.messages, timezone.now()))
+    new_version = draft.write_state(encoded, mode)
+    checkpoint = StoredCheckpoint(_checkpoint_head(draft, request), new_version, encoded)
+    draft.checkpoints[checkpoint.head.checkpoint_id] = checkpoint
+    commit = StepCommit(checkpoint.head.checkpoint_id, new_version)
+    if request.operation_id is not None:
+        draft.operations[request.operation_id] = StoredOperation(request.digest(), commit)
+    return commit
+
+
+def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Limits) -> EncodedState:
+    staged = staged_changes(record, request.step.step_id)
+    if not staged:
+        return request.encoded
+    promoted = promote_staged(request.custom_state, staged, limits=limits)
+    return with_custom_state(request.encoded, request.custom_state, promoted, limits)
+
+
+def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:
+    step = request.step
+    return CheckpointHead(
+        checkpoint_id=checkpoint_id(request.session_id, step.step_count),
+        session_id=request.session_id,
+        run_id=request.run_id,
+        step_id=step.step_id,
+        step_count=step.step_count,
+        status=SessionStatus(record.columns["status"]),
+        message_count=len(record.messages),
+        stream_sequence=step.stream_sequence,
+        created_at=record.columns["updated_at"],
+    )

@@ -1,0 +1,72 @@
+"""The state store in memory."""
+
+from __future__ import annotations
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.types import SessionState
+from helix_store.engine.memory import MemoryWorld
+from helix_store.sessions.backend import (
+    CheckpointVerbs,
+    InterruptVerbs,
+    MessageVerbs,
+    RunVerbs,
+    SessionVerbs,
+    StagingVerbs,
+    StepVerbs,
+    SubSessionVerbs,
+    SuspensionVerbs,
+    ToolCallVerbs,
+)
+from helix_store.sessions.memory.checkpoints import MemoryCheckpoints
+from helix_store.sessions.memory.runs import MemoryInterrupts, MemoryRuns, MemorySubSessions
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.sessions import MemorySessions
+from helix_store.sessions.memory.steps import MemoryMessages, MemoryStaging, MemorySteps
+from helix_store.sessions.memory.waiting import MemorySuspensions, MemoryToolCalls
+from helix_store.sessions.store import StateStoreBase
+
+__all__ = ["InMemoryStateStore", "MemoryBackend"]
+
+
+class MemoryBackend:
+    def __init__(self, scope: TenantScope) -> None:
+        self.sessions: SessionVerbs = MemorySessions(scope)
+        self.messages: MessageVerbs = MemoryMessages(scope)
+        self.staging: StagingVerbs = MemoryStaging(scope)
+        self.steps: StepVerbs = MemorySteps(scope)
+        self.checkpoints: CheckpointVerbs = MemoryCheckpoints(scope)
+        self.runs: RunVerbs = MemoryRuns(scope)
+        self.sub_sessions: SubSessionVerbs = MemorySubSessions(scope)
+        self.interrupts: InterruptVerbs = MemoryInterrupts(scope)
+        self.tool_calls: ToolCallVerbs = MemoryToolCalls(scope)
+        self.suspensions: SuspensionVerbs = MemorySuspensions(scope)
+
+
+class InMemoryStateStore(StateStoreBase):
+    """Sessions in this process alone, under the contract of the database store; for tests and trials.
+
+    Stores that are given the same ``world`` see each other; without one a store has a world of its own.
+    """
+
+    def __init__(
+        self, *, tenant: str = "", limits: Limits | None = None, world: MemoryWorld | None = None
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=limits)
+        super().__init__(MemoryBackend(self._scope), tenant=tenant, limits=limits)
+
+    def clear(self) -> None:
+        """Delete every session of the tenant, with its usage. Safe to repeat."""
+        with self._scope.lock:
+            for session_id in self.get_all_session_ids():
+                self._scope.forget(session_id)
+
+    def get_all_session_ids(self) -> list[str]:
+        """The ids of the tenant's sessions, in the order they were created."""
+        with self._scope.lock:
+            return list(self._scope.sessions)
+
+    def get_sync(self, session_id: str) -> SessionState | None:
+        """The current state, exactly as `load_state` gives it."""
+        return self.load_state(session_id)

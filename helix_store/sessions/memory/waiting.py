@@ -1,0 +1,154 @@
+"""Pending tool calls, suspension and resumption in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+from django.utils import timezone
+
+from helix_store.core.guards import Guard
+from helix_store.core.types import (
+    PendingToolCall,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+    Submission,
+    SubmissionOutcome,
+)
+from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.exceptions import ConflictError
+from helix_store.sessions.memory.records import SessionRecord
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.suspension import (
+    RESUMED_COLUMNS,
+    Suspension,
+    require_suspended,
+    resumed_state,
+)
+from helix_store.sessions.tool_calls import (
+    Answer,
+    ToolCalls,
+    claimed_ownership,
+    due_calls,
+    owner_of,
+)
+
+__all__ = ["MemorySuspensions", "MemoryToolCalls", "asked_columns"]
+
+
+class MemoryToolCalls:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+        with self._scope.lock:
+            root_id = self._scope.require(session_id).columns["root_session_id"]
+            if self._scope.require(owner_id).columns["root_session_id"] != root_id:
+                raise ConflictError("The session that is to own the calls belongs to another tree.")
+            with self._scope.writing(owner_id) as owner:
+                columns = asked_columns(self._scope, owner, calls)
+                if columns:
+                    owner.write(**columns)
+
+    def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
+        with self._scope.lock:
+            owner_id = self._owner_of(session_id, tool_call_id)
+            if self._scope.find(owner_id) is None:
+                return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
+            with self._scope.writing(owner_id) as owner:
+                calls = _calls_of(owner)
+                outcome = calls.answer(
+                    tool_call_id, answer, submitted_at=submitted_at, status=owner.columns["status"]
+                )
+                version = None
+                if outcome is SubmissionOutcome.ACCEPTED:
+                    version = owner.write(**calls.columns(self._scope.limits))
+        return Submission(
+            outcome=outcome,
+            tool_call_id=tool_call_id,
+            session_id=None if outcome is SubmissionOutcome.UNKNOWN_TOOL_CALL else owner_id,
+            new_version=version,
+        )
+
+    def take(self, session_id: str, guard: Guard) -> dict[str, Any]:
+        with self._scope.writing(session_id, guard) as draft:
+            calls = _calls_of(draft)
+            taken = calls.take()
+            if taken:
+                draft.write(**calls.columns(self._scope.limits))
+            return taken
+
+    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        moment = datetime_to_milliseconds(timezone.now() if now is None else now)
+        with self._scope.lock:
+            records = list(self._scope.sessions.values())
+        calls = [
+            call
+            for record in records
+            if not SessionStatus(record.columns["status"]).is_terminal
+            for call in due_calls(record.session_id, record.columns["pending_client_tool_calls"], moment)
+        ]
+        return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
+
+    def _owner_of(self, session_id: str, tool_call_id: str) -> str:
+        """The owner by the root's record; a call that is in no record belongs to the session itself."""
+        own = self._scope.require(session_id)
+        root = self._scope.find(own.columns["root_session_id"] or session_id) or own
+        return owner_of(root.columns["client_tool_call_ownership"], tool_call_id) or session_id
+
+
+def asked_columns(
+    scope: TenantScope, owner: SessionRecord, calls: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The columns that calls change in the draft of their owner; the record on its root is written here.
+
+    Without its root a session keeps the record itself. The lock is held.
+    """
+    columns: dict[str, Any] = {}
+    asked = _calls_of(owner)
+    if asked.add(calls):
+        columns = asked.columns(scope.limits)
+    root_id = owner.columns["root_session_id"] or owner.session_id
+    root = owner if root_id == owner.session_id else scope.find(root_id) or owner
+    ownership = root.columns["client_tool_call_ownership"]
+    record = claimed_ownership(ownership, calls, owner.session_id, scope.limits)
+    if record is not None and root is owner:
+        columns["client_tool_call_ownership"] = record
+    elif record is not None:
+        with scope.writing(root_id) as draft:
+            draft.write(client_tool_call_ownership=record)
+    return columns
+
+
+def _calls_of(record: SessionRecord) -> ToolCalls:
+    columns = record.columns
+    return ToolCalls(columns["pending_client_tool_calls"], columns["completed_client_tool_calls"])
+
+
+class MemorySuspensions:
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope
+
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            suspension.require_allowed(draft.columns["status"])
+            columns = dict(suspension.columns)
+            if suspension.calls:
+                columns |= asked_columns(self._scope, draft, suspension.calls)
+            running = draft.running_run
+            if running is not None:
+                ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=timezone.now())
+                draft.runs[ended.run_id] = replace(running, run=ended)
+            return draft.write(**columns)
+
+    def resume(self, session_id: str, guard: Guard) -> SessionState:
+        with self._scope.writing(session_id) as draft:
+            require_suspended(draft.columns)
+            self._scope.admit(draft, guard)
+            state = draft.state()
+            version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
+            return resumed_state(state, version=version, at=draft.columns["updated_at"])

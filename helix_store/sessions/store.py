@@ -1,0 +1,18 @@
+"""All calls of a state store in one class, whatever remembers underneath."""
+
+from __future__ import annotations
+
+from helix_store.sessions.calls.checkpoints import CheckpointCalls
+from helix_store.sessions.calls.messages import MessageCalls
+from helix_store.sessions.calls.runs import RunCalls
+from helix_store.sessions.calls.sessions import SessionCalls
+from helix_store.sessions.calls.steps import StepCalls
+from helix_store.sessions.calls.waiting import SuspensionCalls, ToolCallCalls
+
+__all__ = ["StateStoreBase"]
+
+
+class StateStoreBase(
+    SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls, ToolCallCalls, SuspensionCalls
+):
+    """The state store of the contract; a subclass brings the back end."""

@@ -1,0 +1,299 @@
+"""Tool calls that wait for somebody outside: what is asked, what counts as an answer, and which one stands.
+
+A session keeps its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
+``run_id``, ``requested_at``, ``deadline``, ``approval_id`` and, if given, ``on_expiry``; an answer adds
+``submitted_at`` and one of ``result``, ``error`` or ``approved`` with ``reason``. When the agent takes the
+answers they move to the *completed* calls, which stay for good: the durable mark that a call was answered.
+Times are epoch milliseconds. A call with an ``approval_id`` asks for an approval, any other for a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import (
+    decode,
+    encode,
+    join_path,
+    size_of,
+)
+from helix_store.core.types import (
+    PendingToolCall,
+    SessionStatus,
+    SubmissionOutcome,
+)
+from helix_store.exceptions import ConflictError, InvalidPayload
+from helix_store.sessions.layout import earliest_deadline
+
+__all__ = [
+    "Answer",
+    "ToolCalls",
+    "checked_answer",
+    "checked_calls",
+    "claimed_ownership",
+    "default_answer",
+    "due_calls",
+    "owner_of",
+]
+
+_ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at")
+_DEADLINE_PASSED: Final = "deadline_passed"
+_NO_LIMIT: Final = 2**62
+_SHARE_OF_COMPLETED: Final = 4
+"""Answers taken keep at most this part (one fourth) of ``max_state_bytes``; older ones shrink to a mark."""
+
+
+# --- Asking -----------------------------------------------------------------------------------------
+
+
+def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
+    """The entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
+
+    Keys that the store does not know are kept for the caller. One entry may have ``max_message_bytes``.
+    """
+    if not isinstance(calls, Mapping):
+        raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")
+    entries = {}
+    for tool_call_id, call in calls.items():
+        path = join_path("/calls", validation.identifier(tool_call_id, "tool_call_id"))
+        entries[tool_call_id] = _checked_call(call, path, requested_at)
+        encode(entries[tool_call_id], limit=limits.max_message_bytes, name="max_message_bytes", path=path)
+    return entries
+
+
+def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
+    if type(call) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(call).__name__}")
+    for name in _ANSWER_FIELDS:
+        if name in call:
+            raise InvalidPayload(path=f"{path}/{name}", reason="a call is asked here, not answered")
+    given_at, deadline = call.get("requested_at"), call.get("deadline")
+    entry = {
+        "tool_name": validation.identifier(call.get("tool_name"), f"{path}/tool_name"),
+        "input": call.get("input"),
+        "run_id": validation.optional_identifier(call.get("run_id"), f"{path}/run_id"),
+        "requested_at": (
+            requested_at
+            if given_at is None
+            else validation.epoch_milliseconds(given_at, f"{path}/requested_at")
+        ),
+        "deadline": (
+            None if deadline is None else validation.epoch_milliseconds(deadline, f"{path}/deadline")
+        ),
+        "approval_id": validation.optional_identifier(call.get("approval_id"), f"{path}/approval_id"),
+    }
+    entry.update((name, value) for name, value in call.items() if name not in entry)
+    _check_on_expiry(entry, f"{path}/on_expiry")
+    return entry
+
+
+def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
+    default = entry.get("on_expiry")
+    if default is None:
+        return
+    if entry["deadline"] is None:
+        raise InvalidPayload(path=path, reason="a default needs a deadline")
+    if entry["approval_id"] is None:
+        if default != "fail" and not (type(default) is dict and default.keys() == {"result"}):
+            raise InvalidPayload(path=path, reason='expected "fail" or {"result": …}')
+    elif default not in ("fail", "reject"):
+        raise InvalidPayload(path=path, reason='an approval takes "fail" or "reject"')
+
+
+# --- Answering --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that has passed the gate; ``fields`` are those of the entry, without ``submitted_at``."""
+
+    fields: dict[str, Any]
+    approval_id: str | None = None
+
+    def require_fit(self, entry: Mapping[str, Any]) -> None:
+        """Raise `InvalidPayload` unless this answers a call of the entry's kind.
+
+        An approval takes a decision under its own approval id, or an error in place of one; any other call
+        takes a result or an error.
+        """
+        expected = entry.get("approval_id")
+        if expected is None:
+            if "approved" in self.fields or self.approval_id is not None:
+                raise InvalidPayload(path="approval_id", reason="this call asks for a result, not approval")
+        elif "result" in self.fields:
+            raise InvalidPayload(path="approved", reason="this call asks for approval, not for a result")
+        elif self.approval_id != expected and ("approved" in self.fields or self.approval_id is not None):
+            raise InvalidPayload(path="approval_id", reason="it is not the approval id of this call")
+
+
+def checked_answer(
+    *, result: Any, error: Any, approval_id: Any, approved: Any, reason: Any, limits: Limits
+) -> Answer:
+    """An answer of one kind: a decision, an error, or else a result, which may be ``None``.
+
+    Raises `InvalidPayload`, and `LimitExceeded` for an answer over ``max_message_bytes``.
+    """
+    validation.optional_identifier(approval_id, "approval_id")
+    fields: dict[str, Any]
+    if approved is not None:
+        if type(approved) is not bool:
+            raise InvalidPayload(path="approved", reason="expected True or False")
+        if result is not None or error is not None:
+            raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
+        fields = {"approved": approved, "reason": validation.optional_text(reason, "reason")}
+    elif reason is not None:
+        raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
+    elif error is None:
+        fields = {"result": result}
+    elif result is None:
+        fields = {"error": error}
+    else:
+        raise InvalidPayload(path="error", reason="an answer is a result or an error, not both")
+    for name, value in fields.items():
+        encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
+    return Answer(fields, approval_id)
+
+
+def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
+    """What to submit for a call that is past its deadline, as arguments; ``None`` when it has no default."""
+    default = call.on_expiry
+    if default == "fail":
+        return {"error": {"code": _DEADLINE_PASSED, "message": "Nobody answered before the deadline."}}
+    if default == "reject":
+        return {"approval_id": call.approval_id, "approved": False, "reason": _DEADLINE_PASSED}
+    if type(default) is dict and "result" in default:
+        return {"result": default["result"]}
+    return None
+
+
+# --- Remembering ------------------------------------------------------------------------------------
+
+
+class ToolCalls:
+    """The calls of one session, read from its columns and written back to them."""
+
+    def __init__(self, pending: str | None, completed: str | None) -> None:
+        self.pending: dict[str, Any] = {} if pending is None else decode(pending)
+        self.completed: dict[str, Any] = {} if completed is None else decode(completed)
+
+    def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
+        """Ask; whether anything is new. A repeat changes nothing, another call under a taken id conflicts."""
+        new = {}
+        for tool_call_id, entry in entries.items():
+            if tool_call_id in self.completed:
+                raise ConflictError(
+                    "A tool call with this id was answered already; give the call another id."
+                )
+            if tool_call_id not in self.pending:
+                new[tool_call_id] = entry
+            elif not _is_repeat(_entry(self.pending[tool_call_id]), entry):
+                raise ConflictError("Another tool call waits under this id; give the call another id.")
+        self.pending.update(new)
+        return bool(new)
+
+    def answer(
+        self, tool_call_id: str, answer: Answer, *, submitted_at: int, status: str
+    ) -> SubmissionOutcome:
+        """Take an answer if the call waits for one: the first stands, a session that ended waits no more."""
+        entry = _entry(self.pending.get(tool_call_id))
+        if tool_call_id in self.completed or "submitted_at" in entry:
+            return SubmissionOutcome.ALREADY_COMPLETED
+        if not entry or SessionStatus(status).is_terminal:
+            return SubmissionOutcome.UNKNOWN_TOOL_CALL
+        answer.require_fit(entry)
+        self.pending[tool_call_id] = {**entry, **answer.fields, "submitted_at": submitted_at}
+        return SubmissionOutcome.ACCEPTED
+
+    def take(self) -> dict[str, Any]:
+        """Move answered calls to the completed ones and return their answers."""
+        taken = {
+            tool_call_id: {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
+            for tool_call_id, entry in self.pending.items()
+            if "submitted_at" in _entry(entry)
+        }
+        for tool_call_id in taken:
+            del self.pending[tool_call_id]
+        self.completed.update(taken)
+        return taken
+
+    def columns(self, limits: Limits) -> dict[str, Any]:
+        """The columns of the session's head. Raises `LimitExceeded` when the pending calls are too large."""
+        completed = _within(self.completed, limits.max_state_bytes // _SHARE_OF_COMPLETED)
+        return {
+            "pending_client_tool_calls": _column("pending_client_tool_calls", self.pending, limits),
+            "pending_deadline": earliest_deadline(self.pending),
+            "completed_client_tool_calls": _column("completed_client_tool_calls", completed, limits),
+        }
+
+
+def _entry(value: Any) -> dict[str, Any]:
+    """An entry as a dict; a saved state may hold anything in its place, and that is no call."""
+    return value if type(value) is dict else {}
+
+
+def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether the same is asked again; when it is asked makes no difference."""
+    ignored = {*_ANSWER_FIELDS, "requested_at"}
+    first, second = ({k: v for k, v in call.items() if k not in ignored} for call in (asked, entry))
+    return first == second
+
+
+def _within(completed: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The completed calls in a bounded size: the oldest answers give way to the mark that there was one."""
+    sizes = {key: size_of(encode(answer, limit=_NO_LIMIT)) for key, answer in completed.items()}
+    excess = sum(sizes.values()) - limit
+    kept = dict(completed)
+    for tool_call_id, size in sizes.items():
+        if excess <= 0:
+            break
+        kept[tool_call_id] = {"submitted_at": _entry(completed[tool_call_id]).get("submitted_at")}
+        excess -= size
+    return kept
+
+
+def _column(name: str, value: dict[str, Any], limits: Limits) -> str | None:
+    return encode(value, limit=limits.max_state_bytes, path=f"/{name}") if value else None
+
+
+# --- Finding ----------------------------------------------------------------------------------------
+
+
+def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
+    """The unanswered calls of a session whose deadline has come, from the column that holds them."""
+    entries = {} if pending is None else decode(pending)
+    return [
+        PendingToolCall(
+            session_id=session_id,
+            tool_call_id=tool_call_id,
+            tool_name=entry.get("tool_name", ""),
+            deadline=entry["deadline"],
+            approval_id=entry.get("approval_id"),
+            on_expiry=entry.get("on_expiry"),
+        )
+        for tool_call_id, value in entries.items()
+        if "submitted_at" not in (entry := _entry(value))
+        and type(entry.get("deadline")) is int
+        and entry["deadline"] <= now
+    ]
+
+
+def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
+    """Which session owns a call, by the column of the root session that says so."""
+    owner = None if ownership is None else decode(ownership).get(tool_call_id)
+    return owner if type(owner) is str else None
+
+
+def claimed_ownership(
+    ownership: str | None, tool_call_ids: Mapping[str, Any], owner_id: str, limits: Limits
+) -> str | None:
+    """The root's column with these calls in it, or ``None`` when they are there. Raises `ConflictError`."""
+    owners: dict[str, str] = {} if ownership is None else decode(ownership)
+    for tool_call_id in tool_call_ids:
+        if owners.get(tool_call_id, owner_id) != owner_id:
+            raise ConflictError("Another session of the tree owns a tool call with this id.")
+    claimed = {**owners, **dict.fromkeys(tool_call_ids, owner_id)}
+    return None if claimed == owners else _column("client_tool_call_ownership", claimed, limits)

@@ -1,0 +1,1 @@
+"""Streams: live output that readers can resume."""

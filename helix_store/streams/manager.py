@@ -1,0 +1,253 @@
+"""The public face of a stream manager: it checks arguments and hands out writers and readers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import encode
+from helix_store.core.streams import (
+    WRITER_LOST,
+    PrunedStreams,
+    StoredChunk,
+    StreamInfo,
+    duration_ms,
+    encode_chunks,
+    page_length,
+    position,
+    seconds,
+)
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import InvalidQuery, StreamNotFound
+from helix_store.streams.backend import (
+    NewWriter,
+    PruneRequest,
+    Settlement,
+    StreamBackend,
+)
+from helix_store.streams.reader import ResumableReader
+from helix_store.streams.writer import StreamWriter
+
+__all__ = ["StreamManagerBase", "prune_request"]
+
+
+class StreamManagerBase:
+    """The stream manager of the contract; a subclass brings the back end.
+
+    Every write is atomic and joins the caller's transaction; readers see it after the commit. A
+    ``fencing_token`` is compared with the newest token of the lock named after the stream; an older one
+    raises `FencedOutError` and nothing is written.
+    """
+
+    def __init__(
+        self,
+        backend: StreamBackend,
+        *,
+        tenant: str,
+        retention: timedelta | None,
+        writer_lease: float | timedelta | None,
+        limits: Limits | None,
+    ) -> None:
+        self._backend = backend
+        self._tenant = tenant
+        self._keep_ms = None if retention is None else duration_ms(retention, "retention")
+        self._writer_lease = None if writer_lease is None else seconds(writer_lease, "writer_lease")
+        self._given_limits = limits
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    @property
+    def limits(self) -> Limits:
+        return self._given_limits or conf.limits()
+
+    # Writing
+
+    async def create_writer(
+        self, stream_id: str, run_id: str, agent_name: str, *, fencing_token: int | None = None
+    ) -> StreamWriter:
+        """A writer for a stream, which is created when it is new. Safe to repeat.
+
+        One statement. A stream that is paused or over stays so: `reactivate_stream` it before writing.
+        """
+        validation.identifier(stream_id, "stream_id")
+        writer = NewWriter(
+            writer_id=uuid.uuid4().hex,
+            run_id=validation.identifier(run_id, "run_id"),
+            agent_name=validation.identifier(agent_name, "agent_name"),
+            lease_ms=max(1, int(1000 * (self._writer_lease or conf.stream_options().writer_lease))),
+        )
+        fence = guard(fencing_token=fencing_token)
+        await self._backend.call(partial(self._backend.open, stream_id, writer, fence))
+        return StreamWriter(self._backend, stream_id, writer, guard=fence, limits=self.limits)
+
+    def write_sync(
+        self, stream_id: str, chunks: Iterable[dict[str, Any]], *, fencing_token: int | None = None
+    ) -> int:
+        """Store chunks from synchronous code, all or none, and return the last sequence of the stream.
+
+        One statement, on a stream that exists. Raises what `StreamWriter.write` raises.
+        """
+        validation.identifier(stream_id, "stream_id")
+        fence = guard(fencing_token=fencing_token)
+        texts = encode_chunks(chunks, self.limits)
+        if not texts:
+            info = self._backend.info(stream_id)
+            if info is None:
+                raise StreamNotFound(stream_id)
+            return info.last_sequence
+        return self._backend.append(stream_id, texts, None, fence)
+
+    # The life of a stream
+
+    async def end_stream(
+        self, stream_id: str, output: Any = None, *, fencing_token: int | None = None
+    ) -> None:
+        """End a stream, with an output that `get_info` shows. A stream that has ended keeps its first one.
+
+        Raises `StreamNotFound`, and `StreamClosed` when the stream has failed.
+        """
+        text = None if output is None else encode(output, limit=self.limits.max_state_bytes, path="output")
+        await self._settle(
+            stream_id,
+            Settlement(status=StreamStatus.ENDED, output=text, keep_ms=self._keep_ms),
+            fencing_token,
+        )
+
+    async def fail_stream(self, stream_id: str, error: Any, *, fencing_token: int | None = None) -> None:
+        """End a stream with an error, any JSON value. A stream that has failed keeps its first one.
+
+        Raises `StreamNotFound`, and `StreamClosed` when the stream has ended.
+        """
+        text = encode(error, limit=self.limits.max_state_bytes, path="error")
+        await self._settle(
+            stream_id,
+            Settlement(status=StreamStatus.FAILED, error=text, keep_ms=self._keep_ms),
+            fencing_token,
+        )
+
+    async def pause_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
+        """Let readers finish and writers wait until `reactivate_stream`. Safe to repeat.
+
+        Raises `StreamNotFound`, and `StreamClosed` when the stream is over.
+        """
+        await self._settle(stream_id, Settlement(status=StreamStatus.PAUSED), fencing_token)
+
+    async def reactivate_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
+        """Open a paused, ended or failed stream again; sequences go on. Safe to repeat.
+
+        Forgets output and error. Raises `StreamNotFound`.
+        """
+        await self._settle(stream_id, Settlement(status=StreamStatus.ACTIVE), fencing_token)
+
+    async def _settle(self, stream_id: str, settlement: Settlement, fencing_token: int | None) -> None:
+        validation.identifier(stream_id, "stream_id")
+        fence = guard(fencing_token=fencing_token)
+        await self._backend.call(partial(self._backend.settle, stream_id, settlement, fence))
+
+    async def reset_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
+        """Remove every chunk and begin again at sequence 1, active.
+
+        Readers of before get `StreamTruncated`. Raises `StreamNotFound`.
+        """
+        validation.identifier(stream_id, "stream_id")
+        fence = guard(fencing_token=fencing_token)
+        await self._backend.call(partial(self._backend.reset, stream_id, fence))
+
+    async def delete_stream(self, stream_id: str) -> bool:
+        """Delete a stream with its chunks; ``False`` when there is none. Safe to repeat."""
+        validation.identifier(stream_id, "stream_id")
+        return await self._backend.call(partial(self._backend.delete, stream_id))
+
+    async def prune(
+        self,
+        *,
+        older_than: timedelta | datetime | None,
+        keep_chunks: int | None = None,
+        dry_run: bool = False,
+    ) -> PrunedStreams:
+        """`helix_store.streams.retention.prune_streams` for the streams of this manager."""
+        request = prune_request(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
+        return await self._backend.call(partial(self._backend.prune, request))
+
+    # Reading
+
+    async def get_info(self, stream_id: str) -> StreamInfo | None:
+        """What is known of a stream; ``None`` for an unknown one."""
+        validation.identifier(stream_id, "stream_id")
+        return await self._backend.call(partial(self._backend.info, stream_id))
+
+    def read_after(self, stream_id: str, from_sequence: int, *, limit: int = 500) -> list[StoredChunk]:
+        """The next chunks after a position, at most ``limit``, from synchronous code; one query.
+
+        Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
+        """
+        validation.identifier(stream_id, "stream_id")
+        after = position(from_sequence)
+        page = self._backend.page(stream_id, after, page_length(limit))
+        if page is None:
+            raise StreamNotFound(stream_id)
+        page.head.check_readable(after)
+        return page.chunks()
+
+    async def create_reader(self, stream_id: str) -> AsyncIterator[dict[str, Any]] | None:
+        """The chunks from the start until the stream is over or paused; ``None`` for an unknown stream.
+
+        Raises `StreamTruncated` when the start was removed.
+        """
+        reader = await self.create_resumable_reader(stream_id)
+        return None if reader is None else _chunks_of(reader)
+
+    async def create_resumable_reader(
+        self, stream_id: str, *, from_sequence: int = 0
+    ) -> ResumableReader | None:
+        """The chunks after ``from_sequence``, the last one seen; ``None`` for an unknown stream.
+
+        Raises `InvalidQuery`, and `StreamTruncated` when chunks after it were removed. Beyond the end it
+        waits for what comes.
+        """
+        validation.identifier(stream_id, "stream_id")
+        after = position(from_sequence)
+        watch = await self._backend.watch()
+        head_alone = partial(self._backend.page, stream_id, after, 0)
+        page = await watch.read(head_alone, ("head", self._tenant, stream_id))
+        if page is None:
+            return None
+        page.head.check_readable(after)
+        return ResumableReader(self._backend, watch, stream_id, page.head, after)
+
+
+async def _chunks_of(reader: ResumableReader) -> AsyncIterator[dict[str, Any]]:
+    async with aclosing(reader):
+        async for stored in reader:
+            yield stored.chunk
+
+
+def prune_request(
+    *, older_than: timedelta | datetime | None, keep_chunks: int | None, dry_run: bool
+) -> PruneRequest:
+    """Checked arguments of pruning. Raises `InvalidQuery`."""
+    if isinstance(older_than, timedelta):
+        if older_than < timedelta(0):
+            raise InvalidQuery("older_than must not be negative.", path="older_than")
+    elif older_than is not None:
+        if not isinstance(older_than, datetime):
+            raise InvalidQuery("older_than must be a timedelta or an aware datetime.", path="older_than")
+        older_than = validation.aware_datetime(older_than, "older_than")
+    if keep_chunks is not None and (type(keep_chunks) is not int or not 0 <= keep_chunks < 2**62):
+        raise InvalidQuery("keep_chunks must be a whole number from 0.", path="keep_chunks")
+    return PruneRequest(
+        older_than=older_than,
+        keep_chunks=keep_chunks,
+        lost_writer_error=encode(WRITER_LOST),
+        dry_run=dry_run,
+    )

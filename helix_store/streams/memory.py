@@ -1,0 +1,340 @@
+"""Streams in this process alone."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from django.utils import timezone
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import decode
+from helix_store.core.streams import (
+    CLOSED,
+    PrunedStreams,
+    StreamHead,
+    StreamInfo,
+    StreamPage,
+    settles,
+)
+from helix_store.core.types import StreamStatus
+from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.exceptions import StreamClosed, StreamNotFound
+from helix_store.locks.memory import LockTable
+from helix_store.streams.backend import (
+    NewWriter,
+    PruneRequest,
+    Settlement,
+    StreamWatch,
+)
+from helix_store.streams.manager import StreamManagerBase
+from helix_store.streams.watchers import Watcher, Watchers
+
+__all__ = ["InMemoryStreamManager", "MemoryStreams", "StreamTable"]
+
+R = TypeVar("R")
+
+_KEYS: Final = itertools.count(1)
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """One stream; change it with the world's lock held. ``texts`` begin above ``floor``.
+
+    ``lease_ends`` is on the process's monotonic clock, ``keep_until`` and ``ended_at`` are times.
+    """
+
+    run_id: str
+    agent_name: str
+    key: int = field(default_factory=lambda: next(_KEYS))
+    generation: int = 0
+    status: StreamStatus = StreamStatus.ACTIVE
+    texts: list[str] = field(default_factory=list)
+    floor: int = 0
+    output: str | None = None
+    error: str | None = None
+    writer_id: str | None = None
+    lease_ends: float | None = None
+    created_at: datetime = field(default_factory=timezone.now)
+    updated_at: datetime = field(default_factory=timezone.now)
+    ended_at: datetime | None = None
+    keep_until: datetime | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        return self.floor + len(self.texts)
+
+    @property
+    def has_lost_writer(self) -> bool:
+        is_late = self.lease_ends is not None and self.lease_ends <= time.monotonic()
+        return self.status is StreamStatus.ACTIVE and is_late
+
+    def head(self) -> StreamHead:
+        return StreamHead((self.key, self.generation), self.status, self.last_sequence, self.floor)
+
+    def info(self, stream_id: str) -> StreamInfo:
+        return StreamInfo(
+            stream_id=stream_id,
+            status=self.status,
+            chunk_count=len(self.texts),
+            last_sequence=self.last_sequence,
+            output=None if self.output is None else decode(self.output),
+            error=None if self.error is None else decode(self.error),
+            run_id=self.run_id,
+            agent_name=self.agent_name,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            ended_at=self.ended_at,
+        )
+
+    def remove_until(self, floor: int) -> int:
+        """Remove the oldest chunks and return how many."""
+        removed = max(0, floor - self.floor)
+        del self.texts[:removed]
+        self.floor += removed
+        return removed
+
+
+class StreamTable(dict[str, StreamRecord], MemoryTable):
+    """The streams of a tenant by id, and the readers that wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watchers: Watchers[int] = Watchers()
+
+    def forget(self, stream_id: str) -> bool:
+        """Drop a stream and wake its readers; ``False`` when there is none. The lock is held."""
+        stream = self.pop(stream_id, None)
+        if stream is not None:
+            self.watchers.wake(stream.key)
+        return stream is not None
+
+
+class InMemoryStreamManager(StreamManagerBase):
+    """Streams in this process alone, under the contract of the database's streams; for tests and trials.
+
+    Give it the ``world`` of an `InMemoryLockManager`, and it checks that one's tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant: str = "",
+        world: MemoryWorld | None = None,
+        retention: timedelta | None = None,
+        writer_lease: float | timedelta | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        world = MemoryWorld() if world is None else world
+        self._lock = world.lock
+        self._streams = world.table(StreamTable, tenant)
+        super().__init__(
+            MemoryStreams(world, tenant),
+            tenant=tenant,
+            retention=retention,
+            writer_lease=writer_lease,
+            limits=limits,
+        )
+
+    def clear(self) -> None:
+        """Delete every stream of the tenant. Safe to repeat."""
+        with self._lock:
+            for stream_id in self.get_all_stream_ids():
+                self._backend.delete(stream_id)
+
+    def get_all_stream_ids(self) -> list[str]:
+        """The ids of the tenant's streams, in the order they were created."""
+        with self._lock:
+            return list(self._streams)
+
+    def get_status_sync(self, stream_id: str) -> StreamStatus | None:
+        info = self._backend.info(validation.identifier(stream_id, "stream_id"))
+        return None if info is None else info.status
+
+    def get_chunks_sync(self, stream_id: str) -> list[dict[str, Any]]:
+        """The chunks that are stored; none for an unknown stream."""
+        with self._lock:
+            record = self._streams.get(validation.identifier(stream_id, "stream_id"))
+            return [] if record is None else [decode(text) for text in record.texts]
+
+
+class MemoryStreams:
+    def __init__(self, world: MemoryWorld, tenant: str) -> None:
+        self._lock = world.lock
+        self._streams = world.table(StreamTable, tenant)
+        self._locks = world.table(LockTable, tenant)
+        self._watchers = self._streams.watchers
+
+    async def call(self, verb: Callable[[], R]) -> R:
+        return verb()
+
+    async def watch(self) -> StreamWatch:
+        return _Watch(self._watchers)
+
+    # Writers
+
+    def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
+        with self._lock:
+            self._locks.check_fence(stream_id, guard)
+            record = self._streams.get(stream_id)
+            if record is None:
+                record = self._streams[stream_id] = StreamRecord(writer.run_id, writer.agent_name)
+            if record.status is StreamStatus.ACTIVE:
+                record.run_id, record.agent_name = writer.run_id, writer.agent_name
+                self._start_lease(record, writer)
+
+    def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
+        with self._lock:
+            self._locks.check_fence(stream_id, guard)
+            record = self._open_record(stream_id)
+            record.texts.extend(texts)
+            record.updated_at = timezone.now()
+            self._start_lease(record, writer)
+            self._watchers.wake(record.key)
+            return record.last_sequence
+
+    def renew(self, stream_id: str, writer: NewWriter) -> None:
+        with self._lock:
+            self._start_lease(self._open_record(stream_id), writer)
+
+    def release(self, stream_id: str, writer: NewWriter) -> None:
+        with self._lock:
+            record = self._streams.get(stream_id)
+            if record is not None and record.writer_id == writer.writer_id:
+                record.lease_ends = None
+
+    # The life of a stream
+
+    def settle(self, stream_id: str, settlement: Settlement, guard: Guard) -> None:
+        with self._lock:
+            self._locks.check_fence(stream_id, guard)
+            record = self._record(stream_id)
+            if settles(record.status, settlement.status):
+                self._settle(record, settlement)
+
+    def _settle(self, record: StreamRecord, settlement: Settlement) -> None:
+        now = timezone.now()
+        is_over = settlement.status in CLOSED
+        record.status = settlement.status
+        record.output, record.error = settlement.output, settlement.error
+        record.lease_ends = None
+        record.updated_at = now
+        record.ended_at = now if is_over else None
+        record.keep_until = None
+        if is_over and settlement.keep_ms is not None:
+            record.keep_until = now + timedelta(milliseconds=settlement.keep_ms)
+        self._watchers.wake(record.key)
+
+    def reset(self, stream_id: str, guard: Guard) -> None:
+        with self._lock:
+            self._locks.check_fence(stream_id, guard)
+            record = self._record(stream_id)
+            record.texts, record.floor = [], 0
+            record.generation += 1
+            self._settle(record, Settlement(status=StreamStatus.ACTIVE))
+
+    def delete(self, stream_id: str) -> bool:
+        with self._lock:
+            return self._streams.forget(stream_id)
+
+    # Reading
+
+    def info(self, stream_id: str) -> StreamInfo | None:
+        with self._lock:
+            record = self._streams.get(stream_id)
+            return None if record is None else record.info(stream_id)
+
+    def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
+        with self._lock:
+            record = self._streams.get(stream_id)
+            if record is None:
+                return None
+            start = max(0, after - record.floor)
+            texts = tuple(record.texts[start : start + limit])
+            return StreamPage(record.head(), record.floor + start + 1, texts)
+
+    def prune(self, request: PruneRequest) -> PrunedStreams:
+        with self._lock:
+            records = list(self._streams.values())
+            lost = [record for record in records if record.has_lost_writer]
+            if request.dry_run:
+                removed = [self._new_floor(record, request) - record.floor for record in records]
+            else:
+                failure = Settlement(status=StreamStatus.FAILED, error=request.lost_writer_error)
+                for record in lost:
+                    self._settle(record, failure)
+                removed = [self._lift(record, self._new_floor(record, request)) for record in records]
+        return PrunedStreams(
+            streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=len(lost)
+        )
+
+    def _new_floor(self, record: StreamRecord, request: PruneRequest) -> int:
+        now = timezone.now()
+        cutoff = request.older_than
+        if isinstance(cutoff, timedelta):
+            cutoff = now - cutoff
+        is_old = cutoff is not None and record.ended_at is not None and record.ended_at <= cutoff
+        if is_old or (record.keep_until is not None and record.keep_until <= now):
+            return record.last_sequence
+        if request.keep_chunks is None:
+            return record.floor
+        return max(record.floor, record.last_sequence - request.keep_chunks)
+
+    def _lift(self, record: StreamRecord, floor: int) -> int:
+        removed = record.remove_until(floor)
+        if removed:
+            self._watchers.wake(record.key)
+        return removed
+
+    # Shared
+
+    def _record(self, stream_id: str) -> StreamRecord:
+        record = self._streams.get(stream_id)
+        if record is None:
+            raise StreamNotFound(stream_id)
+        return record
+
+    def _open_record(self, stream_id: str) -> StreamRecord:
+        record = self._record(stream_id)
+        if record.status is not StreamStatus.ACTIVE:
+            raise StreamClosed
+        return record
+
+    def _start_lease(self, record: StreamRecord, writer: NewWriter | None) -> None:
+        if writer is not None:
+            record.writer_id = writer.writer_id
+            record.lease_ends = time.monotonic() + writer.lease_ms / 1000
+        elif record.lease_ends is not None:
+            record.lease_ends = time.monotonic() + conf.stream_options().writer_lease
+
+
+class _Watch:
+    def __init__(self, watchers: Watchers[int]) -> None:
+        self._watchers = watchers
+        self._watcher = Watcher()
+        self._key: int | None = None
+
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
+        self._watcher.arm()
+        return query()
+
+    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
+        if self._key is None:
+            self._key = seen.incarnation[0]
+            self._watchers.add(self._key, self._watcher)
+            # What was written between the last read and now has woken nobody.
+            return True
+        return await self._watcher.woken(timeout)
+
+    def close(self) -> None:
+        if self._key is not None:
+            self._watchers.remove(self._key, self._watcher)
+            self._key = None

@@ -1,0 +1,109 @@
+"""Server-sent events, and the threads that answer such requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.db import connections
+
+from helix_store.core.payloads import decode
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import (
+    HelixStoreError,
+    StreamNotFound,
+    StreamTruncated,
+)
+from helix_store.streams.reader import ResumableReader, StoredText
+
+__all__ = ["events_of", "run_in_request", "truncated_event", "without_request_thread"]
+
+
+async def run_in_request(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Run synchronous code of the request where its middleware runs."""
+    return await sync_to_async(call, thread_sensitive=True)(*arguments)
+
+
+async def without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A response's body that first ends the request's thread and its connections.
+
+    Otherwise every reader of a response that lasts for hours would keep a thread, and the connection with
+    which its session was loaded. Not before the body begins: middleware runs in that thread until then.
+    Synchronous code that runs later in the request gets another thread.
+    """
+    async with aclosing(body):
+        await _end_request_thread()
+        async for part in body:
+            yield part
+
+
+async def _end_request_thread() -> None:
+    await sync_to_async(_close_connections, thread_sensitive=True)()
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None:
+        executor = SyncToAsync.context_to_thread_executor.pop(context, None)
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+
+def _close_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        # The caller's transaction is open where a test runs the view in it.
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+_HEARTBEAT: Final = b": heartbeat\n\n"
+_DELETED: Final = {"code": StreamNotFound.code, "message": "The stream was deleted."}
+
+_logger = logging.getLogger(__name__)
+
+
+async def events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenerator[bytes, None]:
+    """One event per chunk, a comment when nothing comes for ``heartbeat`` seconds, and how the stream ended.
+
+    When the store cannot be reached the events just stop: the browser connects again and goes on.
+    """
+    # A first line at once: proxies and browsers then know that the connection stands.
+    yield b": stream\n\n"
+    try:
+        async with aclosing(reader.texts(heartbeat=heartbeat)) as texts:
+            async for stored in texts:
+                yield _HEARTBEAT if stored is None else _chunk_event(stored)
+        yield await _last_event(reader)
+    except StreamTruncated as exc:
+        yield truncated_event(exc.oldest)
+    except StreamNotFound:
+        yield _event("fail", {"status": StreamStatus.FAILED.value, "error": _DELETED})
+    except HelixStoreError as exc:
+        _logger.warning("A stream was broken off: %s", exc.code)
+
+
+async def _last_event(reader: ResumableReader) -> bytes:
+    if reader.status is StreamStatus.PAUSED:
+        return _event("paused", {"status": StreamStatus.PAUSED.value})
+    info = await reader.info()
+    if reader.status is StreamStatus.FAILED:
+        return _event("fail", {"status": "failed", "error": None if info is None else info.error})
+    return _event("end", {"status": "ended", "output": None if info is None else info.output})
+
+
+def truncated_event(oldest: int) -> bytes:
+    """What a reader gets whose position is below the floor: where the chunks begin now."""
+    return _event("truncated", {"oldest": oldest})
+
+
+def _chunk_event(stored: StoredText) -> bytes:
+    text = stored.text
+    if text.startswith("~"):
+        # The stored form of texts that UTF-8 cannot hold; with escapes it can.
+        text = json.dumps(decode(text), separators=(",", ":"))
+    return f"id: {stored.sequence}\ndata: {text}\n\n".encode()
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

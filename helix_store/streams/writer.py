@@ -1,0 +1,128 @@
+"""A writer in the hands of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
+from helix_store.core.streams import encode_chunks
+from helix_store.exceptions import (
+    HelixStoreError,
+    StreamClosed,
+    StreamNotFound,
+)
+from helix_store.streams.backend import NewWriter, StreamBackend
+
+__all__ = ["StreamWriter"]
+
+_BEATS_PER_LEASE: Final = 3
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamWriter:
+    """Writes chunks to one stream; several writers may share a stream.
+
+    It holds the stream's lease, which every write and `heartbeat` starts anew: `prune_streams` fails a stream
+    whose lease ran out. As an asynchronous context manager it beats by itself. Leaving that by an error keeps
+    the lease, so that readers are told unless another writer goes on.
+    Source: the stream manager of the in-memory store document.
+    """
+
+    def __init__(
+        self, backend: StreamBackend, stream_id: str, writer: NewWriter, *, guard: Guard, limits: Limits
+    ) -> None:
+        self._backend = backend
+        self._stream_id = stream_id
+        self._writer = writer
+        self._guard = guard
+        self._limits = limits
+        self._is_closed = False
+        self._beating: asyncio.Task[None] | None = None
+
+    @property
+    def stream_id(self) -> str:
+        return self._stream_id
+
+    @property
+    def run_id(self) -> str:
+        return self._writer.run_id
+
+    @property
+    def agent_name(self) -> str:
+        return self._writer.agent_name
+
+    async def write(self, chunk: dict[str, Any]) -> int:
+        """Store a chunk, a dict with a ``type``, and return its sequence.
+
+        One statement. Raises `InvalidPayload`, `LimitExceeded` (no sequence is taken then), `StreamClosed`,
+        `FencedOutError` and `StreamNotFound`.
+        """
+        return await self.write_many([chunk])
+
+    async def write_many(self, chunks: Iterable[dict[str, Any]]) -> int:
+        """Store chunks one after the other, all or none, and return the sequence of the last one.
+
+        One statement. Raises what `write` raises; without chunks it writes nothing and returns the last
+        sequence of the stream.
+        """
+        texts = encode_chunks(chunks, self._limits)
+        if self._is_closed:
+            raise StreamClosed("This writer was closed; create another one.")
+        if not texts:
+            info = await self._backend.call(partial(self._backend.info, self._stream_id))
+            if info is None:
+                raise StreamNotFound(self._stream_id)
+            return info.last_sequence
+        append = partial(self._backend.append, self._stream_id, texts, self._writer, self._guard)
+        return await self._backend.call(append)
+
+    async def heartbeat(self) -> None:
+        """Start the lease anew without writing. Raises `StreamClosed` when the stream takes no chunks."""
+        if self._is_closed:
+            raise StreamClosed("This writer was closed; create another one.")
+        await self._backend.call(partial(self._backend.renew, self._stream_id, self._writer))
+
+    async def close(self) -> None:
+        """Write no more and give the lease up; the stream stays as it is. Safe to repeat."""
+        await self._stop_beating()
+        if not self._is_closed:
+            self._is_closed = True
+            await self._backend.call(partial(self._backend.release, self._stream_id, self._writer))
+
+    async def __aenter__(self) -> Self:
+        self._beating = asyncio.create_task(self._beat(), name="helix_store writer")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        else:
+            await self._stop_beating()
+            self._is_closed = True
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._writer.lease_ms / 1000 / _BEATS_PER_LEASE)
+            try:
+                await self.heartbeat()
+            except (StreamClosed, StreamNotFound):
+                return
+            except HelixStoreError as exc:
+                _logger.warning("A stream's lease was not renewed (%s); trying again.", exc.code)
+
+    async def _stop_beating(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._beating
+            self._beating = None

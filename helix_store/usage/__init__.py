@@ -1,0 +1,1 @@
+"""The usage ledger: entries, prices and roll-ups."""

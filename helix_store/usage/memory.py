@@ -1,0 +1,267 @@
+"""The usage ledger of one process, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from helix_store.core import validation
+from helix_store.core.usage import (
+    TokenCounts,
+    UsageBucket,
+    UsageEntry,
+    UsageGrouping,
+    UsageRollup,
+    cost_from_units,
+)
+from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.sessions import with_descendants
+from helix_store.usage.backend import (
+    EntryFilter,
+    PlacedEntry,
+    TimeSeriesQuery,
+    UsageQuery,
+)
+from helix_store.usage.rollups import (
+    bucket_start,
+    rollup,
+    sum_of,
+    time_series,
+)
+from helix_store.usage.store import UsageStoreBase
+
+__all__ = ["InMemoryUsageStore", "MemoryUsage", "StoredEntry", "UsageLedger"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """``place`` counts the entries in the order they were recorded; the rest is what the session was then."""
+
+    entry: UsageEntry
+    place: int
+    agent_type: str | None
+    user_id: str | None
+
+
+@dataclass(slots=True)
+class UsageLedger(MemoryTable):
+    """The entries of one tenant; with an order of recording."""
+
+    current: dict[str, list[StoredEntry]] = field(default_factory=dict)
+    kept: dict[str, list[StoredEntry]] = field(default_factory=dict)
+    """Entries that have outlived a session of this id."""
+    _ids: set[str] = field(default_factory=set)
+    _recorded: int = 0
+
+    def add(self, entry: UsageEntry, *, agent_type: str | None, user_id: str | None) -> None:
+        """Record an entry unless its id is known."""
+        entry_id = str(entry.id)
+        if entry_id in self._ids:
+            return
+        self._ids.add(entry_id)
+        self._recorded += 1
+        stored = StoredEntry(entry, self._recorded, agent_type, user_id)
+        self.current.setdefault(entry.session_id, []).append(stored)
+
+    def of(self, session_id: str) -> Sequence[StoredEntry]:
+        return self.current.get(session_id, ())
+
+    def all(self) -> Iterator[StoredEntry]:
+        for entries in (*self.current.values(), *self.kept.values()):
+            yield from entries
+
+    def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
+        """Drop a session's entries, or keep them apart from those of a later session of the same id."""
+        entries = self.current.pop(session_id, [])
+        if keep_usage and entries:
+            self.kept.setdefault(session_id, []).extend(entries)
+        if not keep_usage:
+            self._ids.difference_update(str(stored.entry.id) for stored in entries)
+
+    def clear(self) -> None:
+        """Drop every entry."""
+        self.current.clear()
+        self.kept.clear()
+        self._ids.clear()
+
+    def delete(self, session_id: str) -> int:
+        """Drop everything recorded under an id and return how many entries that were."""
+        entries = [*self.current.pop(session_id, ()), *self.kept.pop(session_id, ())]
+        self._ids.difference_update(str(stored.entry.id) for stored in entries)
+        return len(entries)
+
+
+class InMemoryUsageStore(UsageStoreBase):
+    """What sessions spend, in this process alone; for tests and trials.
+
+    Give it the ``world`` of an `InMemoryStateStore` for the contract of the database store: then an entry of
+    an unknown session is refused. Without one it knows no sessions: it takes entries of any, finds
+    sub-agents by the entries of kind ``subagent``, and takes the agent type from a source of type ``agent``.
+    """
+
+    def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
+        tenant = validation.tenant(tenant)
+        self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
+        self._ledger = self._scope.table(UsageLedger)
+        super().__init__(MemoryUsage(self._scope, knows_sessions=world is not None), tenant=tenant)
+
+    def clear(self) -> None:
+        """Delete every entry of the tenant. Safe to repeat."""
+        with self._scope.lock:
+            self._ledger.clear()
+
+    def get_all_session_ids(self) -> list[str]:
+        """The ids of the sessions that entries were recorded for, in the order of their first entries."""
+        with self._scope.lock:
+            ledger = self._ledger
+            return list(dict.fromkeys((*ledger.kept, *ledger.current)))
+
+    @property
+    def size(self) -> int:
+        """How many sessions have entries."""
+        return len(self.get_all_session_ids())
+
+    @property
+    def total_entry_count(self) -> int:
+        with self._scope.lock:
+            return sum(1 for _ in self._ledger.all())
+
+
+class MemoryUsage:
+    def __init__(self, scope: TenantScope, *, knows_sessions: bool) -> None:
+        self._scope = scope
+        self._ledger = scope.table(UsageLedger)
+        self._knows_sessions = knows_sessions
+
+    def record(self, entries: Sequence[UsageEntry]) -> None:
+        with self._scope.lock:
+            spenders = [self._spender(entry) for entry in entries]
+            for entry, (agent_type, user_id) in zip(entries, spenders, strict=True):
+                self._ledger.add(entry, agent_type=agent_type, user_id=user_id)
+
+    def _spender(self, entry: UsageEntry) -> tuple[str | None, str | None]:
+        """The agent type and the user of the entry's session."""
+        if not self._knows_sessions:
+            return (entry.source.name if entry.source.type == "agent" else None), None
+        columns = self._scope.require(entry.session_id).columns
+        return columns["agent_type"], columns["user_id"]
+
+    def select(
+        self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
+    ) -> list[UsageEntry]:
+        entries = _by_time(
+            stored for stored in self._of_session(session_id) if _is_chosen(stored.entry, chosen)
+        )
+        end = None if limit is None else offset + limit
+        return [stored.entry for stored in entries[offset:end]]
+
+    def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
+        with self._scope.lock:
+            session_ids = self._tree(session_id) if include_sub_agents else [session_id]
+            entries = [stored for name in session_ids for stored in self._of_session(name)]
+            if not entries and not self._is_known(session_id):
+                return None
+        return rollup((sum_of(stored.entry) for stored in entries), session_count=len(session_ids))
+
+    def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
+        found = _by_time(stored for stored in self._all() if _matches(stored, query))
+        total = len(found)
+        if query.descending:
+            found.reverse()
+        if query.after is not None:
+            timestamp, place = query.after
+            seen = validation.datetime_to_milliseconds(timestamp), place
+            found = [
+                stored
+                for stored in found
+                if (_position(stored) < seen if query.descending else _position(stored) > seen)
+            ]
+        end = query.offset + query.limit
+        page = [PlacedEntry(stored.entry, stored.place) for stored in found[query.offset : end]]
+        return page, total if query.count else None, end < len(found)
+
+    def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
+        wanted = UsageQuery(agent_type=query.agent_type, date_from=query.date_from, date_to=query.date_to)
+        group_of = _GROUPS[query.group_by]
+        return time_series(
+            UsageBucket(
+                start=bucket_start(validation.milliseconds_to_datetime(stored.entry.timestamp), query.bucket),
+                group=group_of(stored),
+                tokens=stored.entry.tokens or TokenCounts(),
+                cost_usd=stored.entry.cost_usd or cost_from_units(0),
+                entry_count=1,
+            )
+            for stored in self._all()
+            if _matches(stored, wanted)
+        )
+
+    def exists(self, session_id: str) -> bool:
+        with self._scope.lock:
+            return bool(self._of_session(session_id))
+
+    def delete(self, session_id: str) -> int:
+        with self._scope.lock:
+            return self._ledger.delete(session_id)
+
+    def _is_known(self, session_id: str) -> bool:
+        return self._scope.find(session_id) is not None
+
+    def _of_session(self, session_id: str) -> Sequence[StoredEntry]:
+        if self._knows_sessions and not self._is_known(session_id):
+            return self._ledger.kept.get(session_id, ())
+        return self._ledger.of(session_id)
+
+    def _all(self) -> list[StoredEntry]:
+        with self._scope.lock:
+            return list(self._ledger.all())
+
+    def _tree(self, session_id: str) -> list[str]:
+        if self._knows_sessions:
+            return with_descendants(self._scope.sessions, session_id) or [session_id]
+        found = {session_id: None}
+        pending = [session_id]
+        while pending:
+            for stored in self._ledger.of(pending.pop()):
+                child_id = stored.entry.sub_session_id
+                if child_id is not None and child_id not in found:
+                    found[child_id] = None
+                    pending.append(child_id)
+        return list(found)
+
+
+def _position(stored: StoredEntry) -> tuple[int, int]:
+    return stored.entry.timestamp, stored.place
+
+
+def _by_time(entries: Iterable[StoredEntry]) -> list[StoredEntry]:
+    return sorted(entries, key=_position)
+
+
+def _is_chosen(entry: UsageEntry, chosen: EntryFilter) -> bool:
+    return (
+        (chosen.kinds is None or entry.kind in chosen.kinds)
+        and (chosen.first_step is None or entry.step_count >= chosen.first_step)
+        and (chosen.last_step is None or entry.step_count <= chosen.last_step)
+    )
+
+
+def _matches(stored: StoredEntry, query: UsageQuery) -> bool:
+    entry = stored.entry
+    at = validation.milliseconds_to_datetime(entry.timestamp)
+    return (
+        (query.agent_type is None or stored.agent_type == query.agent_type)
+        and (query.user_id is None or stored.user_id == query.user_id)
+        and (query.model is None or entry.model == query.model)
+        and (query.kinds is None or entry.kind in query.kinds)
+        and (query.date_from is None or at >= query.date_from)
+        and (query.date_to is None or at < query.date_to)
+    )
+
+
+_GROUPS: dict[UsageGrouping, Callable[[StoredEntry], str | None]] = {
+    UsageGrouping.MODEL: lambda stored: stored.entry.model,
+    UsageGrouping.AGENT_TYPE: lambda stored: stored.agent_type,
+    UsageGrouping.USER_ID: lambda stored: stored.user_id,
+    UsageGrouping.KIND: lambda stored: stored.entry.kind.value,
+}

@@ -1,0 +1,134 @@
+"""How usage adds up: the sums of a rollup and of a time series, for every back end.
+
+A database sums what is alike before it gets here; the in-memory store hands over entry by entry.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import (
+    CallStats,
+    TokenCounts,
+    ToolStats,
+    UsageBucket,
+    UsageEntry,
+    UsageRollup,
+    UsageTimeBucket,
+    cost_from_units,
+    cost_units,
+)
+from helix_store.usage.entries import plain_amount
+
+__all__ = ["UsageSum", "bucket_start", "rollup", "sum_of", "time_series"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSum:
+    """Entries that are alike in everything a rollup tells apart, added up. Costs are in their units.
+
+    ``name`` is the model, the tool, the agent type or the custom type, whichever the kind has.
+    """
+
+    kind: UsageKind
+    name: str
+    custom_name: str | None
+    entry_count: int
+    successes: int
+    tokens: TokenCounts
+    duration_ms: int
+    amount: float
+    cost: int
+
+    @property
+    def calls(self) -> CallStats:
+        return CallStats(
+            calls=self.entry_count,
+            failures=self.entry_count - self.successes,
+            total_duration_ms=self.duration_ms,
+        )
+
+
+def sum_of(entry: UsageEntry) -> UsageSum:
+    """The sum of a single entry."""
+    return UsageSum(
+        kind=entry.kind,
+        name=entry.model or entry.tool_name or entry.agent_type or entry.type or "",
+        custom_name=entry.name,
+        entry_count=1,
+        successes=1 if entry.success else 0,
+        tokens=entry.tokens or TokenCounts(),
+        duration_ms=entry.duration_ms or 0,
+        amount=entry.amount or 0,
+        cost=0 if entry.cost_usd is None else cost_units(entry.cost_usd),
+    )
+
+
+def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
+    """Everything that a tree of sessions spent."""
+    tokens_by_model: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
+    by_tool: defaultdict[str, CallStats] = defaultdict(CallStats)
+    sub_agents: defaultdict[str, CallStats] = defaultdict(CallStats)
+    custom: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(int))
+    cost = entry_count = 0
+    for part in sums:
+        cost += part.cost
+        entry_count += part.entry_count
+        if part.kind is UsageKind.TOKENS:
+            tokens_by_model[part.name] += part.tokens
+        elif part.kind is UsageKind.TOOL:
+            by_tool[part.name] += part.calls
+        elif part.kind is UsageKind.SUBAGENT:
+            sub_agents[part.name] += part.calls
+        else:
+            custom[part.name][part.custom_name or ""] += part.amount
+    return UsageRollup(
+        tokens=sum(tokens_by_model.values(), TokenCounts()),
+        tokens_by_model=dict(sorted(tokens_by_model.items())),
+        tool_stats=ToolStats(
+            total_calls=sum(stats.calls for stats in by_tool.values()), by_tool=dict(sorted(by_tool.items()))
+        ),
+        sub_agents=dict(sorted(sub_agents.items())),
+        custom={
+            custom_type: {name: plain_amount(amount) for name, amount in sorted(amounts.items())}
+            for custom_type, amounts in sorted(custom.items())
+        },
+        cost_usd=cost_from_units(cost),
+        entry_count=entry_count,
+        session_count=session_count,
+    )
+
+
+def bucket_start(moment: datetime, bucket: UsageTimeBucket) -> datetime:
+    """When the bucket of a moment begins, in UTC."""
+    start = moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    if bucket is UsageTimeBucket.HOUR:
+        return start
+    day = start.replace(hour=0)
+    if bucket is UsageTimeBucket.WEEK:
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if bucket is UsageTimeBucket.MONTH else day
+
+
+def time_series(sums: Iterable[UsageBucket]) -> list[UsageBucket]:
+    """The buckets of a time series, each start and group once: by start, entries without a group first."""
+    merged: dict[tuple[datetime, bool, str], UsageBucket] = {}
+    for part in sums:
+        place = (part.start, part.group is not None, part.group or "")
+        earlier = merged.get(place)
+        merged[place] = part if earlier is None else _together(earlier, part)
+    return [merged[place] for place in sorted(merged)]
+
+
+def _together(one: UsageBucket, other: UsageBucket) -> UsageBucket:
+    return UsageBucket(
+        start=one.start,
+        group=one.group,
+        tokens=one.tokens + other.tokens,
+        cost_usd=cost_from_units(cost_units(one.cost_usd) + cost_units(other.cost_usd)),
+        entry_count=one.entry_count + other.entry_count,
+    )

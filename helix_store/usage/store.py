@@ -1,0 +1,259 @@
+"""The public face of a usage store: it checks entries, prices tokens, and hands on to a back end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+from helix_store.core import validation
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import (
+    UsageBucket,
+    UsageEntry,
+    UsageGrouping,
+    UsagePage,
+    UsageRollup,
+    UsageTimeBucket,
+)
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.cursors import read_cursor, write_cursor
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.usage import pricing
+from helix_store.usage.backend import (
+    EntryFilter,
+    TimeSeriesQuery,
+    UsageQuery,
+    UsageVerbs,
+)
+from helix_store.usage.entries import checked_entry
+
+__all__ = ["UsageStoreBase"]
+
+E = TypeVar("E", bound=Enum)
+
+_NO_LIMIT: Final = 2**63 - 1
+
+Kinds = UsageKind | str | Collection[UsageKind | str]
+
+
+class UsageStoreBase:
+    """The usage store of the contract; a subclass brings the back end."""
+
+    def __init__(self, backend: UsageVerbs, *, tenant: str) -> None:
+        self._backend = backend
+        self._tenant = tenant
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    # Recording
+
+    def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str:
+        """Record what a session spent and return the entry's id.
+
+        Tokens without a ``cost_usd`` are priced when the extra ``prices`` is installed and knows the model.
+        Joins the caller's transaction. Raises `InvalidPayload` and `SessionNotFound`; nothing is stored then.
+        Safe to repeat with an ``id``: the same id again records nothing.
+        """
+        checked = _priced(checked_entry(entry))
+        self._backend.record([checked])
+        return str(checked.id)
+
+    def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]:
+        """Record many entries, all or none, and return their ids in order; otherwise as `record_entry`."""
+        if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
+            raise InvalidPayload(path="entries", reason="expected a collection of entries")
+        checked = [
+            _priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in enumerate(entries)
+        ]
+        if checked:
+            self._backend.record(checked)
+        return [str(entry.id) for entry in checked]
+
+    # A session's usage
+
+    def get_entries(
+        self,
+        session_id: str,
+        *,
+        kinds: Kinds | None = None,
+        step_range: tuple[int | None, int | None] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[UsageEntry]:
+        """A session's entries by timestamp, those of one moment as they were recorded; ``limit=None`` is all.
+
+        ``step_range`` is the first and the last step, both inclusive, each may be ``None``. For a deleted
+        session these are the entries that were kept; empty for an unknown one.
+        """
+        first_step, last_step = _step_range(step_range)
+        return self._backend.select(
+            validation.identifier(session_id, "session_id"),
+            EntryFilter(kinds=_kinds(kinds), first_step=first_step, last_step=last_step),
+            limit=None if limit is None else validation.page_limit(limit, maximum=_NO_LIMIT),
+            offset=validation.page_offset(offset),
+        )
+
+    def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None:
+        """What a session spent, or with its sub-agents the whole tree below it; ``None`` for an unknown one.
+
+        The tree is what can be reached by parent or by local sub-session ref; every session counts once,
+        whatever cycles there are. Two queries, summed by the database.
+        """
+        return self._backend.rollup(
+            validation.identifier(session_id, "session_id"), include_sub_agents=bool(include_sub_agents)
+        )
+
+    def exists(self, session_id: str) -> bool:
+        """Whether there are entries of the session."""
+        return self._backend.exists(validation.identifier(session_id, "session_id"))
+
+    def delete(self, session_id: str) -> int:
+        """Delete everything that was recorded under a session id and return how many entries went.
+
+        That includes entries kept of a deleted session of this id. One transaction; safe to repeat.
+        """
+        return self._backend.delete(validation.identifier(session_id, "session_id"))
+
+    # Across sessions
+
+    def query_usage(
+        self,
+        *,
+        agent_type: str | None = None,
+        kinds: Kinds | None = None,
+        user_id: str | None = None,
+        model: str | None = None,
+        date_from: datetime | int | None = None,
+        date_to: datetime | int | None = None,
+        order: str = "desc",
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        count: bool = True,
+    ) -> UsagePage:
+        """A page of entries of all sessions, deleted ones included, by timestamp.
+
+        Filters are AND; ``agent_type`` and ``user_id`` are those the session had when the entry was recorded.
+        ``date_from`` is inclusive, ``date_to`` exclusive. ``limit`` is 1 to 200 (above means 200). Give
+        ``next_cursor`` back as ``cursor``, with the same filters, for the next page; raises `InvalidCursor`
+        for any other cursor and `InvalidQuery` for a query that makes no sense.
+        """
+        if order not in ("asc", "desc"):
+            raise InvalidQuery("order must be asc or desc.", path="order")
+        query = UsageQuery(
+            agent_type=validation.optional_identifier(agent_type, "agent_type"),
+            kinds=_kinds(kinds),
+            user_id=validation.optional_identifier(user_id, "user_id"),
+            model=validation.optional_identifier(model, "model"),
+            date_from=None if date_from is None else validation.aware_datetime(date_from, "date_from"),
+            date_to=None if date_to is None else validation.aware_datetime(date_to, "date_to"),
+            descending=order == "desc",
+            limit=validation.page_limit(limit),
+            offset=validation.page_offset(offset),
+            count=bool(count),
+        )
+        return self._page(query, cursor)
+
+    def timeseries(
+        self,
+        *,
+        bucket: UsageTimeBucket | str = "day",
+        group_by: UsageGrouping | str = "model",
+        date_from: datetime | int,
+        date_to: datetime | int,
+        agent_type: str | None = None,
+    ) -> list[UsageBucket]:
+        """What was spent per ``hour``, ``day``, ``week`` or ``month`` in UTC, summed by the database.
+
+        ``group_by`` is ``model``, ``agent_type``, ``user_id`` or ``kind``. Every entry from ``date_from`` on
+        and before ``date_to`` is in one bucket; a bucket in which nothing was spent is left out. By start,
+        then group.
+        """
+        query = TimeSeriesQuery(
+            bucket=_member(UsageTimeBucket, bucket, "bucket"),
+            group_by=_member(UsageGrouping, "user_id" if group_by == "user" else group_by, "group_by"),
+            date_from=validation.aware_datetime(date_from, "date_from"),
+            date_to=validation.aware_datetime(date_to, "date_to"),
+            agent_type=validation.optional_identifier(agent_type, "agent_type"),
+        )
+        return self._backend.time_series(query)
+
+    def _page(self, query: UsageQuery, cursor: str | None) -> UsagePage:
+        binding = _cursor_binding(self.tenant, query)
+        if cursor is not None:
+            if query.offset:
+                raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
+            timestamp, place = read_cursor(cursor, query=binding)
+            query = replace(query, after=(validation.milliseconds_to_datetime(timestamp), place))
+        placed, total, has_more = self._backend.query(query)
+        next_cursor = None
+        if has_more:
+            last = placed[-1]
+            next_cursor = write_cursor([last.entry.timestamp, last.place], query=binding)
+        return UsagePage(
+            entries=[entry for entry, _ in placed],
+            total=total,
+            offset=query.offset,
+            limit=query.limit,
+            has_more=has_more,
+            next_cursor=next_cursor,
+        )
+
+    arecord_entry = async_twin(record_entry)
+    arecord_entries = async_twin(record_entries)
+    aget_entries = async_twin(get_entries)
+    aget_rollup = async_twin(get_rollup)
+    aexists = async_twin(exists)
+    adelete = async_twin(delete)
+    aquery_usage = async_twin(query_usage)
+    atimeseries = async_twin(timeseries)
+
+
+def _priced(entry: UsageEntry) -> UsageEntry:
+    if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
+        return entry
+    at = validation.milliseconds_to_datetime(entry.timestamp)
+    return replace(entry, cost_usd=pricing.token_cost(entry.model, entry.tokens, at))
+
+
+def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
+    if kinds is None:
+        return None
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    if not isinstance(kinds, Collection) or isinstance(kinds, bytes | Mapping):
+        raise InvalidQuery("kinds must be a kind of usage or a collection of them.", path="kinds")
+    return frozenset(_member(UsageKind, kind, "kinds") for kind in kinds)
+
+
+def _member(cls: type[E], value: Any, name: str) -> E:
+    try:
+        return validation.enum(cls, value, name)
+    except InvalidPayload as exc:
+        raise InvalidQuery(f"{name}: {exc.reason}.", path=name) from exc
+
+
+def _step_range(steps: Any) -> tuple[int | None, int | None]:
+    if steps is None:
+        return None, None
+    try:
+        first, last = (
+            None if step is None else validation.whole_number(step, "step_range") for step in steps
+        )
+    except (TypeError, ValueError, InvalidPayload) as exc:
+        message = "step_range must be the first and the last step, whole numbers from 0 or None."
+        raise InvalidQuery(message, path="step_range") from exc
+    return first, last
+
+
+def _cursor_binding(tenant: str, query: UsageQuery) -> dict[str, Any]:
+    binding = {"of": "usage", "tenant": tenant, **asdict(query)}
+    binding["kinds"] = None if query.kinds is None else sorted(query.kinds)
+    for paging in ("limit", "offset", "after", "count"):
+        del binding[paging]
+    return binding
