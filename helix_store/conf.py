@@ -54,8 +54,38 @@ def configured() -> dict[str, Any]:
 
 
 def get(name: str) -> Any:
-    """The value of one key, or its default."""
+    """The value of one key, or its default, as the project wrote it. For the checks of settings."""
     return configured().get(name, DEFAULTS[name])
+
+
+def default_lock_ttl_ms() -> int:
+    """How long a term of a lock lasts, in milliseconds."""
+    return get("DEFAULT_LOCK_TTL_MS")  # type: ignore[no-any-return]
+
+
+def workspace_providers() -> dict[str, str]:
+    """Dotted paths of workspace providers, by the name that workspace refs use."""
+    return get("WORKSPACE_PROVIDERS")  # type: ignore[no-any-return]
+
+
+def stream_permission() -> str | None:
+    """The dotted path of the function that decides who may read a stream."""
+    return get("STREAM_PERMISSION")  # type: ignore[no-any-return]
+
+
+def async_threads() -> int:
+    """How many threads run asynchronous calls; 0 for the thread that Django keeps for synchronous code."""
+    return get("ASYNC_THREADS")  # type: ignore[no-any-return]
+
+
+def page_size() -> int:
+    """How many rows background work reads at once."""
+    return get("PAGE_SIZE")  # type: ignore[no-any-return]
+
+
+def fast_paths() -> bool:
+    """Whether the one-statement forms and prepared statements of PostgreSQL are used."""
+    return bool(get("FAST_PATHS"))
 
 
 def limits() -> Limits:

@@ -20,9 +20,8 @@ from helix_store.core.payloads import decode
 from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import Unindexed, beyond
-from helix_store.engine.statement import fetched_rows
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL
@@ -35,11 +34,11 @@ from helix_store.sessions.tool_calls import due_calls
 __all__ = ["DatabaseExpiry", "mark_without_refs"]
 
 
-def mark_without_refs(scope: Scope, keys: Sequence[SessionKey], now: datetime) -> list[SessionKey]:
+def mark_without_refs(db: Database, keys: Sequence[SessionKey], now: datetime) -> list[SessionKey]:
     """Mark the sessions that own nothing and that nobody is busy with; return the others."""
-    seen = scope.read(
+    seen = db.query(
         lambda: list(
-            Session.objects.using(scope.alias)
+            Session.objects.using(db.alias)
             .filter(pk__in=[key.key for key in keys])
             .values_list("pk", "version", "current__envelope")
         )
@@ -47,8 +46,8 @@ def mark_without_refs(scope: Scope, keys: Sequence[SessionKey], now: datetime) -
     free = [(key, version) for key, version, envelope in seen if _owns_nothing(envelope)]
     if not free:
         return list(keys)
-    sql, parameters = _marking(scope, free, now)
-    marked = {key for (key,) in scope.write(lambda: fetched_rows(scope.connection, sql, parameters))}
+    sql, parameters = _marking(db, free, now)
+    marked = {key for (key,) in db.transaction(lambda: db.execute(sql, parameters))}
     return [key for key in keys if key.key not in marked]
 
 
@@ -62,9 +61,9 @@ def _owns_nothing(envelope: str | None) -> bool:
         return False
 
 
-def _marking(scope: Scope, free: Sequence[tuple[int, int]], now: datetime) -> tuple[str, list[Any]]:
+def _marking(db: Database, free: Sequence[tuple[int, int]], now: datetime) -> tuple[str, list[Any]]:
     """What was seen holds while the version does; a session that is locked is somebody else's business."""
-    connection = scope.connection
+    connection = db.connection
     table = connection.ops.quote_name(Session._meta.db_table)
     moment = connection.ops.adapt_datetimefield_value
     marks = [SessionStatus.FAILED.value, SESSION_EXPIRED, moment(timezone.now())]
@@ -90,10 +89,10 @@ class DatabaseExpiry:
     def __init__(self, using: str | None, tenant: str | None) -> None:
         self._using = using
         self._tenant = tenant
-        self._scope = Scope(using, tenant or "", None)
+        self._db = Database(using, tenant or "", None)
 
     def now(self) -> datetime:
-        return self._scope.read(lambda: database_now(self._scope.connection))
+        return self._db.query(lambda: database_now(self._db.connection))
 
     def expired(self, now: datetime, after: Any, limit: int) -> Page:
         return self._page(self._ours.non_terminal().expired(now), "expires_at", after, limit)
@@ -108,17 +107,17 @@ class DatabaseExpiry:
 
     def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
         rows = self._all.non_terminal().filter(pk__in=[key.key for key in keys]).values_list("pk", flat=True)
-        found = self._scope.read(lambda: set(rows))
+        found = self._db.query(lambda: set(rows))
         return [key for key in keys if key.key in found]
 
     def mark(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
-        return mark_without_refs(self._scope, keys, now)
+        return mark_without_refs(self._db, keys, now)
 
     def see(self, key: SessionKey) -> SeenSession | None:
         columns = self._all.filter(pk=key.key).values_list(
             "version", "status", "expires_at", "current__envelope"
         )
-        row = self._scope.read(lambda: first_row(columns))
+        row = self._db.query(lambda: first_row(columns))
         if row is None:
             return None
         version, status, expires_at, envelope = row
@@ -133,7 +132,7 @@ class DatabaseExpiry:
             release()
             return self._marked(seen)
 
-        return self._scope.write(claim_and_mark)
+        return self._db.transaction(claim_and_mark)
 
     def _marked(self, seen: SeenSession) -> Settlement:
         # By its version: the lock does not hold off a provider that writes through this very connection.
@@ -147,23 +146,23 @@ class DatabaseExpiry:
 
     def due(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
         pending = self._all.filter(pk=key.key).values_list("pending_client_tool_calls", flat=True)
-        text = self._scope.read(lambda: first_row(pending))
+        text = self._db.query(lambda: first_row(pending))
         store = DatabaseStateStore(self._using, tenant=key.tenant)
         return store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
 
     def delete(self, key: SessionKey, before: datetime) -> int:
-        scope = Scope(self._using, key.tenant, None)
+        db = Database(self._using, key.tenant, None)
 
         def delete_if_all_have_ended() -> int:
-            locked = lock_sessions(scope, tree_keys(scope, key.session_id))
+            locked = lock_sessions(db, tree_keys(db, key.session_id))
             tree = self._all.filter(pk__in=[head.pk for head in locked])
             marked = tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)
             top = marked.filter(pk=key.key).expired(before)
             if tree.non_terminal().exists() or not top.exists():
                 return 0
-            return delete_tree(scope, key.session_id, keep_usage=True)
+            return delete_tree(db, key.session_id, keep_usage=True)
 
-        return scope.write(delete_if_all_have_ended)
+        return db.transaction(delete_if_all_have_ended)
 
     def _page(self, sessions: Any, order: str, after: Any, limit: int) -> Page:
         """The next sessions in the order of an index."""
@@ -171,13 +170,13 @@ class DatabaseExpiry:
             moment, key = after
             sessions = sessions.filter(beyond(Session, {order: moment, "id": key}))
         page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
-        rows = self._scope.read(lambda: list(page))
+        rows = self._db.query(lambda: list(page))
         keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]
         return Page(keys, (rows[-1][3], rows[-1][2]) if len(rows) == limit else None)
 
     @property
     def _all(self) -> Any:
-        return Session.objects.using(self._scope.alias)
+        return Session.objects.using(self._db.alias)
 
     @property
     def _ours(self) -> Any:

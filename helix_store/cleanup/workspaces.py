@@ -97,7 +97,7 @@ def _checked_path(path: Any) -> str:
 
 def configured_workspace_providers() -> dict[str, WorkspaceProvider]:
     """The providers of ``HELIX_STORE["WORKSPACE_PROVIDERS"]``. Raises `ImproperlyConfigured`."""
-    return {name: _loaded(name, path) for name, path in conf.get("WORKSPACE_PROVIDERS").items()}
+    return {name: _loaded(name, path) for name, path in conf.workspace_providers().items()}
 
 
 def _loaded(name: str, path: str) -> WorkspaceProvider:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from helix_store.core.processes import after_fork
 from helix_store.core.validation import identifier, whole_number
 from helix_store.exceptions import InvalidPayload
 
@@ -51,8 +52,7 @@ class IdGenerator:
 
 
 new_id: Final = IdGenerator()
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=new_id.reset)
+after_fork(new_id.reset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 
 from helix_store import conf
-from helix_store.engine.connections import kept_by_the_caller
+from helix_store.core.processes import PerProcess
+from helix_store.engine.connections import keep_open
 
 __all__ = ["async_iterator_twin", "async_twin", "in_thread"]
 
@@ -61,29 +62,32 @@ def async_iterator_twin(
 
 
 async def in_thread(call: Callable[[], R]) -> R:
-    threads = conf.get("ASYNC_THREADS")
+    threads = conf.async_threads()
     if not threads:
         return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_pool(threads), context.run, _releasing_connections, call)
+    return await loop.run_in_executor(_pools.get()(threads), context.run, _releasing_connections, call)
 
 
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="helix_store")
+def _new_pools() -> Callable[[int], ThreadPoolExecutor]:
+    """A pool for each number of threads, made at its first use."""
+    return functools.cache(lambda threads: ThreadPoolExecutor(threads, thread_name_prefix="helix_store"))
+
+
+_pools: Final = PerProcess(_new_pools)
 
 
 def _keeping_connections(call: Callable[[], R]) -> R:
     # Django keeps this thread for synchronous code and ends its connections with the request.
-    with kept_by_the_caller():
+    with keep_open():
         return call()
 
 
 def _releasing_connections(call: Callable[[], R]) -> R:
     # No request ever ends on these threads, so nobody else would honour CONN_MAX_AGE or refill the pool.
     try:
-        with kept_by_the_caller():
+        with keep_open():
             return call()
     finally:
         close_old_connections()

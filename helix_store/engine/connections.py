@@ -1,7 +1,7 @@
-"""Giving connections back from threads that nobody else does it for.
+"""Releasing connections of threads that Django does not manage.
 
-Django closes a thread's connections when a request ends there. A thread of an agent framework's executor, or
-one that the project started itself, never ends a request: each would keep a connection for its whole life.
+Django closes a thread's connections when a request ends there. A thread of an agent framework's executor,
+or one that the project started, never ends a request: each would keep a connection for its whole life.
 """
 
 from __future__ import annotations
@@ -13,18 +13,28 @@ from typing import Any, Final
 from django.core.signals import request_finished, request_started
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["given_back", "kept_by_the_caller", "kept_together", "watch_requests"]
+__all__ = ["keep_open", "release", "release_after", "release_once", "watch_requests"]
 
+# Not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
-_is_kept: ContextVar[bool] = ContextVar("helix_store_connection_is_kept", default=False)
+_is_kept_open: ContextVar[bool] = ContextVar("helix_store_connection_is_kept_open", default=False)
 
 
-class given_back:
-    """After the call, close what the end of a request would, unless somebody looks after the thread.
+def release(connection: BaseDatabaseWrapper) -> None:
+    """Close what the end of a request would close, in a thread that Django does not manage.
 
-    Like Django at the end of a request this honours ``CONN_MAX_AGE`` and returns a pooled connection. A
-    connection in an atomic block is the caller's.
+    As at the end of a request, this honours ``CONN_MAX_AGE`` and returns a pooled connection. A connection
+    with an open transaction stays: it belongs to the caller, in an ``atomic()`` block or with autocommit
+    off.
     """
+    if connection.in_atomic_block or _is_managed():
+        return
+    if connection.connection is None or connection.autocommit:
+        connection.close_if_unusable_or_obsolete()
+
+
+class release_after:
+    """`release` the connection at the end of a ``with`` block."""
 
     __slots__ = ("_connection",)
 
@@ -35,34 +45,32 @@ class given_back:
         pass
 
     def __exit__(self, *exc_info: object) -> None:
-        connection = self._connection
-        if not (connection.in_atomic_block or _is_looked_after()):
-            connection.close_if_unusable_or_obsolete()
+        release(self._connection)
 
 
-class kept_by_the_caller:
-    """Leave connections open: whoever brought the call to this thread looks after them."""
+class keep_open:
+    """Leave connections open in a ``with`` block: the caller of the thread releases them."""
 
     __slots__ = ("_token",)
 
     def __enter__(self) -> None:
-        self._token = _is_kept.set(True)
+        self._token = _is_kept_open.set(True)
 
     def __exit__(self, *exc_info: object) -> None:
-        _is_kept.reset(self._token)
+        _is_kept_open.reset(self._token)
 
 
-class kept_together(kept_by_the_caller):
-    """Give the connection back after the last of several calls, and not after each."""
+class release_once(keep_open):
+    """`release` the connection once after several calls, and not after each."""
 
-    __slots__ = ("_given_back",)
+    __slots__ = ("_connection",)
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._given_back = given_back(connection)
+        self._connection = connection
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__()
-        self._given_back.__exit__()
+        release(self._connection)
 
 
 def watch_requests() -> None:
@@ -79,7 +87,8 @@ def _end_request(**kwargs: Any) -> None:
     _requests.is_served = False
 
 
-def _is_looked_after() -> bool:
+def _is_managed() -> bool:
+    """Whether the end of a request, the process or a caller releases this thread's connections."""
     if threading.current_thread() is threading.main_thread():
         return True
-    return _is_kept.get() or getattr(_requests, "is_served", False)
+    return _is_kept_open.get() or getattr(_requests, "is_served", False)

@@ -1,40 +1,61 @@
-"""Where a database back end works, and how one write becomes one transaction."""
+"""The one door to a database: every statement of the app goes through `Database`.
+
+It answers four questions for each: are the driver's errors mapped, is the connection released afterwards, who
+owns the transaction, and is the statement prepared.
+
+============== ====== ======== ===================================================== ========
+method         errors released transaction                                           prepared
+============== ====== ======== ===================================================== ========
+`read`         yes    yes      the caller's, if one is open                          yes
+`write`        yes    yes      one statement is one; a savepoint in the caller's     yes
+`query`        yes    yes      the caller's, if one is open; for reads by the ORM    no
+`transaction`  yes    yes      one, run again when the database gave it up           no
+`execute`      no     no       the one that is open: part of one of the above        no
+============== ====== ======== ===================================================== ========
+
+Statements are prepared on PostgreSQL, unless ``HELIX_STORE["FAST_PATHS"]`` is False.
+"""
 
 from __future__ import annotations
 
 import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
-from helix_store.engine.connections import given_back
-from helix_store.engine.errors import is_retryable_transaction, mapped_errors
+from helix_store.engine.connections import release, release_after
+from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import HelixStoreError, StoreBusy
 from helix_store.models import Session
 
-__all__ = ["DatabaseVerbs", "Scope", "reads", "writes"]
+__all__ = ["Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ATTEMPTS = 5
-_FIRST_PAUSE_SECONDS = 0.01
+Rows = list[tuple[Any, ...]]
+Parameters = Mapping[str, Any] | Sequence[Any]
+
+_ATTEMPTS: Final = 5
+_FIRST_PAUSE_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """An alias, a tenant and the limits; what is not given is looked up live."""
+class Database:
+    """An alias, a tenant and the limits. What is not given is looked up at each use."""
 
     using: str | None
     tenant: str
-    given_limits: Limits | None
+    given_limits: Limits | None = None
 
     @property
     def alias(self) -> str:
@@ -49,20 +70,90 @@ class Scope:
     def limits(self) -> Limits:
         return self.given_limits or conf.limits()
 
-    def read(self, body: Callable[[], R]) -> R:
-        """Run queries with the driver's errors mapped to ours."""
-        connection = self.connection
-        with given_back(connection), mapped_errors(connection):
-            return body()
+    @property
+    def has_row_locks(self) -> bool:
+        """False on SQLite, where one write transaction at a time takes their place."""
+        return self.connection.features.has_select_for_update
 
-    def write(self, body: Callable[[], R]) -> R:
-        """Run ``body`` in one transaction.
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether the forms that only PostgreSQL runs may be used for a read."""
+        return _is_fast(self.connection)
 
-        Inside the caller's atomic block it is a savepoint of that: the caller owns the commit and any
-        retry. Otherwise a transaction that the database gave up for another one's sake is run again.
+    @property
+    def has_fast_writes(self) -> bool:
+        """Whether a write may take the form of one statement with all of its conditions.
+
+        On PostgreSQL, where a statement commits alone or is part of an ``atomic()`` block.
         """
         connection = self.connection
-        with given_back(connection):
+        if not _is_fast(connection):
+            return False
+        if connection.in_atomic_block:
+            return True
+        with mapped_errors(connection):
+            _connect(connection)
+        return bool(connection.autocommit)
+
+    def read(self, statement: Statement | str, parameters: Parameters) -> Rows:
+        """Run a statement that only reads, and return its rows."""
+        connection = self.connection
+        try:
+            if _is_fast(connection):
+                return _run_prepared(connection, statement, parameters)
+            return _run(connection, statement, parameters)
+        except Exception as exc:
+            raise_mapped(connection, exc)
+            raise
+        finally:
+            release(connection)
+
+    def write(self, statement: Statement | str, parameters: Parameters) -> Rows:
+        """Run a statement that writes, and return its rows.
+
+        Outside a block the statement is a transaction of its own, which saves the trips for ``BEGIN`` and
+        ``COMMIT``. Inside the caller's block it is a savepoint: the caller owns the commit and any retry.
+        """
+        connection = self.connection
+        is_alone = False
+        try:
+            if not connection.in_atomic_block:
+                _connect(connection)
+                is_alone = connection.autocommit
+            if is_alone or (connection.in_atomic_block and _is_fast(connection)):
+                run = _run_prepared if _is_fast(connection) else _run
+                return run(connection, statement, parameters)
+        except Exception as exc:
+            # Once connected, an error of the connection leaves open whether the statement was committed.
+            raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
+            raise
+        finally:
+            release(connection)
+        return self.transaction(lambda: _run(connection, statement, parameters))
+
+    def try_write(self, statement: Statement | str, parameters: Parameters) -> Rows:
+        """`write`, but return no rows when the database gave the statement up for another transaction."""
+        try:
+            return self.write(statement, parameters)
+        except StoreBusy as exc:
+            if self.connection.in_atomic_block or not is_retryable_transaction(exc):
+                raise
+            return []
+
+    def query(self, body: Callable[[], R]) -> R:
+        """Run queries of the ORM that only read."""
+        connection = self.connection
+        with release_after(connection), mapped_errors(connection):
+            return body()
+
+    def transaction(self, body: Callable[[], R]) -> R:
+        """Run ``body`` in one transaction.
+
+        Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
+        Otherwise a transaction that the database gave up for another one is run again.
+        """
+        connection = self.connection
+        with release_after(connection):
             attempts = 1 if connection.in_atomic_block else _ATTEMPTS
             for attempt in range(attempts - 1):
                 try:
@@ -73,6 +164,115 @@ class Scope:
                 pause = random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, no secret
                 time.sleep(pause)
             return _attempt(connection, body)
+
+    def execute(self, statement: Statement | str, parameters: Parameters) -> Rows:
+        """Run a statement as part of the transaction or query that is open, and return its rows."""
+        return _run(self.connection, statement, parameters)
+
+
+class DatabaseOperations:
+    """A group of operations on one database."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+
+
+S = TypeVar("S", bound=DatabaseOperations)
+
+
+def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make the whole method one `Database.transaction`."""
+
+    @functools.wraps(method)
+    def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.db.transaction(functools.partial(method, self, *args, **kwargs))
+
+    return in_transaction
+
+
+def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make the whole method one `Database.query`."""
+
+    @functools.wraps(method)
+    def as_query(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.db.query(functools.partial(method, self, *args, **kwargs))
+
+    return as_query
+
+
+def _is_fast(connection: BaseDatabaseWrapper) -> bool:
+    return connection.vendor == "postgresql" and conf.fast_paths()
+
+
+def _connect(connection: BaseDatabaseWrapper) -> None:
+    """Do what Django's ``cursor()`` does before a statement, ``CONN_HEALTH_CHECKS`` included."""
+    connection.close_if_health_check_failed()
+    if connection.connection is None:
+        connection.ensure_connection()
+
+
+def _run(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Parameters) -> Rows:
+    """Run a statement by a cursor of Django."""
+    if isinstance(statement, str):
+        statement = Statement(statement)
+    is_sqlite = connection.vendor == "sqlite"
+    with connection.cursor() as cursor:
+        if is_sqlite:
+            cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
+        else:
+            cursor.execute(statement.postgresql, parameters)
+        rows: Rows = [] if cursor.description is None else cursor.fetchall()
+        return rows
+
+
+def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Any) -> Rows:
+    """Run a statement prepared if the driver can; in an open transaction it leaves no trace if it fails."""
+    if isinstance(statement, str):
+        statement = _statement_of(statement)
+    if not connection.in_atomic_block:
+        _connect(connection)
+    in_savepoint = connection.in_atomic_block or not connection.autocommit
+    fetch = _fetch_prepared()
+    rows: Rows | None = None
+    if fetch is not None:
+        rows = fetch(connection, statement, parameters, in_savepoint=in_savepoint)
+    if rows is not None:
+        return rows
+    if not in_savepoint:
+        return _run(connection, statement, parameters)
+    with transaction.atomic(using=connection.alias):
+        return _run(connection, statement, parameters)
+
+
+@functools.lru_cache(512)
+def _statement_of(text: str) -> Statement:
+    return Statement(text)
+
+
+@functools.cache
+def _fetch_prepared() -> Any:
+    """`engine.postgres.fetch_prepared`; ``None`` with a driver that cannot prepare."""
+    try:
+        from helix_store.engine.postgres import fetch_prepared
+    except ImportError:
+        return None
+    return fetch_prepared
+
+
+def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) -> Parameters:
+    if isinstance(parameters, Mapping):
+        return {
+            name: _stored_time(connection, value) if type(value) is datetime else value
+            for name, value in parameters.items()
+        }
+    return [_stored_time(connection, value) if type(value) is datetime else value for value in parameters]
+
+
+def _stored_time(connection: BaseDatabaseWrapper, value: datetime) -> Any:
+    if value.tzinfo is connection.timezone is UTC:
+        # What Django makes of it, a few times faster.
+        return str(value.replace(tzinfo=None))
+    return connection.ops.adapt_datetimefield_value(value)
 
 
 def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
@@ -90,37 +290,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
                 committing = not connection.savepoint_ids
             return result
     except HelixStoreError as exc:
-        # An error of somebody's on_commit hook says nothing about this write: it must not be run again.
+        # An error of an on_commit hook says nothing about this write: it must not be run again.
         if committed and exc.__cause__ is not None:
             raise exc.__cause__ from None
         raise
-
-
-class DatabaseVerbs:
-    """A group of verbs on one scope."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-
-S = TypeVar("S", bound=DatabaseVerbs)
-
-
-def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make the whole method one transaction."""
-
-    @functools.wraps(method)
-    def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.scope.write(functools.partial(method, self, *args, **kwargs))
-
-    return in_transaction
-
-
-def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Map the errors of a method that only reads."""
-
-    @functools.wraps(method)
-    def mapped(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.scope.read(functools.partial(method, self, *args, **kwargs))
-
-    return mapped

@@ -6,7 +6,7 @@ Decided by SQLSTATE or ``sqlite_errorname``, never by message text, and without 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from django.db import DataError, Error, InterfaceError, InternalError, OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,10 +23,11 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
-    "is_prepared_in_vain",
     "is_retryable_transaction",
+    "is_stale_prepared_statement",
     "is_unique_violation",
     "mapped_errors",
+    "raise_mapped",
     "translate",
     "violated_constraint",
 ]
@@ -69,7 +70,7 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
 _RETRYABLE: Final = frozenset({"40001", "40P01", "55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"})
 # No such statement, or one of that name already: a pooler has changed the server's connection. The third: a
 # column that it returns has another type now.
-_PREPARED_IN_VAIN: Final = frozenset({"26000", "42P05", "0A000"})
+_STALE_PREPARED: Final = frozenset({"26000", "42P05", "0A000"})
 _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
 
 # The server ends a session with these only while it waits for the next statement, so it never saw the COMMIT.
@@ -87,7 +88,12 @@ _ABORTED: Final = (
 
 
 def translate(
-    error: Error, *, vendor: str, committing: bool = False, operation_id: str | None = None
+    error: Error,
+    *,
+    vendor: str,
+    committing: bool = False,
+    is_single_statement: bool = False,
+    operation_id: str | None = None,
 ) -> HelixStoreError | TransactionManagementError | None:
     """What the store raises in place of ``error``; ``None`` when the error is not the store's to explain.
 
@@ -96,12 +102,13 @@ def translate(
     for a block that Django knows to be broken: a fault of the calling code, never to be retried.
 
     ``committing`` says that COMMIT may have been sent. Then an error that leaves its outcome open is
-    `OutcomeUnknown`; one that is the server's answer to the COMMIT means what it always means.
+    `OutcomeUnknown`; one that is the server's answer to the COMMIT means what it always means. With
+    ``is_single_statement`` the transaction is one statement, which a timeout rolls back as a whole.
     """
     code = _code(error)
     if code == "25P02":
         return TransactionManagementError(_ABORTED)
-    if committing and _leaves_outcome_open(error, code, vendor):
+    if committing and _leaves_outcome_open(error, code, vendor, is_single_statement):
         return OutcomeUnknown(operation_id)
     meaning = _meaning(error, code, vendor)
     if meaning is None:
@@ -144,34 +151,52 @@ class mapped_errors:
         pass
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        if exc is None:
-            return
-        if isinstance(exc, Error):
-            self._raise_translated(exc)
-        elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
-            # Translated inside of the atomic block that has ended by now.
-            _drop(self._connection)
-        elif isinstance(exc, UnicodeEncodeError | OverflowError):
-            # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees
-            # them.
-            raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
+        if exc is not None:
+            committing = self._committing
+            raise_mapped(
+                self._connection,
+                exc,
+                committing=committing if isinstance(committing, bool) else committing(),
+                operation_id=self._operation_id,
+            )
 
-    def _raise_translated(self, error: Error) -> None:
-        connection, committing = self._connection, self._committing
+
+def raise_mapped(
+    connection: BaseDatabaseWrapper,
+    exc: BaseException,
+    *,
+    committing: bool = False,
+    is_single_statement: bool = False,
+    operation_id: str | None = None,
+) -> None:
+    """Raise what `translate` makes of a database error; return for every other error."""
+    if isinstance(exc, Error):
         translated = translate(
-            error,
+            exc,
             vendor=connection.vendor,
-            committing=committing if isinstance(committing, bool) else committing(),
-            operation_id=self._operation_id,
+            committing=committing,
+            is_single_statement=is_single_statement,
+            operation_id=operation_id,
         )
-        if translated is None:
-            return
-        if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(error):
-            _drop(connection)
-        if isinstance(translated, IntegrityFault):
-            # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
-            raise translated from None
-        raise translated from error
+        if translated is not None:
+            _raise_translated(connection, exc, translated)
+    elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
+        # Translated inside of the atomic block that has ended by now.
+        _drop(connection)
+    elif isinstance(exc, UnicodeEncodeError | OverflowError):
+        # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees them.
+        raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
+
+
+def _raise_translated(
+    connection: BaseDatabaseWrapper, error: Error, translated: HelixStoreError | TransactionManagementError
+) -> NoReturn:
+    if isinstance(translated, StoreUnavailable | OutcomeUnknown) or _has_ended_session(error):
+        _drop(connection)
+    if isinstance(translated, IntegrityFault):
+        # The driver's message quotes the value: psycopg's includes the DETAIL and CONTEXT of PostgreSQL.
+        raise translated from None
+    raise translated from error
 
 
 def is_retryable_transaction(error: BaseException) -> bool:
@@ -183,9 +208,9 @@ def is_retryable_transaction(error: BaseException) -> bool:
     return _code(error) in _RETRYABLE
 
 
-def is_prepared_in_vain(error: BaseException) -> bool:
-    """Whether a prepared statement did not run because it is gone, or does not fit the tables any more."""
-    return _code(error) in _PREPARED_IN_VAIN
+def is_stale_prepared_statement(error: BaseException) -> bool:
+    """Whether a prepared statement did not run because the server lost it or the tables have changed."""
+    return _code(error) in _STALE_PREPARED
 
 
 def is_unique_violation(error: BaseException) -> bool:
@@ -213,12 +238,14 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
     return IntegrityFault if isinstance(error, DataError) else None
 
 
-def _leaves_outcome_open(error: Error, code: str | None, vendor: str) -> bool:
+def _leaves_outcome_open(error: Error, code: str | None, vendor: str, is_single_statement: bool) -> bool:
     if code is None:
         return _meaning(error, code, vendor) is StoreUnavailable
     if code in _ENDED_WHILE_IDLE:
         return False
-    return _has_ended_session(error) or code == "57014" or _family(code) in {"08", "SQLITE_IOERR"}
+    if code == "57014":
+        return not is_single_statement
+    return _has_ended_session(error) or _family(code) in {"08", "SQLITE_IOERR"}
 
 
 def _has_ended_session(error: Error) -> bool:

@@ -48,7 +48,7 @@ class LockManagerBase:
     def default_ttl_ms(self) -> int:
         if self._default_ttl_ms is not None:
             return self._default_ttl_ms
-        return ttl_milliseconds(conf.get("DEFAULT_LOCK_TTL_MS"), "DEFAULT_LOCK_TTL_MS")
+        return ttl_milliseconds(conf.default_lock_ttl_ms(), "DEFAULT_LOCK_TTL_MS")
 
     def acquire(self, name: str, *, ttl_ms: int | None = None, owner: str | None = None) -> Lock | None:
         """Take a lock for a term, or return ``None`` at once when it is held, also by the same owner.

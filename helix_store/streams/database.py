@@ -26,15 +26,10 @@ from helix_store.core.streams import (
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
-)
-from helix_store.engine.statement import (
-    fetched_rows,
-    read_rows,
-    returned_rows,
 )
 from helix_store.exceptions import (
     HelixStoreError,
@@ -84,28 +79,26 @@ class DatabaseStreamManager(StreamManagerBase):
         limits: Limits | None = None,
     ) -> None:
         conf.require_usable_prefix()
-        scope = Scope(using, validation.tenant(tenant), limits)
+        db = Database(using, validation.tenant(tenant), limits)
         super().__init__(
-            DatabaseStreams(
-                scope, None if poll_interval is None else seconds(poll_interval, "poll_interval")
-            ),
-            tenant=scope.tenant,
+            DatabaseStreams(db, None if poll_interval is None else seconds(poll_interval, "poll_interval")),
+            tenant=db.tenant,
             retention=retention,
             writer_lease=writer_lease,
             limits=limits,
         )
 
 
-class DatabaseStreams(DatabaseVerbs):
-    def __init__(self, scope: Scope, poll_interval: float | None = None) -> None:
-        super().__init__(scope)
+class DatabaseStreams(DatabaseOperations):
+    def __init__(self, db: Database, poll_interval: float | None = None) -> None:
+        super().__init__(db)
         self._poll_interval = poll_interval
 
     async def call(self, verb: Callable[[], R]) -> R:
         return await in_thread(verb)
 
     async def watch(self) -> StreamWatch:
-        return await watch_stream(self.scope, self._poll_interval or conf.stream_options().poll_interval)
+        return await watch_stream(self.db, self._poll_interval or conf.stream_options().poll_interval)
 
     # Writers
 
@@ -125,7 +118,7 @@ class DatabaseStreams(DatabaseVerbs):
         if statement is not None:
             rows = self._guarded(statement, stream_id, parameters, guard)
         else:
-            rows = self.scope.write(lambda: self._append_in_two(stream_id, parameters, guard))
+            rows = self.db.transaction(lambda: self._append_in_two(stream_id, parameters, guard))
         if not rows:
             raise self._refusal(stream_id)
         ((key, last_sequence),) = rows
@@ -135,12 +128,12 @@ class DatabaseStreams(DatabaseVerbs):
     def _append_in_two(
         self, stream_id: str, parameters: Mapping[str, Any], guard: Guard
     ) -> list[tuple[Any, ...]]:
-        hold_fence(self.scope, stream_id, guard)
+        hold_fence(self.db, stream_id, guard)
         texts = parameters["texts"]
         advance = {name: value for name, value in parameters.items() if name != "texts"}
-        rows = fetched_rows(self.scope.connection, self._statements.advance, advance)
+        rows = self.db.execute(self._statements.advance, advance)
         for key, last_sequence in rows:
-            StreamChunk.objects.using(self.scope.alias).bulk_create(
+            StreamChunk.objects.using(self.db.alias).bulk_create(
                 [
                     StreamChunk(stream_id=key, sequence=sequence, payload=text)
                     for sequence, text in enumerate(texts, last_sequence - len(texts) + 1)
@@ -151,12 +144,12 @@ class DatabaseStreams(DatabaseVerbs):
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
         parameters = {**self._row(stream_id), **_lease(writer)}
-        if not returned_rows(self.scope, self._statements.renew, parameters):
+        if not self.db.write(self._statements.renew, parameters):
             raise self._refusal(stream_id)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
         parameters = {**self._row(stream_id), "writer_id": writer.writer_id}
-        returned_rows(self.scope, self._statements.release, parameters)
+        self.db.write(self._statements.release, parameters)
 
     # The life of a stream
 
@@ -165,27 +158,26 @@ class DatabaseStreams(DatabaseVerbs):
         stream = self._locked(stream_id, guard)
         if not settles(StreamStatus(stream.status), settlement.status):
             return
-        with self.scope.connection.cursor() as cursor:
-            cursor.execute(
-                self._statements.settle,
-                {
-                    "key": stream.pk,
-                    "status": settlement.status.value,
-                    "output": settlement.output,
-                    "error": settlement.error,
-                    "is_over": settlement.status in CLOSED,
-                    "is_kept": settlement.status in CLOSED and settlement.keep_ms is not None,
-                    "keep_ms": settlement.keep_ms or 0,
-                    "no": False,
-                },
-            )
+        self.db.execute(
+            self._statements.settle,
+            {
+                "key": stream.pk,
+                "status": settlement.status.value,
+                "output": settlement.output,
+                "error": settlement.error,
+                "is_over": settlement.status in CLOSED,
+                "is_kept": settlement.status in CLOSED and settlement.keep_ms is not None,
+                "keep_ms": settlement.keep_ms or 0,
+                "no": False,
+            },
+        )
         self._announce(stream.pk, stream.last_sequence)
 
     @writes
     def reset(self, stream_id: str, guard: Guard) -> None:
         stream = self._locked(stream_id, guard)
         self._chunks(stream.pk).delete()
-        Stream.objects.using(self.scope.alias).filter(pk=stream.pk).update(
+        Stream.objects.using(self.db.alias).filter(pk=stream.pk).update(
             last_sequence=0,
             floor=0,
             generation=stream.generation + 1,
@@ -207,7 +199,7 @@ class DatabaseStreams(DatabaseVerbs):
         except StreamNotFound:
             return False
         self._chunks(stream.pk).delete()
-        Stream.objects.using(self.scope.alias).filter(pk=stream.pk)._raw_delete(self.scope.alias)
+        Stream.objects.using(self.db.alias).filter(pk=stream.pk)._raw_delete(self.db.alias)
         self._announce(stream.pk, 0)
         return True
 
@@ -235,7 +227,7 @@ class DatabaseStreams(DatabaseVerbs):
     def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
         parameters = {**self._row(stream_id), "after": after, "last": min(after + limit, 2**63 - 1)}
         statements = self._statements
-        rows = read_rows(self.scope, statements.joined_page or statements.page, parameters)
+        rows = self.db.read(statements.joined_page or statements.page, parameters)
         if not rows:
             return None
         key, generation, status, last_sequence, floor, first_sequence, payload = rows[0]
@@ -251,26 +243,26 @@ class DatabaseStreams(DatabaseVerbs):
         return StreamPage(head, first_sequence or after + 1, tuple(texts))
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
-        return prune(self.scope, self.scope.tenant, request)
+        return prune(self.db, self.db.tenant, request)
 
     # Shared
 
     @property
     def _statements(self) -> StreamStatements:
-        return stream_statements(self.scope.connection)
+        return stream_statements(self.db.connection)
 
     def _row(self, stream_id: str) -> dict[str, Any]:
-        return {"tenant": self.scope.tenant, "stream_id": stream_id}
+        return {"tenant": self.db.tenant, "stream_id": stream_id}
 
     def _of(self, stream_id: str) -> QuerySet[Stream]:
-        return Stream.objects.using(self.scope.alias).filter(tenant=self.scope.tenant, stream_id=stream_id)
+        return Stream.objects.using(self.db.alias).filter(tenant=self.db.tenant, stream_id=stream_id)
 
     def _chunks(self, key: int) -> QuerySet[StreamChunk]:
-        return StreamChunk.objects.using(self.scope.alias).filter(stream_id=key)
+        return StreamChunk.objects.using(self.db.alias).filter(stream_id=key)
 
     def _locked(self, stream_id: str, guard: Guard) -> Stream:
         """The stream's head, locked until the transaction ends; the lock's row comes before it."""
-        hold_fence(self.scope, stream_id, guard)
+        hold_fence(self.db, stream_id, guard)
         stream = first_row(
             self._of(stream_id).select_for_update().only("id", "status", "last_sequence", "generation")
         )
@@ -283,13 +275,13 @@ class DatabaseStreams(DatabaseVerbs):
     ) -> list[tuple[Any, ...]]:
         """Run one statement that writes: alone, or with the fence held in one transaction."""
         if guard.fencing_token is None:
-            return returned_rows(self.scope, statement, parameters)
+            return self.db.write(statement, parameters)
 
         def body() -> list[tuple[Any, ...]]:
-            hold_fence(self.scope, stream_id, guard)
-            return fetched_rows(self.scope.connection, statement, parameters)
+            hold_fence(self.db, stream_id, guard)
+            return self.db.execute(statement, parameters)
 
-        return self.scope.write(body)
+        return self.db.transaction(body)
 
     @reads
     def _refusal(self, stream_id: str) -> HelixStoreError:
@@ -297,7 +289,7 @@ class DatabaseStreams(DatabaseVerbs):
         return StreamClosed() if self._of(stream_id).exists() else StreamNotFound(stream_id)
 
     def _announce(self, key: int, last_sequence: int) -> None:
-        announce_after_commit(self.scope.connection, key, last_sequence)
+        announce_after_commit(self.db.connection, key, last_sequence)
 
 
 def _check_whole(count: int, after: int, last: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
+from helix_store.core.processes import PerProcess
 
 __all__ = ["Listener", "Notifier", "announce", "announce_after_commit", "channel"]
 
@@ -97,15 +97,9 @@ class Notifier:
             connections.close_all()
 
 
-_notifiers: dict[str, Notifier] = {}
-_notifiers_mutex = threading.Lock()
-
-
 def announce(alias: str, key: int, last_sequence: int) -> None:
     """Wake the readers of a stream in every process, soon. Call after the commit."""
-    with _notifiers_mutex:
-        notifier = _notifiers.setdefault(alias, Notifier(alias))
-    notifier.announce(key, last_sequence)
+    _notifiers.get().of(alias).announce(key, last_sequence)
 
 
 def announce_after_commit(connection: BaseDatabaseWrapper, key: int, last_sequence: int) -> None:
@@ -115,12 +109,19 @@ def announce_after_commit(connection: BaseDatabaseWrapper, key: int, last_sequen
         transaction.on_commit(tell, using=connection.alias, robust=True)
 
 
-def _start_anew() -> None:
-    global _notifiers, _notifiers_mutex
-    _notifiers, _notifiers_mutex = {}, threading.Lock()
+class _Notifiers:
+    """The notifier of each database."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._by_alias: dict[str, Notifier] = {}
+
+    def of(self, alias: str) -> Notifier:
+        with self._mutex:
+            return self._by_alias.setdefault(alias, Notifier(alias))
 
 
-os.register_at_fork(after_in_child=_start_anew)
+_notifiers: Final = PerProcess(_Notifiers)
 
 
 # --- Listening -------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from django.db.models.functions import Now
 
 from helix_store import conf
 from helix_store.core.streams import PrunedStreams
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import Unindexed
-from helix_store.engine.statement import fetched_rows
 from helix_store.models import Stream, StreamChunk
 from helix_store.sessions.database.rows import first_row
 from helix_store.streams.backend import PruneRequest
@@ -34,46 +33,46 @@ _FEW_BY_KEY: Final = F("id") + 0
 """Found by the indexes of their condition, and sorted: by the plain key all streams would be passed over."""
 
 
-def prune(scope: Scope, tenant: str | None, request: PruneRequest) -> PrunedStreams:
+def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
     """Do what the request says for one tenant, or for all of them when it is ``None``.
 
     Each batch is a transaction by itself unless the caller has one open. Safe to repeat and to interrupt.
     """
-    failed = _count_lost(scope, tenant) if request.dry_run else _fail_lost(scope, tenant, request)
+    failed = _count_lost(db, tenant) if request.dry_run else _fail_lost(db, tenant, request)
     doomed = _is_doomed(request)
-    whole = _removed(scope, tenant, doomed, keep=0, dry_run=request.dry_run, by=_FEW_BY_KEY)
+    whole = _removed(db, tenant, doomed, keep=0, dry_run=request.dry_run, by=_FEW_BY_KEY)
     if request.keep_chunks is None:
         removed = whole
     else:
         is_long = Q(last_sequence__gt=F("floor") + request.keep_chunks) & ~doomed
         removed = whole + _removed(
-            scope, tenant, is_long, keep=request.keep_chunks, dry_run=request.dry_run, by=_ALL_BY_KEY
+            db, tenant, is_long, keep=request.keep_chunks, dry_run=request.dry_run, by=_ALL_BY_KEY
         )
     return PrunedStreams(streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=failed)
 
 
-def _count_lost(scope: Scope, tenant: str | None) -> int:
-    statement = stream_statements(scope.connection).lost
-    ((count,),) = scope.read(lambda: fetched_rows(scope.connection, statement, {"tenant": tenant}))
+def _count_lost(db: Database, tenant: str | None) -> int:
+    statement = stream_statements(db.connection).lost
+    ((count,),) = db.query(lambda: db.execute(statement, {"tenant": tenant}))
     return int(count)
 
 
-def _fail_lost(scope: Scope, tenant: str | None, request: PruneRequest) -> int:
+def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> int:
     parameters = {
         "tenant": tenant,
         "error": request.lost_writer_error,
-        "limit": conf.get("PAGE_SIZE"),
+        "limit": conf.page_size(),
         "no": False,
     }
 
     def batch() -> int:
-        rows = fetched_rows(scope.connection, stream_statements(scope.connection).fail_lost, parameters)
+        rows = db.execute(stream_statements(db.connection).fail_lost, parameters)
         for key, last_sequence in rows:
-            announce_after_commit(scope.connection, key, last_sequence)
+            announce_after_commit(db.connection, key, last_sequence)
         return len(rows)
 
     failed = 0
-    while count := scope.write(batch):
+    while count := db.transaction(batch):
         failed += count
     return failed
 
@@ -90,48 +89,48 @@ def _is_doomed(request: PruneRequest) -> Q:
 
 
 def _removed(
-    scope: Scope, tenant: str | None, doomed: Q, *, keep: int, dry_run: bool, by: Combinable
+    db: Database, tenant: str | None, doomed: Q, *, keep: int, dry_run: bool, by: Combinable
 ) -> list[int]:
     """How many chunks went, stream by stream."""
     removed = []
-    for stream in _each(scope, tenant, doomed, by):
+    for stream in _each(db, tenant, doomed, by):
         if dry_run:
             removed.append(max(0, stream.last_sequence - keep - stream.floor))
         else:
-            removed.append(_remove(scope, stream.pk, doomed, keep))
+            removed.append(_remove(db, stream.pk, doomed, keep))
     return removed
 
 
-def _each(scope: Scope, tenant: str | None, doomed: Q, by: Combinable) -> Iterator[Stream]:
+def _each(db: Database, tenant: str | None, doomed: Q, by: Combinable) -> Iterator[Stream]:
     """The streams concerned, a page at a time, by key."""
-    streams = Stream.objects.using(scope.alias).filter(doomed)
+    streams = Stream.objects.using(db.alias).filter(doomed)
     if tenant is not None:
         streams = streams.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=tenant)
     streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
     key = 0
-    while page := scope.read(partial(_page_after, streams, key)):
+    while page := db.query(partial(_page_after, streams, key)):
         yield from page
         key = page[-1].pk
 
 
 def _page_after(streams: QuerySet[Any], key: int) -> list[Stream]:
-    return list(streams.filter(position__gt=key)[: conf.get("PAGE_SIZE")])
+    return list(streams.filter(position__gt=key)[: conf.page_size()])
 
 
-def _remove(scope: Scope, key: int, doomed: Q, keep: int) -> int:
+def _remove(db: Database, key: int, doomed: Q, keep: int) -> int:
     removed = 0
-    while count := scope.write(lambda: _remove_batch(scope, key, doomed, keep)):
+    while count := db.transaction(lambda: _remove_batch(db, key, doomed, keep)):
         removed += count
     return removed
 
 
-def _remove_batch(scope: Scope, key: int, doomed: Q, keep: int) -> int:
+def _remove_batch(db: Database, key: int, doomed: Q, keep: int) -> int:
     """Remove the oldest chunks of a stream and return how many; 0 once nothing is left to remove.
 
     The condition is asked again under the lock: the stream may have been reactivated. One that is locked is
     in use, and left for the next time.
     """
-    streams = Stream.objects.using(scope.alias).filter(pk=key)
+    streams = Stream.objects.using(db.alias).filter(pk=key)
     stream = first_row(
         streams.filter(doomed)
         .select_for_update(skip_locked=True, no_key=True)
@@ -141,8 +140,8 @@ def _remove_batch(scope: Scope, key: int, doomed: Q, keep: int) -> int:
         return 0
     target = max(stream.floor, stream.last_sequence - keep)
     floor = min(target, stream.floor + _CHUNKS_PER_TRANSACTION)
-    StreamChunk.objects.using(scope.alias).filter(stream_id=key, sequence__lte=floor).delete()
+    StreamChunk.objects.using(db.alias).filter(stream_id=key, sequence__lte=floor).delete()
     is_emptied = stream.ended_at is not None and floor == stream.last_sequence
     streams.update(floor=floor, is_emptied=is_emptied)
-    announce_after_commit(scope.connection, key, stream.last_sequence)
+    announce_after_commit(db.connection, key, stream.last_sequence)
     return floor - stream.floor

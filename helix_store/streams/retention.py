@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.streams import PrunedStreams
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.streams.manager import prune_request
 from helix_store.streams.pruning import prune
 
@@ -32,4 +32,4 @@ def prune_streams(
     conf.require_usable_prefix()
     request = prune_request(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
     checked = None if tenant is None else validation.tenant(tenant)
-    return prune(Scope(using, checked or "", None), checked, request)
+    return prune(Database(using, checked or "", None), checked, request)

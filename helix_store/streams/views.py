@@ -73,7 +73,7 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
 
 async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
     """The tenant whose stream may be read, or ``None``: without a permission nobody reads anything."""
-    dotted_path = conf.get("STREAM_PERMISSION")
+    dotted_path = conf.stream_permission()
     if dotted_path is None:
         return None
     permission = import_string(dotted_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import os
 import queue
 import threading
 import time
@@ -17,10 +16,11 @@ from typing import Any, Final, TypeVar
 from django.db import connections
 
 from helix_store import conf
+from helix_store.core.processes import PerProcess
 from helix_store.core.streams import StreamHead
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.models import Stream
 from helix_store.streams.backend import StreamWatch
 from helix_store.streams.notifications import Listener
@@ -108,20 +108,12 @@ class ReadingThreads:
                     answer.set_result(value)
 
 
-_of_process = ReadingThreads()
+_of_process: Final = PerProcess(ReadingThreads)
 
 
 def reading_threads() -> ReadingThreads:
     """Those of this process."""
-    return _of_process
-
-
-def _new_reading_threads() -> None:
-    global _of_process
-    _of_process = ReadingThreads()
-
-
-os.register_at_fork(after_in_child=_new_reading_threads)
+    return _of_process.get()
 
 
 _KEYS_PER_QUERY: Final = 500
@@ -129,11 +121,11 @@ _KEYS_PER_QUERY: Final = 500
 _logger = logging.getLogger(__name__)
 
 
-async def watch_stream(scope: Scope, interval: float) -> StreamWatch:
+async def watch_stream(db: Database, interval: float) -> StreamWatch:
     """A place to wait in. Inside the caller's transaction only its own thread sees what it wrote."""
-    if await in_thread(lambda: scope.connection.in_atomic_block):
+    if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
-    return _Watch(scope.alias, interval)
+    return _Watch(db.alias, interval)
 
 
 class _WatchInTransaction:
@@ -168,14 +160,14 @@ class _Watch:
         self._watcher.seen = seen
         if self._key is None:
             self._key = seen.incarnation[0]
-            _hub(self._alias).add(self._key, self._watcher)
+            _hubs.get().of(self._alias).add(self._key, self._watcher)
             # Nobody woke it before, so what changed since its last read would wait for the next interval.
             return True
         return await self._watcher.woken(timeout)
 
     def close(self) -> None:
         if self._key is not None:
-            _hub(self._alias).remove(self._key, self._watcher)
+            _hubs.get().of(self._alias).remove(self._key, self._watcher)
             self._key = None
 
 
@@ -291,18 +283,16 @@ def _heads(alias: str, keys: list[int]) -> dict[int, StreamHead]:
     }
 
 
-_hubs: dict[str, _Hub] = {}
-_hubs_mutex = threading.Lock()
+class _Hubs:
+    """The hub of each database."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._by_alias: dict[str, _Hub] = {}
+
+    def of(self, alias: str) -> _Hub:
+        with self._mutex:
+            return self._by_alias.setdefault(alias, _Hub(alias))
 
 
-def _hub(alias: str) -> _Hub:
-    with _hubs_mutex:
-        return _hubs.setdefault(alias, _Hub(alias))
-
-
-def _start_anew() -> None:
-    global _hubs, _hubs_mutex
-    _hubs, _hubs_mutex = {}, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_start_anew)
+_hubs: Final = PerProcess(_Hubs)

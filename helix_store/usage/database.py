@@ -23,13 +23,12 @@ from helix_store.core.usage import (
     cost_from_units,
 )
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
 from helix_store.engine.expressions import ExactSum, beyond, summed
-from helix_store.engine.statement import read_rows, returned_rows
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.sessions.database.keys import any_tenant, named
@@ -92,11 +91,11 @@ class DatabaseUsageStore(UsageStoreBase):
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
         conf.require_usable_prefix()
-        scope = Scope(using, validation.tenant(tenant), None)
-        super().__init__(DatabaseUsage(scope), tenant=scope.tenant)
+        db = Database(using, validation.tenant(tenant), None)
+        super().__init__(DatabaseUsage(db), tenant=db.tenant)
 
 
-class DatabaseUsage(DatabaseVerbs):
+class DatabaseUsage(DatabaseOperations):
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) == 1 and self._record_one(entries[0]):
             return
@@ -104,31 +103,26 @@ class DatabaseUsage(DatabaseVerbs):
 
     def _record_one(self, entry: UsageEntry) -> bool:
         """In a single statement, which records nothing both for a known id and for an unknown session."""
-        connection = self.scope.connection
-        statement = insert_one(connection, self.scope.tenant, entry_columns(connection, entry))
-        return bool(returned_rows(self.scope, *statement))
+        connection = self.db.connection
+        statement = insert_one(connection, self.db.tenant, entry_columns(connection, entry))
+        return bool(self.db.write(*statement))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
-        connection = self.scope.connection
+        connection = self.db.connection
         of_session = self._kept_sessions(entries)
-        with connection.cursor() as cursor:
-            for batch in _batches(entries, ROWS_PER_STATEMENT):
-                rows = [of_session[entry.session_id] | entry_columns(connection, entry) for entry in batch]
-                cursor.execute(*insert_many(connection, rows))
+        for batch in _batches(entries, ROWS_PER_STATEMENT):
+            rows = [of_session[entry.session_id] | entry_columns(connection, entry) for entry in batch]
+            self.db.execute(*insert_many(connection, rows))
 
     def _kept_sessions(self, entries: Sequence[UsageEntry]) -> Mapping[str, dict[str, Any]]:
         """What entries take over from their sessions, by id; they cannot be deleted until the commit."""
-        connection = self.scope.connection
+        connection = self.db.connection
         names = dict.fromkeys(entry.session_id for entry in entries)
         found: dict[str, dict[str, Any]] = {}
-        with connection.cursor() as cursor:
-            for batch in _batches(names, _SESSIONS_PER_QUERY):
-                cursor.execute(*keep_sessions(connection, self.scope.tenant, batch))
-                found |= {
-                    name: dict(zip(SESSION_COLUMNS, columns, strict=True))
-                    for name, *columns in cursor.fetchall()
-                }
+        for batch in _batches(names, _SESSIONS_PER_QUERY):
+            rows = self.db.execute(*keep_sessions(connection, self.db.tenant, batch))
+            found |= {name: dict(zip(SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
         for name in names:
             if name not in found:
                 raise SessionNotFound(name)
@@ -151,11 +145,11 @@ class DatabaseUsage(DatabaseVerbs):
     @reads
     def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
         if include_sub_agents:
-            keys = tree_keys(self.scope, session_id)
+            keys = tree_keys(self.db, session_id)
             if keys:
-                sums = self._sums(*of_sessions(self.scope.connection, keys))
+                sums = self._sums(*of_sessions(self.db.connection, keys))
                 return rollup(sums, session_count=len(keys))
-        named = {"tenant": self.scope.tenant, "session_id": session_id}
+        named = {"tenant": self.db.tenant, "session_id": session_id}
         sums = self._sums(OF_SESSION, named)
         if sums or self._key(session_id):
             return rollup(sums, session_count=1)
@@ -163,8 +157,8 @@ class DatabaseUsage(DatabaseVerbs):
         return rollup(kept, session_count=1) if kept else None
 
     def _sums(self, condition: str, parameters: Mapping[str, Any]) -> list[UsageSum]:
-        sql = sum_entries(self.scope.connection, condition)
-        return [_sum(row) for row in read_rows(self.scope, sql, parameters)]
+        sql = sum_entries(self.db.connection, condition)
+        return [_sum(row) for row in self.db.read(sql, parameters)]
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
@@ -214,11 +208,11 @@ class DatabaseUsage(DatabaseVerbs):
 
     @property
     def _rows(self) -> QuerySet[UsageRow]:
-        return UsageRow.objects.using(self.scope.alias)
+        return UsageRow.objects.using(self.db.alias)
 
     @property
     def _of_tenant(self) -> QuerySet[UsageRow]:
-        return self._rows.filter(tenant=any_tenant(self.scope.tenant))
+        return self._rows.filter(tenant=any_tenant(self.db.tenant))
 
     def _of_session(self, session_id: str) -> QuerySet[UsageRow]:
         for key in self._key(session_id):
@@ -231,7 +225,7 @@ class DatabaseUsage(DatabaseVerbs):
 
     def _key(self, session_id: str) -> list[int]:
         """The key of a session; empty for an unknown one."""
-        key = first_row(named(self.scope, session_id).values_list("pk", flat=True))
+        key = first_row(named(self.db, session_id).values_list("pk", flat=True))
         return [] if key is None else [key]
 
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from helix_store.core.payloads import encode
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.sessions.database.bases import Bases, new_base_key
 from helix_store.sessions.deltas import MAX_DELTAS, apply_deltas
 from tests.strategies import HIGH, LOW
 
-SCOPE = Scope("default", "tenant", None)
+SCOPE = Database("default", "tenant", None)
 BASE = encode({"kept": "x" * 1_000, "n": 1, "gone": None})
 NEXT = encode({"kept": "x" * 1_000, "n": 1.0, "new": []})
 
@@ -35,15 +35,15 @@ def test_a_payload_becomes_a_delta_from_the_base_of_its_session(known: Bases) ->
 
 
 @pytest.mark.parametrize(
-    ("scope", "session_id"),
+    ("db", "session_id"),
     [
         (SCOPE, "another"),
-        (Scope("default", "another", None), "s"),
-        (Scope("postgres", "tenant", None), "s"),
+        (Database("default", "another", None), "s"),
+        (Database("postgres", "tenant", None), "s"),
     ],
 )
-def test_another_session_has_no_part_in_it(known: Bases, scope: Scope, session_id: str) -> None:
-    assert known.get(scope, session_id) is None
+def test_another_session_has_no_part_in_it(known: Bases, db: Database, session_id: str) -> None:
+    assert known.get(db, session_id) is None
 
 
 def test_a_state_that_has_become_another_one_is_stored_in_full(known: Bases) -> None:

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.sessions.database.recent import Recent
 from helix_store.sessions.database.staged_here import StagedHere, StagedRow
 
-SCOPE = Scope("default", "tenant", None)
+SCOPE = Database("default", "tenant", None)
 
 
 @pytest.fixture
@@ -109,17 +109,17 @@ class TestStagedHere:
         assert staged.take(SCOPE, "s", "other step") == [first]
 
     @pytest.mark.parametrize(
-        ("scope", "session_id"),
+        ("db", "session_id"),
         [
-            (Scope("other", "tenant", None), "s"),
-            (Scope("default", "other", None), "s"),
+            (Database("other", "tenant", None), "s"),
+            (Database("default", "other", None), "s"),
             (SCOPE, "other"),
         ],
     )
-    def test_another_step_has_no_part_in_them(self, scope: Scope, session_id: str) -> None:
+    def test_another_step_has_no_part_in_them(self, db: Database, session_id: str) -> None:
         staged = StagedHere()
         staged.add(SCOPE, "s", "step", "call", StagedRow("1:1", "a"))
-        assert staged.take(scope, session_id, "step") == []
+        assert staged.take(db, session_id, "step") == []
 
     def test_steps_that_nobody_commits_are_forgotten(self) -> None:
         staged = StagedHere(most_bytes=20_000)

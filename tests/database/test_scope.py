@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError, transaction
 
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.exceptions import StoreBusy
 from helix_store.models import Lock
 from tests.databases import CommittedDatabase
@@ -18,7 +18,7 @@ class Write:
 
     def __init__(self, database: CommittedDatabase, *, given_up: int = 0, hook: bool = False) -> None:
         self.database = database
-        self.scope = Scope(database.alias, database.tenant, None)
+        self.db = Database(database.alias, database.tenant, None)
         self.given_up = given_up
         self.hook = hook
         self.runs = 0
@@ -43,14 +43,14 @@ class Write:
 
 def test_a_transaction_that_the_database_gave_up_is_run_again(postgres_db: CommittedDatabase) -> None:
     write = Write(postgres_db, given_up=2)
-    assert write.scope.write(write.body) == 3
+    assert write.db.transaction(write.body) == 3
     assert write.stored() == ["run 3"]
 
 
 def test_a_transaction_that_is_given_up_again_and_again_is_store_busy(postgres_db: CommittedDatabase) -> None:
     write = Write(postgres_db, given_up=99)
     with pytest.raises(StoreBusy) as caught:
-        write.scope.write(write.body)
+        write.db.transaction(write.body)
     assert (caught.value.retryable, caught.value.applied) == (True, "no")
     assert write.runs == 5
     assert write.stored() == []
@@ -59,7 +59,7 @@ def test_a_transaction_that_is_given_up_again_and_again_is_store_busy(postgres_d
 def test_inside_the_callers_block_nothing_is_run_again(postgres_db: CommittedDatabase) -> None:
     write = Write(postgres_db, given_up=1)
     with transaction.atomic(using=postgres_db.alias), pytest.raises(StoreBusy):
-        write.scope.write(write.body)
+        write.db.transaction(write.body)
     assert write.runs == 1
     assert write.stored() == []
 
@@ -67,6 +67,6 @@ def test_inside_the_callers_block_nothing_is_run_again(postgres_db: CommittedDat
 def test_a_hook_that_fails_after_the_commit_does_not_repeat_the_write(postgres_db: CommittedDatabase) -> None:
     write = Write(postgres_db, hook=True)
     with pytest.raises(OperationalError, match="given up"):
-        write.scope.write(write.body)
+        write.db.transaction(write.body)
     assert write.runs == 1
     assert write.stored() == ["run 1"]

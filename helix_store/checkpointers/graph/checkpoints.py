@@ -15,8 +15,8 @@ from helix_store.core.ids import new_id
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -48,11 +48,11 @@ _COLUMNS: Final = (
 )
 
 
-class GraphCheckpoints(DatabaseVerbs):
+class GraphCheckpoints(DatabaseOperations):
     @writes
     def save(self, request: CheckpointRequest) -> GraphCheckpoint:
-        head = lock_session(self.scope, request.session_id, request.guard)
-        existing = Checkpoint.objects.using(self.scope.alias).filter(
+        head = lock_session(self.db, request.session_id, request.guard)
+        existing = Checkpoint.objects.using(self.db.alias).filter(
             session_id=head.pk, kind=CheckpointKind.GRAPH
         )
         if request.parent_id is not None and not existing.filter(checkpoint_id=request.parent_id).exists():
@@ -62,7 +62,7 @@ class GraphCheckpoints(DatabaseVerbs):
             versions = existing.filter(namespace=request.namespace).order_by("-version")
             version = (first_row(versions.values_list("version", flat=True)) or 0) + 1
         row = self._insert(head, request, version)
-        Session.objects.using(self.scope.alias).filter(pk=head.pk).update(updated_at=row.created_at)
+        Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=row.created_at)
         return read_checkpoint(
             row.payload,
             checkpoint_id=row.checkpoint_id,
@@ -78,34 +78,34 @@ class GraphCheckpoints(DatabaseVerbs):
 
     @reads
     def get(self, checkpoint_id: str) -> GraphCheckpoint | None:
-        found = Checkpoint.objects.using(self.scope.alias).filter(
-            kind=CheckpointKind.GRAPH, session__tenant=self.scope.tenant, checkpoint_id=checkpoint_id
+        found = Checkpoint.objects.using(self.db.alias).filter(
+            kind=CheckpointKind.GRAPH, session__tenant=self.db.tenant, checkpoint_id=checkpoint_id
         )
         row = first_row(found.values("session__session_id", *_COLUMNS))
         return None if row is None else _checkpoint_from(row, row["session__session_id"]).readable()
 
     @reads
     def latest(self, session_id: str, namespace: str | None) -> GraphCheckpoint | None:
-        return latest_checkpoint(self.scope, session_id, namespace)
+        return latest_checkpoint(self.db, session_id, namespace)
 
     @reads
     def select(
         self, session_id: str, *, namespace: str | None, limit: int, after: tuple[int, int] | None
     ) -> tuple[list[GraphCheckpoint], tuple[int, int] | None]:
         """A page, and the position to go on from when more follows."""
-        rows = _newest_first(self.scope, session_id, namespace)
+        rows = _newest_first(self.db, session_id, namespace)
         if after is not None:
             version, key = after
             rows = rows.filter(beyond(Checkpoint, {"version": version, "id": key}, descending=True))
         page = list(rows.values(*_COLUMNS)[: limit + 1])
         if not page:
-            session_key(self.scope, session_id)
+            session_key(self.db, session_id)
         following = (page[limit - 1]["version"], page[limit - 1]["pk"]) if len(page) > limit else None
         return [_checkpoint_from(row, session_id) for row in page[:limit]], following
 
     def _insert(self, head: Session, request: CheckpointRequest, version: int) -> Checkpoint:
         try:
-            return Checkpoint.objects.using(self.scope.alias).create(
+            return Checkpoint.objects.using(self.db.alias).create(
                 session_id=head.pk,
                 kind=CheckpointKind.GRAPH,
                 namespace=request.namespace,
@@ -131,15 +131,15 @@ class GraphCheckpoints(DatabaseVerbs):
             raise
 
 
-def latest_checkpoint(scope: Scope, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
+def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
     """The checkpoint of the highest version, of one namespace or of all. One query."""
-    row = first_row(_newest_first(scope, session_id, namespace).values(*_COLUMNS))
+    row = first_row(_newest_first(db, session_id, namespace).values(*_COLUMNS))
     return None if row is None else _checkpoint_from(row, session_id).readable()
 
 
-def _newest_first(scope: Scope, session_id: str, namespace: str | None) -> QuerySet[Checkpoint]:
-    rows: QuerySet[Checkpoint] = Checkpoint.objects.using(scope.alias).filter(
-        kind=CheckpointKind.GRAPH, session_id=key_of(scope, session_id)
+def _newest_first(db: Database, session_id: str, namespace: str | None) -> QuerySet[Checkpoint]:
+    rows: QuerySet[Checkpoint] = Checkpoint.objects.using(db.alias).filter(
+        kind=CheckpointKind.GRAPH, session_id=key_of(db, session_id)
     )
     if namespace is None:
         return rows.order_by("-version", "-pk")

@@ -15,8 +15,8 @@ from helix_store.core.ids import new_id
 from helix_store.core.limits import AS_STORED
 from helix_store.core.types import SessionState
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     writes,
 )
 from helix_store.exceptions import CheckpointNotFound
@@ -80,7 +80,7 @@ _ALL_UP_TO_HERE: Final = """{row}.kind = 'graph' AND {row}.id <= %(forked)s
     AND ({row}.namespace <> %(namespace)s OR {row}.version <= %(version)s)"""
 
 
-class GraphForks(DatabaseVerbs):
+class GraphForks(DatabaseOperations):
     @writes
     def fork(
         self, checkpoint_id: str, *, new_session_id: str, title: str | None, with_history: bool
@@ -102,7 +102,7 @@ class GraphForks(DatabaseVerbs):
         )
         new = NewSession(new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns.update(message_count=message_count, typed_metadata=source.typed_metadata)
-        insert_session(self.scope, new, root_session_id=new_session_id, at=at)
+        insert_session(self.db, new, root_session_id=new_session_id, at=at)
         self._copy(
             source, target=new_session_id, message_count=message_count, at=at, with_history=with_history
         )
@@ -115,11 +115,11 @@ class GraphForks(DatabaseVerbs):
         What is joined may be older than the lock, but a graph checkpoint never changes, and one that was
         deleted meanwhile has taken its session along.
         """
-        sessions: QuerySet[Any] = Session.objects.using(self.scope.alias)
+        sessions: QuerySet[Any] = Session.objects.using(self.db.alias)
         source = first_row(
             sessions.select_for_update(of=("self",), no_key=True)
             .filter(
-                tenant=any_tenant(self.scope.tenant),
+                tenant=any_tenant(self.db.tenant),
                 checkpoints__kind=CheckpointKind.GRAPH,
                 checkpoints__checkpoint_id=checkpoint_id,
             )
@@ -137,9 +137,9 @@ class GraphForks(DatabaseVerbs):
     def _copy(
         self, source: Any, *, target: str, message_count: int, at: datetime, with_history: bool
     ) -> None:
-        connection = self.scope.connection
+        connection = self.db.connection
         parameters = {
-            "tenant": self.scope.tenant,
+            "tenant": self.db.tenant,
             "source": source.pk,
             "target": target,
             "message_count": message_count,
@@ -149,10 +149,9 @@ class GraphForks(DatabaseVerbs):
             "new_id": _beginning_of_ids(),
             "at": connection.ops.adapt_datetimefield_value(at),
         }
-        with connection.cursor() as cursor:
-            if message_count:
-                cursor.execute(_with_tables(self.scope, _COPY_MESSAGES), parameters)
-            cursor.execute(_copying_checkpoints(self.scope, with_history=with_history), parameters)
+        if message_count:
+            self.db.execute(_with_tables(self.db, _COPY_MESSAGES), parameters)
+        self.db.execute(_copying_checkpoints(self.db, with_history=with_history), parameters)
 
 
 def _beginning_of_ids() -> str:
@@ -161,11 +160,11 @@ def _beginning_of_ids() -> str:
     return f"{new_id()[:15]}{random >> 20:03x}-{0x8000 | random & 0x3FFF:04x}-"
 
 
-def _copying_checkpoints(scope: Scope, *, with_history: bool) -> str:
-    key = _KEYS[scope.connection.vendor]
+def _copying_checkpoints(db: Database, *, with_history: bool) -> str:
+    key = _KEYS[db.connection.vendor]
     is_copied = _ALL_UP_TO_HERE if with_history else _THIS_ONE
     return _with_tables(
-        scope,
+        db,
         _COPY_CHECKPOINTS,
         key_of_original=key.format(row="original"),
         key_of_parent=key.format(row="parent"),
@@ -174,8 +173,8 @@ def _copying_checkpoints(scope: Scope, *, with_history: bool) -> str:
     )
 
 
-def _with_tables(scope: Scope, sql: str, **parts: str) -> str:
-    quote = scope.connection.ops.quote_name
+def _with_tables(db: Database, sql: str, **parts: str) -> str:
+    quote = db.connection.ops.quote_name
     return sql.format(
         message=quote(Message._meta.db_table),
         session=quote(Session._meta.db_table),

@@ -15,8 +15,8 @@ from helix_store.checkpointers.graph.payloads import read_message
 from helix_store.checkpointers.graph.types import StoredMessage
 from helix_store.core.guards import Guard
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -40,14 +40,14 @@ _ROWS_PER_STATEMENT: Final = 1_000
 _TICK: Final = timedelta(microseconds=1)
 
 
-class GraphMessages(DatabaseVerbs):
+class GraphMessages(DatabaseOperations):
     @writes
     def add(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> list[StoredMessage]:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         if not messages:
             return []
         first = self._next_moment(head)
-        rows = Message.objects.using(self.scope.alias).bulk_create(
+        rows = Message.objects.using(self.db.alias).bulk_create(
             [
                 Message(
                     session_id=head.pk,
@@ -60,7 +60,7 @@ class GraphMessages(DatabaseVerbs):
             ],
             batch_size=_ROWS_PER_STATEMENT,
         )
-        bump(self.scope, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
+        bump(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
         return [
             read_message(
                 row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at
@@ -72,15 +72,15 @@ class GraphMessages(DatabaseVerbs):
     def page(
         self, session_id: str, *, before: int | datetime | None, limit: int | None
     ) -> list[StoredMessage]:
-        messages = newest_messages(self.scope, session_id, before=before, limit=limit)
+        messages = newest_messages(self.db, session_id, before=before, limit=limit)
         if not messages:
-            session_key(self.scope, session_id)
+            session_key(self.db, session_id)
         return messages
 
     def _next_moment(self, head: Session) -> datetime:
         """Later than every message there is, so that a page by time cannot end between two equal times."""
         last = first_row(
-            Message.objects.using(self.scope.alias)
+            Message.objects.using(self.db.alias)
             .filter(session_id=head.pk, sequence=head.message_count)
             .values_list("created_at", flat=True)
         )
@@ -89,13 +89,13 @@ class GraphMessages(DatabaseVerbs):
 
 
 def newest_messages(
-    scope: Scope, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
+    db: Database, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
 ) -> list[StoredMessage]:
     """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
-    rows: QuerySet[Message] = Message.objects.using(scope.alias).filter(session_id=key_of(scope, session_id))
+    rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=key_of(db, session_id))
     if limit is not None:
         # Numbers have no gaps: a page is a range of them, which is found by an index whatever is planned.
-        last = _last_number(scope, session_id, rows, before)
+        last = _last_number(db, session_id, rows, before)
         rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
     elif isinstance(before, datetime):
         rows = rows.filter(created_at__lt=before)
@@ -106,11 +106,11 @@ def newest_messages(
 
 
 def _last_number(
-    scope: Scope, session_id: str, rows: QuerySet[Message], before: int | datetime | None
+    db: Database, session_id: str, rows: QuerySet[Message], before: int | datetime | None
 ) -> Combinable:
     """The number of the newest message before an id or a time."""
     if before is None:
-        return Subquery(named(scope, session_id).values("message_count"))
+        return Subquery(named(db, session_id).values("message_count"))
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])

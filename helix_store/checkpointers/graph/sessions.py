@@ -25,7 +25,7 @@ from helix_store.checkpointers.graph.types import (
 )
 from helix_store.core.types import UNSET, Unset
 from helix_store.engine.database import (
-    DatabaseVerbs,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -66,10 +66,10 @@ class GraphSessionQuery:
     after: tuple[datetime, str] | None = None
 
 
-class GraphSessions(DatabaseVerbs):
+class GraphSessions(DatabaseOperations):
     @writes
     def create(self, new: NewSession, *, at: datetime) -> GraphSession:
-        insert_session(self.scope, new, root_session_id=new.session_id, at=at)
+        insert_session(self.db, new, root_session_id=new.session_id, at=at)
         columns = {**new.encoded.columns, "session_id": new.session_id, "created_at": at, "updated_at": at}
         return read_session(columns)
 
@@ -80,14 +80,14 @@ class GraphSessions(DatabaseVerbs):
 
     @writes
     def update(self, session_id: str, columns: Mapping[str, Any]) -> GraphSession:
-        head = lock_session(self.scope, session_id)
+        head = lock_session(self.db, session_id)
         if columns:
-            bump(self.scope, head, **columns)
+            bump(self.db, head, **columns)
         return read_session(self._named(session_id).values(*_COLUMNS).get())
 
     @writes
     def delete(self, session_id: str) -> int:
-        return delete_tree(self.scope, session_id, keep_usage=False)
+        return delete_tree(self.db, session_id, keep_usage=False)
 
     @reads
     def select(self, query: GraphSessionQuery) -> list[GraphSession]:
@@ -101,8 +101,8 @@ class GraphSessions(DatabaseVerbs):
             return None
         return GraphContinuation(
             session=read_session(row).readable(),
-            messages=newest_messages(self.scope, row["session_id"]),
-            checkpoint=latest_checkpoint(self.scope, row["session_id"]),
+            messages=newest_messages(self.db, row["session_id"]),
+            checkpoint=latest_checkpoint(self.db, row["session_id"]),
         )
 
     @reads
@@ -115,12 +115,12 @@ class GraphSessions(DatabaseVerbs):
 
     def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
         """Three queries, however many sessions and however long they are."""
-        messages = Message.objects.using(self.scope.alias)
+        messages = Message.objects.using(self.db.alias)
         last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
         listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
         rows = {row["pk"]: row for row in listed.values("pk", "message_count", "last_message_id", *_COLUMNS)}
         counted = (
-            Checkpoint.objects.using(self.scope.alias)
+            Checkpoint.objects.using(self.db.alias)
             .filter(session_id__in=rows, kind=CheckpointKind.GRAPH)
             .order_by()
             .values_list("session_id")
@@ -140,14 +140,14 @@ class GraphSessions(DatabaseVerbs):
         ]
 
     def _named(self, session_id: str) -> QuerySet[Session]:
-        return named(self.scope, session_id)
+        return named(self.db, session_id)
 
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
         is_of_few = isinstance(query.workspace_id, str)
         sessions = (
-            Session.objects.using(self.scope.alias)
+            Session.objects.using(self.db.alias)
             .alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
-            .filter(tenant=any_tenant(self.scope.tenant), agent=GRAPH_AGENT_TYPE)
+            .filter(tenant=any_tenant(self.db.tenant), agent=GRAPH_AGENT_TYPE)
         )
         if query.workspace_id is None:
             sessions = sessions.filter(workspace_id__isnull=True)

@@ -43,7 +43,7 @@ from helix_store.core.types import (
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
@@ -62,12 +62,12 @@ __all__ = [
 class GraphCalls:
     """The verbs of one alias and tenant."""
 
-    def __init__(self, scope: Scope) -> None:
-        self._tenant = scope.tenant
-        self._sessions = GraphSessions(scope)
-        self._messages = GraphMessages(scope)
-        self._checkpoints = GraphCheckpoints(scope)
-        self._forks = GraphForks(scope)
+    def __init__(self, db: Database) -> None:
+        self._tenant = db.tenant
+        self._sessions = GraphSessions(db)
+        self._messages = GraphMessages(db)
+        self._checkpoints = GraphCheckpoints(db)
+        self._forks = GraphForks(db)
 
     @property
     def tenant(self) -> str:
@@ -422,4 +422,4 @@ class GraphCheckpointStore(GraphSessionCalls, GraphMessageCalls, GraphCheckpoint
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
         conf.require_usable_prefix()
-        super().__init__(Scope(using, validation.tenant(tenant), None))
+        super().__init__(Database(using, validation.tenant(tenant), None))

@@ -75,7 +75,7 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
             raise
         if cap is not None:
             snapshots.filter(version__lte=Subquery(newest[cap : cap + 1])).delete()
-        Session.objects.using(self.scope.alias).filter(pk=head.pk).update(updated_at=at)
+        Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=at)
 
     @reads
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
     @writes
     def delete(self, thread_id: str, checkpoint_id: str | None) -> int:
         try:
-            head = lock_session(self.scope, thread_id)
+            head = lock_session(self.db, thread_id)
         except SessionNotFound:
             return 0
         snapshots = self._of_key(head.pk)
@@ -121,23 +121,23 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
 
     @writes
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
-        found = all_named(self.scope, thread_ids)
-        heads = lock_sessions(self.scope, found.values_list("pk", flat=True))
-        snapshots = Checkpoint.objects.using(self.scope.alias).filter(
+        found = all_named(self.db, thread_ids)
+        heads = lock_sessions(self.db, found.values_list("pk", flat=True))
+        snapshots = Checkpoint.objects.using(self.db.alias).filter(
             session_id__in=[head.pk for head in heads], kind=CheckpointKind.SNAPSHOT
         )
         counts = dict(snapshots.order_by().values_list("session_id").annotate(Count("pk")))
         snapshots.delete()
         made_by_put = found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("session_id", flat=True)
         for thread_id in list(made_by_put):
-            delete_tree(self.scope, thread_id, keep_usage=False)
+            delete_tree(self.db, thread_id, keep_usage=False)
         deleted = {head.session_id: counts.get(head.pk, 0) for head in heads}
         return {thread_id: deleted.get(thread_id, 0) for thread_id in thread_ids}
 
     def _locked_thread(self, thread_id: str, guard: Guard) -> Session:
         """The session of a thread, locked; the first snapshot creates it."""
         with suppress(SessionNotFound):
-            return lock_session(self.scope, thread_id, guard)
+            return lock_session(self.db, thread_id, guard)
         state = SessionState(
             session_id=thread_id,
             agent_type=SNAPSHOT_AGENT_TYPE,
@@ -146,16 +146,16 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
         )
         new = NewSession(thread_id, encode_state(state, AS_STORED))
         # Another first snapshot may come in between: then its session is this one's too.
-        with suppress(SessionExists), transaction.atomic(using=self.scope.alias):
-            insert_session(self.scope, new, root_session_id=thread_id, at=timezone.now())
-        return lock_session(self.scope, thread_id, guard)
+        with suppress(SessionExists), transaction.atomic(using=self.db.alias):
+            insert_session(self.db, new, root_session_id=thread_id, at=timezone.now())
+        return lock_session(self.db, thread_id, guard)
 
     def _of_key(self, key: int) -> QuerySet[Checkpoint]:
-        return Checkpoint.objects.using(self.scope.alias).filter(
+        return Checkpoint.objects.using(self.db.alias).filter(
             session_id=key, kind=CheckpointKind.SNAPSHOT, namespace=""
         )
 
     def _of_thread(self, thread_id: str) -> QuerySet[Checkpoint]:
-        return Checkpoint.objects.using(self.scope.alias).filter(
-            session_id=key_of(self.scope, thread_id), kind=CheckpointKind.SNAPSHOT, namespace=""
+        return Checkpoint.objects.using(self.db.alias).filter(
+            session_id=key_of(self.db, thread_id), kind=CheckpointKind.SNAPSHOT, namespace=""
         )

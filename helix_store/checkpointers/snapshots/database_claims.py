@@ -15,8 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.checkpointers.snapshots.rules import ClaimTerm, read_snapshot
 from helix_store.engine.clocks import CLOCKS, moment
-from helix_store.engine.database import DatabaseVerbs, writes
-from helix_store.engine.statement import fetched_rows
+from helix_store.engine.database import DatabaseOperations, writes
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Checkpoint
 from helix_store.sessions.database.locking import lock_session
@@ -62,7 +61,7 @@ def _statements(vendor: str, table: str) -> _Statements:
     )
 
 
-class DatabaseSnapshotClaims(DatabaseVerbs):
+class DatabaseSnapshotClaims(DatabaseOperations):
     @writes
     def claim(
         self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
@@ -101,17 +100,17 @@ class DatabaseSnapshotClaims(DatabaseVerbs):
 
     @property
     def _claim_statements(self) -> _Statements:
-        connection: BaseDatabaseWrapper = self.scope.connection
+        connection: BaseDatabaseWrapper = self.db.connection
         return _statements(connection.vendor, connection.ops.quote_name(Checkpoint._meta.db_table))
 
     def _in_locked_thread(
         self, thread_id: str, sql: str, parameters: dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         try:
-            head = lock_session(self.scope, thread_id)
+            head = lock_session(self.db, thread_id)
         except SessionNotFound:
             return []
-        return fetched_rows(self.scope.connection, sql, {**parameters, "key": head.pk})
+        return self.db.execute(sql, {**parameters, "key": head.pk})
 
 
 def _own(term: ClaimTerm) -> dict[str, Any]:

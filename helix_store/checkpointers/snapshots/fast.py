@@ -17,12 +17,6 @@ from helix_store.checkpointers.snapshots.rules import (
 )
 from helix_store.core.guards import Guard
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.prepared import (
-    is_fast,
-    is_fast_write,
-    read_prepared,
-    try_prepared,
-)
 from helix_store.engine.statement import table
 from helix_store.models import Checkpoint, Session
 from helix_store.sessions.database.keys import is_named
@@ -34,9 +28,9 @@ class FastSnapshots(DatabaseSnapshots):
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
-        connection = self.scope.connection
+        connection = self.db.connection
         is_stored = False
-        if guard == Guard() and is_fast_write(connection):
+        if guard == Guard() and self.db.has_fast_writes:
             is_stored = self._put_in_one_statement(connection, thread_id, checkpoint_id, snapshot, cap)
         if not is_stored:
             super().put(thread_id, checkpoint_id, snapshot, cap=cap, guard=guard)
@@ -60,27 +54,25 @@ class FastSnapshots(DatabaseSnapshots):
             "kept_before": None if cap is None else cap - 1,
         }
         try:
-            return bool(try_prepared(connection, _put_sql(), parameters))
+            return bool(self.db.try_write(_put_sql(), parameters))
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 return False
             raise
 
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
-        connection = self.scope.connection
-        if not is_fast(connection):
+        if not self.db.has_fast_reads:
             return super().get(thread_id, checkpoint_id)
         parameters = {**self._thread(thread_id), "checkpoint_id": checkpoint_id}
         sql = _newest_sql() if checkpoint_id is None else _one_sql()
-        for (payload,) in read_prepared(connection, sql, parameters):
+        for (payload,) in self.db.read(sql, parameters):
             return read_snapshot(payload)
         return None
 
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
-        connection = self.scope.connection
-        if before is not None or not is_fast(connection):
+        if before is not None or not self.db.has_fast_reads:
             return super().select(thread_id, limit=limit, before=before)
-        rows = read_prepared(connection, _list_sql(), {**self._thread(thread_id), "limit": limit})
+        rows = self.db.read(_list_sql(), {**self._thread(thread_id), "limit": limit})
         return [
             CheckpointMeta(
                 id=checkpoint_id,
@@ -93,7 +85,7 @@ class FastSnapshots(DatabaseSnapshots):
         ]
 
     def _thread(self, thread_id: str) -> dict[str, Any]:
-        return {"tenant": self.scope.tenant, "thread_id": thread_id}
+        return {"tenant": self.db.tenant, "thread_id": thread_id}
 
 
 @cache

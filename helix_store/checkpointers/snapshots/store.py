@@ -20,7 +20,7 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import InvalidPayload
 from helix_store.locks.rules import ttl_milliseconds
@@ -122,7 +122,7 @@ class SnapshotCheckpointerBase:
         validation.identifier(thread_id, "thread_id")
         validation.identifier(owner, "owner")
         if ttl_ms is None:
-            ttl_ms = conf.get("DEFAULT_LOCK_TTL_MS")
+            ttl_ms = conf.default_lock_ttl_ms()
         ttl_ms = ttl_milliseconds(ttl_ms)
         term = self._backend.claim(thread_id, _optional_id(checkpoint_id), owner=owner, ttl_ms=ttl_ms)
         return None if term is None else Claim(self._backend, term, ttl_ms=ttl_ms)
@@ -147,10 +147,10 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
         id_factory: Callable[[], str] = new_id,
     ) -> None:
         conf.require_usable_prefix()
-        scope = Scope(using, validation.tenant(tenant), None)
+        db = Database(using, validation.tenant(tenant))
         super().__init__(
-            FastSnapshots(scope),
-            tenant=scope.tenant,
+            FastSnapshots(db),
+            tenant=db.tenant,
             max_checkpoints_per_thread=max_checkpoints_per_thread,
             id_factory=id_factory,
         )

@@ -12,7 +12,7 @@ from itertools import chain
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.sessions.database.recent import Recent
 from helix_store.sessions.deltas import MAX_DELTAS, delta_between
 from helix_store.sessions.layout import EncodedState
@@ -94,9 +94,9 @@ class Bases:
     def size(self) -> int:
         return self._known.size
 
-    def get(self, scope: Scope, session_id: str) -> Base | None:
+    def get(self, db: Database, session_id: str) -> Base | None:
         """What is known of a session that is about to make a step."""
-        place = (scope.alias, scope.tenant, session_id)
+        place = (db.alias, db.tenant, session_id)
         base = self._known.get(place)
         # Most bases that are loaded are never used, so they are taken apart here.
         if base is not None and base.members is None:
@@ -105,7 +105,7 @@ class Bases:
 
     def keep(
         self,
-        scope: Scope,
+        db: Database,
         session_id: str,
         key: int,
         row_id: int,
@@ -113,7 +113,7 @@ class Bases:
         members: Members | None = None,
     ) -> None:
         """Remember a full payload that was written or read, in place of what was known of its session."""
-        place = (scope.alias, scope.tenant, session_id)
+        place = (db.alias, db.tenant, session_id)
         with self._known.lock:
             known = self._known.get(place)
             if known is None or known.key != key:
@@ -124,8 +124,8 @@ class Bases:
         """Forget every session."""
         self._known.reset()
 
-    def forget(self, scope: Scope, session_id: str) -> None:
-        self._known.take((scope.alias, scope.tenant, session_id))
+    def forget(self, db: Database, session_id: str) -> None:
+        self._known.take((db.alias, db.tenant, session_id))
 
     def _take_apart(self, place: _Place, base: Base) -> None:
         members = members_of(base.text)

@@ -13,7 +13,7 @@ from helix_store.core.types import (
     SessionState,
 )
 from helix_store.engine.database import (
-    DatabaseVerbs,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -52,7 +52,7 @@ from helix_store.sessions.rules import branched_state
 __all__ = ["DatabaseCheckpoints"]
 
 
-class DatabaseCheckpoints(DatabaseVerbs):
+class DatabaseCheckpoints(DatabaseOperations):
     @reads
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
         return self._first(self._of_session_id(session_id).filter(checkpoint_id=checkpoint_id), session_id)
@@ -65,7 +65,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
     def select(
         self, session_id: str, *, limit: int, before_version: int | None
     ) -> tuple[list[CheckpointHead], int, int | None]:
-        checkpoints = self._of(session_key(self.scope, session_id))
+        checkpoints = self._of(session_key(self.db, session_id))
         page = checkpoints.order_by("-version")
         if before_version is not None:
             page = page.filter(version__lt=before_version)
@@ -75,7 +75,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
 
     @writes
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         checkpoints = self._of(head.pk)
         found = checkpoints.filter(checkpoint_id=checkpoint_id).values("pk", *CHECKPOINT_COLUMNS)
         row = first_row(found)
@@ -85,18 +85,18 @@ class DatabaseCheckpoints(DatabaseVerbs):
         columns = encode_state(state, AS_STORED).columns
         columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
         if not head.current_is_checkpoint:
-            CheckpointRow.objects.using(self.scope.alias).filter(pk=current_key(head)).delete()
+            CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
         # A base is older than what is a delta from it: none of those that go is needed by one that stays.
-        CheckpointRow.objects.using(self.scope.alias).filter(
+        CheckpointRow.objects.using(self.db.alias).filter(
             session_id=head.pk,
             kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
             namespace="",
             version__gt=row["version"],
         ).delete()
-        StagedChange.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
-        cut_history(self.scope, head, row["message_count"])
+        StagedChange.objects.using(self.db.alias).filter(session_id=head.pk).delete()
+        cut_history(self.db, head, row["message_count"])
         return bump(
-            self.scope,
+            self.db,
             head,
             current_id=row["pk"],
             current_is_checkpoint=True,
@@ -107,26 +107,26 @@ class DatabaseCheckpoints(DatabaseVerbs):
 
     @writes
     def branch(self, request: BranchRequest) -> SessionState:
-        head = lock_session(self.scope, request.session_id)
+        head = lock_session(self.db, request.session_id)
         if request.message_index is not None and request.message_index > head.message_count:
             raise InvalidQuery("message_index is beyond the end of the history.")
         source, boundary = self._branching_point(head, request)
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
-        branched = insert_session(self.scope, new, root_session_id=request.new_session_id, at=timezone.now())
-        target = session_key(self.scope, request.new_session_id)
-        copy_messages(self.scope, source=head.pk, target=target, count=boundary)
+        branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=timezone.now())
+        target = session_key(self.db, request.new_session_id)
+        copy_messages(self.db, source=head.pk, target=target, count=boundary)
         return branched
 
     @writes
     def delete(self, session_id: str, checkpoint_id: str) -> bool:
-        head = lock_session(self.scope, session_id)
-        return drop_checkpoints(self.scope, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id)) > 0
+        head = lock_session(self.db, session_id)
+        return drop_checkpoints(self.db, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id)) > 0
 
     @writes
     def prune(self, session_id: str, keep: int) -> int:
-        head = lock_session(self.scope, session_id)
+        head = lock_session(self.db, session_id)
         checkpoints = self._of(head.pk)
         if keep:
             newest = checkpoints.order_by("-version").values_list("version", flat=True)
@@ -134,7 +134,7 @@ class DatabaseCheckpoints(DatabaseVerbs):
             if oldest_kept is None:
                 return 0
             checkpoints = checkpoints.filter(version__lt=oldest_kept)
-        return drop_checkpoints(self.scope, head, checkpoints)
+        return drop_checkpoints(self.db, head, checkpoints)
 
     def _branching_point(self, head: Session, request: BranchRequest) -> tuple[SessionState, int]:
         """The state a branch starts from, and how many messages it takes along."""
@@ -153,16 +153,16 @@ class DatabaseCheckpoints(DatabaseVerbs):
         return (self._current_state(head) if checkpoint is None else checkpoint.state), boundary
 
     def _current_state(self, head: Session) -> SessionState:
-        return current_from(Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
+        return current_from(Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
 
     def _of(self, key: int) -> QuerySet[CheckpointRow]:
-        return CheckpointRow.objects.using(self.scope.alias).filter(
+        return CheckpointRow.objects.using(self.db.alias).filter(
             session_id=key, kind=CheckpointKind.STEP, namespace=""
         )
 
     def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
-        return CheckpointRow.objects.using(self.scope.alias).filter(
-            session_id=key_of(self.scope, session_id), kind=CheckpointKind.STEP, namespace=""
+        return CheckpointRow.objects.using(self.db.alias).filter(
+            session_id=key_of(self.db, session_id), kind=CheckpointKind.STEP, namespace=""
         )
 
     @staticmethod

@@ -9,7 +9,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
@@ -30,10 +30,10 @@ def current_key(head: Session) -> int:
     return head.current_id
 
 
-def read_current(scope: Scope, head: Session) -> tuple[dict[str, Any], str]:
+def read_current(db: Database, head: Session) -> tuple[dict[str, Any], str]:
     """Custom state and envelope of a locked session's current state."""
     payload, envelope, base_id, base = (
-        Checkpoint.objects.using(scope.alias)
+        Checkpoint.objects.using(db.alias)
         .values_list("payload", "envelope", "base_id", "base__payload")
         .get(pk=current_key(head))
     )
@@ -41,14 +41,14 @@ def read_current(scope: Scope, head: Session) -> tuple[dict[str, Any], str]:
 
 
 def write_current(
-    scope: Scope, head: Session, *, payload: str, envelope: str, version: int, at: datetime
+    db: Database, head: Session, *, payload: str, envelope: str, version: int, at: datetime
 ) -> dict[str, object]:
     """Store a state that no checkpoint records, and return the head columns that point at it.
 
     A checkpoint is never overwritten; a state of its own is, so it may not be the base of anything.
     """
-    bases.forget(scope, head.session_id)
-    rows = Checkpoint.objects.using(scope.alias)
+    bases.forget(db, head.session_id)
+    rows = Checkpoint.objects.using(db.alias)
     columns = {
         "version": version,
         "payload": payload,
@@ -66,21 +66,19 @@ def write_current(
     return {"current_id": row.pk, "current_is_checkpoint": False, "base_key": None}
 
 
-def drop_checkpoints(scope: Scope, head: Session, doomed: QuerySet[Checkpoint]) -> int:
+def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> int:
     """Delete step checkpoints of a locked session and return how many; the current state stays.
 
     When the newest checkpoint holds the current state, it stops being a checkpoint and stays as the state;
     what others are deltas from stays as their base.
     """
-    rows = Checkpoint.objects.using(scope.alias).filter(session_id=head.pk)
+    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     deltas = rows.filter(base__isnull=False)
     demoted = 0
     if head.current_is_checkpoint:
         demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
     if demoted:
-        Session.objects.using(scope.alias).filter(pk=head.pk).update(
-            current_is_checkpoint=False, base_key=None
-        )
+        Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
     # Also those that only doomed ones need: then they go as bases that nothing needs.
     needed = doomed.filter(pk__in=deltas.values("base_id"))

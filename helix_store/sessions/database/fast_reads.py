@@ -6,7 +6,6 @@ from functools import cache
 from typing import Final
 
 from helix_store.core.types import Checkpoint
-from helix_store.engine.prepared import is_fast, read_prepared
 from helix_store.engine.statement import table
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Message, Session
@@ -24,16 +23,15 @@ class FastMessages(DatabaseMessages):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        connection = self.scope.connection
-        if descending or not is_fast(connection):
+        if descending or not self.db.has_fast_reads:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         parameters = {
-            "tenant": self.scope.tenant,
+            "tenant": self.db.tenant,
             "session_id": session_id,
             "offset": offset,
             "last": None if limit is None else offset + limit,
         }
-        rows = read_prepared(connection, _page_sql(), parameters)
+        rows = self.db.read(_page_sql(), parameters)
         if not rows:
             return super().page(session_id, offset=offset, limit=limit, descending=descending)
         return [payload for payload, _ in rows], rows[0][1]
@@ -41,12 +39,9 @@ class FastMessages(DatabaseMessages):
 
 class FastCheckpoints(DatabaseCheckpoints):
     def latest(self, session_id: str) -> Checkpoint | None:
-        connection = self.scope.connection
-        if not is_fast(connection):
+        if not self.db.has_fast_reads:
             return super().latest(session_id)
-        rows = read_prepared(
-            connection, _latest_checkpoint_sql(), {"tenant": self.scope.tenant, "session_id": session_id}
-        )
+        rows = self.db.read(_latest_checkpoint_sql(), {"tenant": self.db.tenant, "session_id": session_id})
         if not rows:
             return None
         return checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)

@@ -15,12 +15,6 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
 )
-from helix_store.engine.prepared import (
-    is_fast,
-    is_fast_write,
-    read_prepared,
-    try_prepared,
-)
 from helix_store.engine.statement import table
 from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import Session
@@ -41,10 +35,9 @@ _JSONB_COLUMNS: Final = ("tags", "metadata")
 
 class FastSessions(DatabaseSessions):
     def load(self, session_id: str) -> SessionState | None:
-        connection = self.scope.connection
-        if not is_fast(connection):
+        if not self.db.has_fast_reads:
             return super().load(session_id)
-        rows = read_prepared(connection, _load_sql(), {"tenant": self.scope.tenant, "session_id": session_id})
+        rows = self.db.read(_load_sql(), {"tenant": self.db.tenant, "session_id": session_id})
         if not rows:
             return None
         row = dict(zip(CURRENT_COLUMNS, rows[0], strict=True))
@@ -60,17 +53,16 @@ class FastSessions(DatabaseSessions):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        connection = self.scope.connection
-        if guard == Guard() and is_fast_write(connection):
+        if guard == Guard() and self.db.has_fast_writes:
             parameters = {
-                "tenant": self.scope.tenant,
+                "tenant": self.db.tenant,
                 "session_id": session_id,
                 "expected": [member.value for member in expected],
                 "status": status.value,
                 "failure_reason": failure_reason,
                 "at": timezone.now(),
             }
-            rows = try_prepared(connection, _compare_and_set_sql(), parameters)
+            rows = self.db.try_write(_compare_and_set_sql(), parameters)
             if rows:
                 return StatusChange(new_version=rows[0][0])
         return super().compare_and_set_status(session_id, expected, status, failure_reason, guard)

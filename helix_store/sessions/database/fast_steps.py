@@ -11,13 +11,8 @@ from django.utils import timezone
 
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.types import StepCommit
-from helix_store.engine.connections import kept_together
-from helix_store.engine.database import Scope
-from helix_store.engine.prepared import (
-    is_fast_write,
-    read_prepared,
-    try_prepared,
-)
+from helix_store.engine.connections import release_once
+from helix_store.engine.database import Database
 from helix_store.sessions.database.bases import bases, stored_payload
 from helix_store.sessions.database.staged_here import StagedRow, staged_here
 from helix_store.sessions.database.staging import DatabaseStaging, staged_from
@@ -35,19 +30,18 @@ __all__ = ["FastStaging", "FastSteps"]
 
 class FastStaging(DatabaseStaging):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
-        connection = self.scope.connection
-        if is_fast_write(connection):
+        if self.db.has_fast_writes:
             parameters = {
-                "tenant": self.scope.tenant,
+                "tenant": self.db.tenant,
                 "session_id": session_id,
                 "step_id": step_id,
                 "tool_call_id": tool_call_id,
                 "payload": text,
                 "at": timezone.now(),
             }
-            for (version,) in try_prepared(connection, stage_sql(), parameters):
+            for (version,) in self.db.try_write(stage_sql(), parameters):
                 row = StagedRow(version, text)
-                staged_here.add(self.scope, session_id, step_id, tool_call_id, row)
+                staged_here.add(self.db, session_id, step_id, tool_call_id, row)
                 return
         super().stage(session_id, step_id, tool_call_id, text)
 
@@ -57,9 +51,9 @@ class FastSteps(DatabaseSteps):
     """Whether the last step had changes staged elsewhere: where tools run, they do for most steps."""
 
     def commit(self, request: StepRequest) -> StepCommit:
-        connection = self.scope.connection
-        with kept_together(connection):
-            if request.operation_id is None and is_fast_write(connection):
+        connection = self.db.connection
+        with release_once(connection):
+            if request.operation_id is None and self.db.has_fast_writes:
                 commit = self._in_one_statement(connection, request)
                 if commit is not None:
                     return commit
@@ -71,14 +65,14 @@ class FastSteps(DatabaseSteps):
         What is staged and was not staged here is read before, when it is to be expected, or else after a try
         that it stopped. It is committed only if the staging is still the same.
         """
-        parameters = _step_parameters(self.scope, request)
-        known = staged_here.take(self.scope, request.session_id, request.step.step_id)
+        parameters = _step_parameters(self.db, request)
+        known = staged_here.take(self.db, request.session_id, request.step.step_id)
         is_tried = bool(known) or not self._usually_staged
         if is_tried:
             commit = self._try(connection, request, parameters, known)
             if commit is not None:
                 return commit
-        rows = read_prepared(connection, staged_sql(), parameters)
+        rows = self.db.read(staged_sql(), parameters)
         staged = [StagedRow(version, text) for version, text in rows]
         if is_tried and staged == known:
             return None
@@ -93,7 +87,7 @@ class FastSteps(DatabaseSteps):
         staged: Sequence[StagedRow],
     ) -> StepCommit | None:
         encoded = self._promoted(request, [staged_from(row.text) for row in staged])
-        stored = stored_payload(encoded, bases.get(self.scope, request.session_id))
+        stored = stored_payload(encoded, bases.get(self.db, request.session_id))
         sql = step_sql(
             messages=min(len(request.messages), MOST_LISTED + 1),
             merges=bool(staged),
@@ -110,10 +104,10 @@ class FastSteps(DatabaseSteps):
             "size_bytes": encoded.size_bytes,
             "staged": [row.version for row in staged],
         }
-        for version, row_id in try_prepared(connection, sql, parameters):
+        for version, row_id in self.db.try_write(sql, parameters):
             if not stored.is_delta:
                 bases.keep(
-                    self.scope, request.session_id, stored.base_key, row_id, encoded.payload, encoded.members
+                    self.db, request.session_id, stored.base_key, row_id, encoded.payload, encoded.members
                 )
             return StepCommit(parameters["checkpoint_id"], new_version=version)
         return None
@@ -131,13 +125,13 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
     return parameters
 
 
-def _step_parameters(scope: Scope, request: StepRequest) -> dict[str, Any]:
+def _step_parameters(db: Database, request: StepRequest) -> dict[str, Any]:
     columns = request.encoded.columns
     return {
         **columns,
         "tags": json.dumps(columns["tags"]) if columns["tags"] else "[]",
         "metadata": json.dumps(columns["metadata"]) if columns["metadata"] else "{}",
-        "tenant": scope.tenant,
+        "tenant": db.tenant,
         "session_id": request.session_id,
         "expected_version": request.guard.expected_version,
         "fencing_token": request.guard.fencing_token,

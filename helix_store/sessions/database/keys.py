@@ -12,20 +12,20 @@ from typing import Any
 
 from django.db.models import CharField, Func, QuerySet, Subquery, Value
 
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.models import Session
 
 __all__ = ["all_named", "any_tenant", "is_named", "key_of", "named"]
 
 
-def named(scope: Scope, session_id: str) -> QuerySet[Session]:
+def named(db: Database, session_id: str) -> QuerySet[Session]:
     """The session of this id."""
-    return _of_tenant(scope).filter(session_id=session_id)
+    return _of_tenant(db).filter(session_id=session_id)
 
 
-def all_named(scope: Scope, session_ids: Collection[str]) -> QuerySet[Session]:
+def all_named(db: Database, session_ids: Collection[str]) -> QuerySet[Session]:
     """The sessions of these ids."""
-    return _of_tenant(scope).filter(session_id__in=session_ids)
+    return _of_tenant(db).filter(session_id__in=session_ids)
 
 
 def is_named(session: str = "", *, session_id: str = "session_id") -> str:
@@ -34,12 +34,12 @@ def is_named(session: str = "", *, session_id: str = "session_id") -> str:
     return f"{prefix}tenant = (SELECT %(tenant)s) AND {prefix}session_id = %({session_id})s"
 
 
-def key_of(scope: Scope, session_id: str) -> Subquery:
+def key_of(db: Database, session_id: str) -> Subquery:
     """What ``session_id`` of a child's row equals; no row's does when there is no such session.
 
     Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
     """
-    return Subquery(named(scope, session_id).values("pk")[:1])
+    return Subquery(named(db, session_id).values("pk")[:1])
 
 
 def any_tenant(tenant: str) -> Func:
@@ -54,5 +54,5 @@ class _AnyTenant(Func):
         return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
 
 
-def _of_tenant(scope: Scope) -> QuerySet[Session]:
-    return Session.objects.using(scope.alias).filter(tenant=any_tenant(scope.tenant))
+def _of_tenant(db: Database) -> QuerySet[Session]:
+    return Session.objects.using(db.alias).filter(tenant=any_tenant(db.tenant))

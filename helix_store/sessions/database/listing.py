@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import F, QuerySet
 
 from helix_store.core.types import SessionHead, Unset
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import Unindexed, beyond, has_metadata, has_tag
 from helix_store.models import Session
 from helix_store.sessions.database.keys import any_tenant
@@ -17,9 +17,9 @@ from helix_store.sessions.requests import SessionQuery
 __all__ = ["select_sessions"]
 
 
-def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
+def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
     """The page, the total when asked for, and whether more follows."""
-    matching = _filtered(_of_tenant(scope, query), query)
+    matching = _filtered(_of_tenant(db, query), query)
     total = matching.count() if query.count else None
     prefix = "-" if query.descending else ""
     page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
@@ -32,12 +32,12 @@ def select_sessions(scope: Scope, query: SessionQuery) -> tuple[list[SessionHead
     return heads, total, len(rows) > query.limit
 
 
-def _of_tenant(scope: Scope, query: SessionQuery) -> QuerySet[Session]:
+def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
     # Documents are found by an index of all tenants. PostgreSQL must know then how large this tenant is: of
     # one that it takes for small it would look for all sessions too, to find those that are in both.
     is_by_document = query.tags or query.metadata
-    tenant = scope.tenant if is_by_document else any_tenant(scope.tenant)
-    return Session.objects.using(scope.alias).filter(tenant=tenant)
+    tenant = db.tenant if is_by_document else any_tenant(db.tenant)
+    return Session.objects.using(db.alias).filter(tenant=tenant)
 
 
 def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:

@@ -16,10 +16,9 @@ from django.utils import timezone
 
 from helix_store.core.guards import Guard
 from helix_store.engine.clocks import moment
-from helix_store.engine.database import Scope
-from helix_store.engine.statement import (
-    fetched_rows,
-    locked_row,
+from helix_store.engine.database import Database
+from helix_store.engine.rows import (
+    lock_row,
     update_row,
 )
 from helix_store.exceptions import SessionNotFound
@@ -62,23 +61,23 @@ _LOCKED_COLUMNS = (
 _JSON_TYPES: Final = frozenset({list, dict})
 
 
-def lock_session(scope: Scope, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
+def lock_session(db: Database, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
     """The session's narrow head, locked until the transaction ends, and fit for a guarded write.
 
     ``more_columns`` are read with it. SQLite has no row locks: there the immediate write transaction is the
     lock.
     """
     names = _in_order(_LOCKED_COLUMNS + more_columns)
-    named_so = {"tenant": scope.tenant, "session_id": session_id}
-    row = locked_row(scope, Session, names, is_named(), named_so)
+    named_so = {"tenant": db.tenant, "session_id": session_id}
+    row = lock_row(db, Session, names, is_named(), named_so)
     if row is None:
         raise SessionNotFound(session_id)
-    head = Session.from_db(scope.alias, names, row)
+    head = Session.from_db(db.alias, names, row)
     # SQLite has neither booleans nor time zones.
     head.current_is_checkpoint = bool(head.current_is_checkpoint)
     head.created_at = moment(head.created_at)
     if guard is not None:
-        admit(scope, head, guard)
+        admit(db, head, guard)
     return head
 
 
@@ -88,33 +87,30 @@ def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(field.attname for field in Session._meta.concrete_fields if field.attname in names)
 
 
-def admit(scope: Scope, head: Session, guard: Guard) -> None:
+def admit(db: Database, head: Session, guard: Guard) -> None:
     """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
-    hold_fence(scope, head.session_id, guard)
+    hold_fence(db, head.session_id, guard)
     guard.check_version(head.version)
 
 
-def hold_fence(scope: Scope, name: str, guard: Guard) -> None:
+def hold_fence(db: Database, name: str, guard: Guard) -> None:
     """Refuse a former holder of a lock, and let nobody take it over until the transaction ends.
 
     Raises `FencedOutError`.
     """
     if guard.fencing_token is not None:
-        guard.check_fence(_newest_token(scope, name))
+        guard.check_fence(_newest_token(db, name))
 
 
-def _newest_token(scope: Scope, name: str) -> int | None:
-    connection = scope.connection
-    rows = fetched_rows(
-        connection, lock_statements(connection).newest_token, {"tenant": scope.tenant, "name": name}
-    )
+def _newest_token(db: Database, name: str) -> int | None:
+    rows = db.execute(lock_statements(db.connection).newest_token, {"tenant": db.tenant, "name": name})
     return rows[0][0] if rows else None
 
 
-def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:
+def lock_sessions(db: Database, keys: Iterable[int]) -> list[Session]:
     """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock."""
     return list(
-        Session.objects.using(scope.alias)
+        Session.objects.using(db.alias)
         .select_for_update()
         .only("id", "session_id")
         .filter(pk__in=list(keys))
@@ -123,11 +119,11 @@ def lock_sessions(scope: Scope, keys: Iterable[int]) -> list[Session]:
 
 
 def lock_sessions_of_tree(
-    scope: Scope, session_ids: Collection[str], *more_columns: str
+    db: Database, session_ids: Collection[str], *more_columns: str
 ) -> dict[str, Session]:
     """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
     heads = (
-        all_named(scope, session_ids)
+        all_named(db, session_ids)
         .select_for_update(no_key=True)
         .only(*_LOCKED_COLUMNS, *more_columns)
         .order_by("pk")
@@ -135,17 +131,17 @@ def lock_sessions_of_tree(
     return {head.session_id: head for head in heads}
 
 
-def root_of(scope: Scope, session_id: str) -> str:
+def root_of(db: Database, session_id: str) -> str:
     """The id of the session at the top of the tree. Raises `SessionNotFound`."""
-    head = first_row(named(scope, session_id).only("root_session_id"))
+    head = first_row(named(db, session_id).only("root_session_id"))
     if head is None:
         raise SessionNotFound(session_id)
     return head.root_session_id or session_id
 
 
-def session_key(scope: Scope, session_id: str) -> int:
+def session_key(db: Database, session_id: str) -> int:
     """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
-    key = first_row(named(scope, session_id).values_list("pk", flat=True))
+    key = first_row(named(db, session_id).values_list("pk", flat=True))
     if key is None:
         raise SessionNotFound(session_id)
     return key
@@ -163,8 +159,8 @@ def unlike(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def bump(scope: Scope, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
+def bump(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version."""
     version = head.version + 1
-    update_row(scope, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
+    update_row(db, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
     return version

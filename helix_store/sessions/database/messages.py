@@ -10,12 +10,14 @@ from django.utils import timezone
 
 from helix_store.core.guards import Guard
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
-from helix_store.engine.statement import insert_rows
+from helix_store.engine.rows import (
+    insert_rows,
+)
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import (
     Checkpoint,
@@ -37,15 +39,15 @@ _ROWS_PER_STATEMENT = 1_000
 _COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
 
 
-class DatabaseMessages(DatabaseVerbs):
+class DatabaseMessages(DatabaseOperations):
     @writes
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         if not messages:
             return head.message_count
         at = timezone.now()
-        count = insert_messages(self.scope, head, messages, at=at)
-        bump(self.scope, head, at=at, message_count=count)
+        count = insert_messages(self.db, head, messages, at=at)
+        bump(self.db, head, at=at, message_count=count)
         return count
 
     @reads
@@ -78,50 +80,49 @@ class DatabaseMessages(DatabaseVerbs):
 
     @writes
     def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         if keep >= head.message_count:
             return head.version
-        cut_history(self.scope, head, keep)
-        beyond = Checkpoint.objects.using(self.scope.alias).filter(
+        cut_history(self.db, head, keep)
+        beyond = Checkpoint.objects.using(self.db.alias).filter(
             session_id=head.pk, kind=CheckpointKind.STEP, message_count__gt=keep
         )
-        drop_checkpoints(self.scope, head, beyond)
-        return bump(self.scope, head, message_count=keep)
+        drop_checkpoints(self.db, head, beyond)
+        return bump(self.db, head, message_count=keep)
 
     def _of(self, session_id: str) -> QuerySet[Message]:
-        return Message.objects.using(self.scope.alias).filter(session_id=key_of(self.scope, session_id))
+        return Message.objects.using(self.db.alias).filter(session_id=key_of(self.db, session_id))
 
     def _count(self, session_id: str) -> int:
-        count = first_row(named(self.scope, session_id).values_list("message_count", flat=True))
+        count = first_row(named(self.db, session_id).values_list("message_count", flat=True))
         if count is None:
             raise SessionNotFound(session_id)
         return count
 
 
-def insert_messages(scope: Scope, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
+def insert_messages(db: Database, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
     """Append to a locked session and return the new message count; the caller writes it to the head."""
     rows = [
         (head.pk, sequence, message.role, message.text, at)
         for sequence, message in enumerate(messages, head.message_count + 1)
     ]
     for start in range(0, len(rows), _ROWS_PER_STATEMENT):
-        insert_rows(scope, Message, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
+        insert_rows(db, Message, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
     return head.message_count + len(messages)
 
 
-def cut_history(scope: Scope, head: Session, keep: int) -> None:
+def cut_history(db: Database, head: Session, keep: int) -> None:
     """Delete the messages of a locked session beyond the first ``keep``."""
-    Message.objects.using(scope.alias).filter(session_id=head.pk, sequence__gt=keep).delete()
+    Message.objects.using(db.alias).filter(session_id=head.pk, sequence__gt=keep).delete()
 
 
-def copy_messages(scope: Scope, *, source: int, target: int, count: int) -> None:
+def copy_messages(db: Database, *, source: int, target: int, count: int) -> None:
     """Copy the first messages of one session to another, in the database, with their original times."""
-    connection = scope.connection
+    connection = db.connection
     table = connection.ops.quote_name(Message._meta.db_table)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "
-            f"SELECT %s, sequence, role, payload, created_at FROM {table} "
-            "WHERE session_id = %s AND sequence <= %s ORDER BY sequence",
-            [target, source, count],
-        )
+    db.execute(
+        f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "
+        f"SELECT %s, sequence, role, payload, created_at FROM {table} "
+        "WHERE session_id = %s AND sequence <= %s ORDER BY sequence",
+        [target, source, count],
+    )

@@ -19,7 +19,7 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.engine.database import (
-    DatabaseVerbs,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -47,12 +47,12 @@ from helix_store.sessions.rules import (
 __all__ = ["DatabaseInterrupts", "DatabaseRuns", "DatabaseSubSessions"]
 
 
-class DatabaseRuns(DatabaseVerbs):
+class DatabaseRuns(DatabaseOperations):
     @writes
     def start(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         runs = self._of(head.pk)
         at = timezone.now()
         if runs.filter(run_id=run_id).exists():
@@ -71,14 +71,14 @@ class DatabaseRuns(DatabaseVerbs):
             fencing_token=guard.fencing_token,
             started_at=at,
         )
-        InterruptRow.objects.using(self.scope.alias).filter(session_id=head.pk).delete()
+        InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()
         if head.status != SessionStatus.ACTIVE:
-            bump(self.scope, head, at=at, status=SessionStatus.ACTIVE.value)
+            bump(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
 
     @writes
     def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
-        runs = self._of(lock_session(self.scope, session_id).pk)
+        runs = self._of(lock_session(self.db, session_id).pk)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
             raise RunNotFound(run_id)
@@ -91,21 +91,21 @@ class DatabaseRuns(DatabaseVerbs):
         for name, value in given.items():
             if value is not None:
                 setattr(row, name, value)
-        row.save(using=self.scope.alias, update_fields=["status", "ended_at", *given])
+        row.save(using=self.db.alias, update_fields=["status", "ended_at", *given])
         return run_from(row, session_id)
 
     @reads
     def current(self, session_id: str) -> Run | None:
-        running = _running(self._of(session_key(self.scope, session_id)))
+        running = _running(self._of(session_key(self.db, session_id)))
         return None if running is None else run_from(running, session_id)
 
     @reads
     def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
-        runs = self._of(session_key(self.scope, session_id)).order_by("-turn")
+        runs = self._of(session_key(self.db, session_id)).order_by("-turn")
         return [run_from(row, session_id) for row in runs[offset : offset + limit]]
 
     def _of(self, key: int) -> QuerySet[RunRow]:
-        return RunRow.objects.using(self.scope.alias).filter(session_id=key)
+        return RunRow.objects.using(self.db.alias).filter(session_id=key)
 
 
 def _running(runs: QuerySet[RunRow]) -> RunRow | None:
@@ -118,12 +118,12 @@ def _end_superseded(runs: QuerySet[RunRow], running: RunRow, at: datetime) -> No
     )
 
 
-class DatabaseInterrupts(DatabaseVerbs):
+class DatabaseInterrupts(DatabaseOperations):
     @writes
     def request(
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
     ) -> InterruptRequest:
-        head = lock_session(self.scope, session_id)
+        head = lock_session(self.db, session_id)
         wanted = InterruptRequest(
             session_id=session_id,
             kind=kind,
@@ -133,7 +133,7 @@ class DatabaseInterrupts(DatabaseVerbs):
         )
         standing = standing_request(self._pending(head.pk, session_id), wanted)
         if standing is wanted:
-            InterruptRow.objects.using(self.scope.alias).update_or_create(
+            InterruptRow.objects.using(self.db.alias).update_or_create(
                 session_id=head.pk,
                 defaults={
                     "kind": wanted.kind.value,
@@ -146,20 +146,20 @@ class DatabaseInterrupts(DatabaseVerbs):
 
     @reads
     def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        pending = self._pending(session_key(self.scope, session_id), session_id)
+        pending = self._pending(session_key(self.db, session_id), session_id)
         return pending if pending is not None and is_bound_to(pending, run_id) else None
 
     @writes
     def clear(self, session_id: str) -> bool:
-        head = lock_session(self.scope, session_id)
-        return InterruptRow.objects.using(self.scope.alias).filter(session_id=head.pk).delete()[0] > 0
+        head = lock_session(self.db, session_id)
+        return InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()[0] > 0
 
     def _pending(self, key: int, session_id: str) -> InterruptRequest | None:
-        row = first_row(InterruptRow.objects.using(self.scope.alias).filter(session_id=key))
+        row = first_row(InterruptRow.objects.using(self.db.alias).filter(session_id=key))
         return None if row is None else interrupt_from(row, session_id)
 
     def _bound_run(self, key: int, run_id: str | None) -> str | None:
-        runs = RunRow.objects.using(self.scope.alias).filter(session_id=key)
+        runs = RunRow.objects.using(self.db.alias).filter(session_id=key)
         if run_id is None:
             running = runs.filter(status=RunStatus.RUNNING.value).values_list("run_id", flat=True)
             return first_row(running)
@@ -168,10 +168,10 @@ class DatabaseInterrupts(DatabaseVerbs):
         return run_id
 
 
-class DatabaseSubSessions(DatabaseVerbs):
+class DatabaseSubSessions(DatabaseOperations):
     @writes
     def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
-        head = lock_session(self.scope, session_id)
+        head = lock_session(self.db, session_id)
         rows = self._of(head.pk)
         at = timezone.now()
         known: dict[str, SubSessionRow | EncodedRef] = {
@@ -188,7 +188,7 @@ class DatabaseSubSessions(DatabaseVerbs):
 
     @writes
     def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
-        rows = self._of(lock_session(self.scope, session_id).pk).filter(sub_session_id=sub_session_id)
+        rows = self._of(lock_session(self.db, session_id).pk).filter(sub_session_id=sub_session_id)
         if changes:
             rows.update(updated_at=timezone.now(), **changes)
         row = first_row(rows)
@@ -199,8 +199,8 @@ class DatabaseSubSessions(DatabaseVerbs):
     @reads
     def select(self, session_id: str) -> list[SubSessionRef]:
         return [
-            sub_session_ref_from(row) for row in self._of(session_key(self.scope, session_id)).order_by("pk")
+            sub_session_ref_from(row) for row in self._of(session_key(self.db, session_id)).order_by("pk")
         ]
 
     def _of(self, key: int) -> QuerySet[SubSessionRow]:
-        return SubSessionRow.objects.using(self.scope.alias).filter(session_id=key)
+        return SubSessionRow.objects.using(self.db.alias).filter(session_id=key)

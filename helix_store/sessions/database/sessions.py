@@ -19,8 +19,8 @@ from helix_store.core.types import (
     StatusConflict,
 )
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -54,22 +54,22 @@ from helix_store.sessions.requests import (
 __all__ = ["DatabaseSessions", "insert_session", "replace_custom_state"]
 
 
-class DatabaseSessions(DatabaseVerbs):
+class DatabaseSessions(DatabaseOperations):
     @writes
     def create(self, new: NewSession) -> SessionState:
         parent_id = new.encoded.columns["parent_session_id"]
         root_id = new.session_id
         if parent_id is not None:
-            root_id = lock_session(self.scope, parent_id).root_session_id or parent_id
-        return insert_session(self.scope, new, root_session_id=root_id, at=timezone.now())
+            root_id = lock_session(self.db, parent_id).root_session_id or parent_id
+        return insert_session(self.db, new, root_session_id=root_id, at=timezone.now())
 
     @reads
     def exists(self, session_id: str) -> bool:
-        return named(self.scope, session_id).exists()
+        return named(self.db, session_id).exists()
 
     @reads
     def load(self, session_id: str) -> SessionState | None:
-        row = first_row(named(self.scope, session_id).values(*CURRENT_COLUMNS))
+        row = first_row(named(self.db, session_id).values(*CURRENT_COLUMNS))
         return None if row is None else self._loaded(row)
 
     def _loaded(self, row: Mapping[str, Any]) -> SessionState:
@@ -79,32 +79,32 @@ class DatabaseSessions(DatabaseVerbs):
             base_id, base = row["current__base_id"], row["current__base__payload"]
             if base_id is None:
                 base_id, base = row["current_id"], row["current__payload"]
-            bases.keep(self.scope, state.session_id, row["base_key"], base_id, base)
+            bases.keep(self.db, state.session_id, row["base_key"], base_id, base)
         return state
 
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         at = timezone.now()
         columns = {**encoded.columns, "mode": settled_mode(head.mode, encoded.columns["mode"])}
         pointer = write_current(
-            self.scope,
+            self.db,
             head,
             payload=encoded.payload,
             envelope=encoded.envelope,
             version=head.version + 1,
             at=at,
         )
-        return bump(self.scope, head, at=at, **columns, **pointer)
+        return bump(self.db, head, at=at, **columns, **pointer)
 
     @writes
     def delete(self, session_id: str, *, keep_usage: bool) -> int:
-        return delete_tree(self.scope, session_id, keep_usage=keep_usage)
+        return delete_tree(self.db, session_id, keep_usage=keep_usage)
 
     @writes
     def update_status(self, session_id: str, status: SessionStatus, failure_reason: str | None) -> int:
-        head = lock_session(self.scope, session_id)
-        return bump(self.scope, head, status=status.value, failure_reason=failure_reason)
+        head = lock_session(self.db, session_id)
+        return bump(self.db, head, status=status.value, failure_reason=failure_reason)
 
     @writes
     def compare_and_set_status(
@@ -115,60 +115,60 @@ class DatabaseSessions(DatabaseVerbs):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         if head.status not in expected:
             return StatusConflict(current_status=SessionStatus(head.status), current_version=head.version)
-        version = bump(self.scope, head, status=status.value, failure_reason=failure_reason)
+        version = bump(self.db, head, status=status.value, failure_reason=failure_reason)
         return StatusChange(new_version=version)
 
     @writes
     def increment(self, session_id: str, counter: Counter) -> int:
-        head = lock_session(self.scope, session_id)
+        head = lock_session(self.db, session_id)
         value: int = getattr(head, counter) + 1
         columns: dict[str, Any] = {counter: value}
-        bump(self.scope, head, **columns)
+        bump(self.db, head, **columns)
         return value
 
     @writes
     def merge_custom_state(
         self, session_id: str, changes: Mapping[str, Any], array_replacements: frozenset[str], guard: Guard
     ) -> list[str]:
-        head = lock_session(self.scope, session_id, guard)
+        head = lock_session(self.db, session_id, guard)
         if not changes:
             return []
-        custom_state, envelope = read_current(self.scope, head)
+        custom_state, envelope = read_current(self.db, head)
         merged, warnings = merge_changes(custom_state, dict(changes), array_replacements)
-        replace_custom_state(self.scope, head, merged, envelope)
+        replace_custom_state(self.db, head, merged, envelope)
         return warnings
 
     @reads
     def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
-        return select_sessions(self.scope, query)
+        return select_sessions(self.db, query)
 
 
-def insert_session(scope: Scope, new: NewSession, *, root_session_id: str, at: datetime) -> SessionState:
+def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: datetime) -> SessionState:
     """Insert a session with its first state and return it. Raises `SessionExists`."""
     columns = {**new.encoded.columns, "root_session_id": root_session_id}
     head = Session(
-        tenant=scope.tenant, session_id=new.session_id, version=1, created_at=at, updated_at=at, **columns
+        tenant=db.tenant, session_id=new.session_id, version=1, created_at=at, updated_at=at, **columns
     )
     try:
-        head.save(using=scope.alias, force_insert=True)
+        head.save(using=db.alias, force_insert=True)
     except IntegrityError as exc:
         if is_unique_violation(exc):
             raise SessionExists(new.session_id) from exc
         raise
     pointer = write_current(
-        scope, head, payload=new.encoded.payload, envelope=new.encoded.envelope, version=1, at=at
+        db, head, payload=new.encoded.payload, envelope=new.encoded.envelope, version=1, at=at
     )
-    Session.objects.using(scope.alias).filter(pk=head.pk).update(**pointer)
+    Session.objects.using(db.alias).filter(pk=head.pk).update(**pointer)
     stored = {name: getattr(head, name) for name in STATE_COLUMNS}
     return current_state(stored, new.encoded.payload, new.encoded.envelope)
 
 
-def replace_custom_state(scope: Scope, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
+def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
     """Write a changed custom state of a locked session between checkpoints, and return the new version."""
     at = timezone.now()
-    payload = encode_custom_state(custom_state, envelope, scope.limits)
-    pointer = write_current(scope, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
-    return bump(scope, head, at=at, **pointer)
+    payload = encode_custom_state(custom_state, envelope, db.limits)
+    pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
+    return bump(db, head, at=at, **pointer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.sessions.database.recent import Recent
 
 __all__ = ["StagedHere", "StagedRow", "staged_here"]
@@ -31,17 +31,17 @@ class StagedHere:
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._steps: Recent[dict[str, StagedRow]] = Recent(most_bytes)
 
-    def add(self, scope: Scope, session_id: str, step_id: str, tool_call_id: str, row: StagedRow) -> None:
+    def add(self, db: Database, session_id: str, step_id: str, tool_call_id: str, row: StagedRow) -> None:
         """Remember a row in the place of an earlier one of its call, as the table has it."""
-        place = (scope.alias, scope.tenant, session_id, step_id)
+        place = (db.alias, db.tenant, session_id, step_id)
         with self._steps.lock:
             rows = self._steps.take(place) or {}
             rows[tool_call_id] = row
             self._steps.put(place, rows, sum(len(each.text) + _BYTES_PER_ROW for each in rows.values()))
 
-    def take(self, scope: Scope, session_id: str, step_id: str) -> list[StagedRow]:
+    def take(self, db: Database, session_id: str, step_id: str) -> list[StagedRow]:
         """What is known of a step that is about to be committed, in staging order, and forgotten with it."""
-        rows = self._steps.take((scope.alias, scope.tenant, session_id, step_id))
+        rows = self._steps.take((db.alias, db.tenant, session_id, step_id))
         return [] if rows is None else list(rows.values())
 
 

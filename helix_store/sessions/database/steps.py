@@ -18,11 +18,14 @@ from helix_store.core.types import (
     StepCommit,
 )
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     writes,
 )
-from helix_store.engine.statement import insert_row, update_row
+from helix_store.engine.rows import (
+    insert_row,
+    update_row,
+)
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
 from helix_store.models import (
     Checkpoint,
@@ -52,7 +55,7 @@ from helix_store.sessions.requests import StepRequest
 __all__ = ["DatabaseSteps"]
 
 
-class DatabaseSteps(DatabaseVerbs):
+class DatabaseSteps(DatabaseOperations):
     """Statements of a step, whatever the history's length: lock, staging, messages, checkpoint, head.
 
     One more when a run or an operation id is given, and one more to record the operation.
@@ -60,39 +63,39 @@ class DatabaseSteps(DatabaseVerbs):
 
     @writes
     def commit(self, request: StepRequest) -> StepCommit:
-        head = lock_session(self.scope, request.session_id, None, *WRITTEN_COLUMNS)
+        head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
         digest = request.digest() if request.operation_id is not None else ""
-        claims = _read_claims(self.scope, head, request)
+        claims = _read_claims(self.db, head, request)
         if claims.operation is not None:
             return claims.operation.replay(request.operation_id or "", digest)
-        admit(self.scope, head, request.guard)
+        admit(self.db, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
         at = timezone.now()
-        encoded = self._promoted(request, take_staged(self.scope, head, request.step.step_id))
-        message_count = insert_messages(self.scope, head, request.messages, at=at)
+        encoded = self._promoted(request, take_staged(self.db, head, request.step.step_id))
+        message_count = insert_messages(self.db, head, request.messages, at=at)
         commit = StepCommit(
             checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
         )
         pointer = _write_checkpoint(
-            self.scope, head, request, commit, encoded, message_count=message_count, at=at
+            self.db, head, request, commit, encoded, message_count=message_count, at=at
         )
         columns = {**encoded.columns, **pointer, "mode": mode, "message_count": message_count}
-        bump(self.scope, head, at=at, **unlike(head, columns))
+        bump(self.db, head, at=at, **unlike(head, columns))
         if request.operation_id is not None:
-            _record_operation(self.scope, head, request.operation_id, digest, commit, at=at)
+            _record_operation(self.db, head, request.operation_id, digest, commit, at=at)
         return commit
 
     def earlier_members(self, session_id: str) -> Members:
-        base = bases.get(self.scope, session_id)
+        base = bases.get(self.db, session_id)
         return NO_MEMBERS if base is None or base.members is None else base.members
 
     def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
         """The state with what was staged."""
         if not staged:
             return request.encoded
-        limits = self.scope.limits
+        limits = self.db.limits
         promoted = with_staged(request.custom_state, staged, limits=limits)
         return with_custom_state(request.encoded, request.custom_state, promoted, limits)
 
@@ -117,12 +120,12 @@ class _Claims:
     operation: _RecordedOperation | None = None
 
 
-def _read_claims(scope: Scope, head: Session, request: StepRequest) -> _Claims:
+def _read_claims(db: Database, head: Session, request: StepRequest) -> _Claims:
     """Look both up in one statement, after the lock: an earlier look could miss a twin's commit."""
     if request.run_id is None and request.operation_id is None:
         return _Claims()
     run_exists, *operation = (
-        Session.objects.using(scope.alias)
+        Session.objects.using(db.alias)
         .filter(pk=head.pk)
         .annotate(
             operation=FilteredRelation(
@@ -138,7 +141,7 @@ def _read_claims(scope: Scope, head: Session, request: StepRequest) -> _Claims:
 
 
 def _write_checkpoint(
-    scope: Scope,
+    db: Database,
     head: Session,
     request: StepRequest,
     commit: StepCommit,
@@ -152,7 +155,7 @@ def _write_checkpoint(
     A state that waited between checkpoints becomes that row. The payload is a delta if there is something to
     build on, else it is stored in full, as something to build on.
     """
-    base = bases.get(scope, request.session_id)
+    base = bases.get(db, request.session_id)
     stored = stored_payload(encoded, base if base is not None and base.key == head.base_key else None)
     columns = {
         "session_id": head.pk,
@@ -174,19 +177,19 @@ def _write_checkpoint(
         "created_at": at,
     }
     if head.current_id is not None and not head.current_is_checkpoint:
-        update_row(scope, Checkpoint, head.current_id, columns)
+        update_row(db, Checkpoint, head.current_id, columns)
         key = head.current_id
     else:
-        key = insert_row(scope, Checkpoint, columns)
+        key = insert_row(db, Checkpoint, columns)
     if not stored.is_delta:
-        bases.keep(scope, request.session_id, stored.base_key, key, encoded.payload, encoded.members)
+        bases.keep(db, request.session_id, stored.base_key, key, encoded.payload, encoded.members)
     return {"current_id": key, "current_is_checkpoint": True, "base_key": stored.base_key}
 
 
 def _record_operation(
-    scope: Scope, head: Session, operation_id: str, digest: str, commit: StepCommit, *, at: datetime
+    db: Database, head: Session, operation_id: str, digest: str, commit: StepCommit, *, at: datetime
 ) -> None:
-    Operation.objects.using(scope.alias).create(
+    Operation.objects.using(db.alias).create(
         session_id=head.pk,
         operation_id=operation_id,
         digest=digest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.engine.database import Scope
+from helix_store.engine.database import Database
 from helix_store.sessions.database.fast_reads import FastCheckpoints, FastMessages
 from helix_store.sessions.database.fast_sessions import FastSessions
 from helix_store.sessions.database.fast_steps import FastStaging, FastSteps
@@ -17,17 +17,17 @@ __all__ = ["DatabaseBackend", "DatabaseStateStore"]
 
 
 class DatabaseBackend:
-    def __init__(self, scope: Scope) -> None:
-        self.sessions = FastSessions(scope)
-        self.messages = FastMessages(scope)
-        self.staging = FastStaging(scope)
-        self.steps = FastSteps(scope)
-        self.checkpoints = FastCheckpoints(scope)
-        self.runs = DatabaseRuns(scope)
-        self.sub_sessions = DatabaseSubSessions(scope)
-        self.interrupts = DatabaseInterrupts(scope)
-        self.tool_calls = DatabaseToolCalls(scope)
-        self.suspensions = DatabaseSuspensions(scope)
+    def __init__(self, db: Database) -> None:
+        self.sessions = FastSessions(db)
+        self.messages = FastMessages(db)
+        self.staging = FastStaging(db)
+        self.steps = FastSteps(db)
+        self.checkpoints = FastCheckpoints(db)
+        self.runs = DatabaseRuns(db)
+        self.sub_sessions = DatabaseSubSessions(db)
+        self.interrupts = DatabaseInterrupts(db)
+        self.tool_calls = DatabaseToolCalls(db)
+        self.suspensions = DatabaseSuspensions(db)
 
 
 class DatabaseStateStore(StateStoreBase):
@@ -41,11 +41,11 @@ class DatabaseStateStore(StateStoreBase):
 
     def __init__(self, using: str | None = None, *, tenant: str = "", limits: Limits | None = None) -> None:
         conf.require_usable_prefix()
-        scope = Scope(using, validation.tenant(tenant), limits)
-        super().__init__(DatabaseBackend(scope), tenant=scope.tenant, limits=limits)
-        self._scope = scope
+        db = Database(using, validation.tenant(tenant), limits)
+        super().__init__(DatabaseBackend(db), tenant=db.tenant, limits=limits)
+        self._db = db
 
     @property
     def alias(self) -> str:
         """The database that the store works on."""
-        return self._scope.alias
+        return self._db.alias

@@ -7,8 +7,7 @@ from typing import Any
 
 from django.db.models import CASCADE
 
-from helix_store.engine.database import Scope
-from helix_store.engine.statement import read_rows
+from helix_store.engine.database import Database
 from helix_store.models import (
     Session,
     SubSessionRef,
@@ -55,10 +54,10 @@ SELECT id FROM tree
 """
 
 
-def tree_keys(scope: Scope, session_id: str) -> list[int]:
+def tree_keys(db: Database, session_id: str) -> list[int]:
     """Surrogate keys of the tree below and including a session; empty for an unknown one. One query."""
-    named = {"tenant": scope.tenant, "session_id": session_id}
-    return [key for (key,) in read_rows(scope, _tree_sql(scope.connection.vendor), named)]
+    named = {"tenant": db.tenant, "session_id": session_id}
+    return [key for (key,) in db.read(_tree_sql(db.connection.vendor), named)]
 
 
 @cache
@@ -71,23 +70,23 @@ def _tree_sql(vendor: str) -> str:
     )
 
 
-def delete_tree(scope: Scope, session_id: str, *, keep_usage: bool) -> int:
+def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
     """Delete a session tree, children first, and return how many sessions went. Call in a transaction."""
     locked: set[int] = set()
-    while (keys := set(tree_keys(scope, session_id))) - locked:
+    while (keys := set(tree_keys(db, session_id))) - locked:
         # A child created before its parent was locked is only seen by looking again.
-        locked = {head.pk for head in lock_sessions(scope, keys)}
+        locked = {head.pk for head in lock_sessions(db, keys)}
         if not locked:
             return 0
-    stream_ids = streams_of(scope, locked)
+    stream_ids = streams_of(db, locked)
     if not keep_usage:
-        UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).delete()
+        UsageEntry.objects.using(db.alias).filter(session_id__in=locked).delete()
     for relation in _children():
-        rows = relation.related_model._base_manager.using(scope.alias)
+        rows = relation.related_model._base_manager.using(db.alias)
         rows.filter(**{f"{relation.field.name}__in": locked}).delete()
-    UsageEntry.objects.using(scope.alias).filter(session_id__in=locked).update(session=None)
-    Session.objects.using(scope.alias).filter(pk__in=locked)._raw_delete(scope.alias)
-    delete_unnamed(scope, stream_ids)
+    UsageEntry.objects.using(db.alias).filter(session_id__in=locked).update(session=None)
+    Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
+    delete_unnamed(db, stream_ids)
     return len(locked)
 
 

@@ -22,8 +22,8 @@ from helix_store.core.types import (
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import (
-    DatabaseVerbs,
-    Scope,
+    Database,
+    DatabaseOperations,
     reads,
     writes,
 )
@@ -61,32 +61,32 @@ __all__ = ["CALL_COLUMNS", "DatabaseSuspensions", "DatabaseToolCalls", "asked_co
 CALL_COLUMNS = ("pending_client_tool_calls", "completed_client_tool_calls", "client_tool_call_ownership")
 
 
-class DatabaseToolCalls(DatabaseVerbs):
+class DatabaseToolCalls(DatabaseOperations):
     @writes
     def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         heads = self._heads({session_id, owner_id})
         root_id = heads[session_id].root_session_id
         if heads[owner_id].root_session_id != root_id:
             raise ConflictError("The session that is to own the calls belongs to another tree.")
-        locked = lock_sessions_of_tree(self.scope, {owner_id, root_id or owner_id}, *CALL_COLUMNS)
+        locked = lock_sessions_of_tree(self.db, {owner_id, root_id or owner_id}, *CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
             raise SessionNotFound(owner_id)
-        columns = asked_columns(self.scope, owner, calls, locked.get(root_id or owner_id))
+        columns = asked_columns(self.db, owner, calls, locked.get(root_id or owner_id))
         if columns:
-            bump(self.scope, owner, **columns)
+            bump(self.db, owner, **columns)
 
     @writes
     def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
         owner_id = self._owner_of(session_id, tool_call_id)
-        owner = lock_sessions_of_tree(self.scope, {owner_id}, *CALL_COLUMNS).get(owner_id)
+        owner = lock_sessions_of_tree(self.db, {owner_id}, *CALL_COLUMNS).get(owner_id)
         if owner is None:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = _calls_of(owner)
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome is SubmissionOutcome.ACCEPTED:
-            version = bump(self.scope, owner, **calls.columns(self.scope.limits))
+            version = bump(self.db, owner, **calls.columns(self.db.limits))
         return Submission(
             outcome=outcome,
             tool_call_id=tool_call_id,
@@ -96,21 +96,21 @@ class DatabaseToolCalls(DatabaseVerbs):
 
     @writes
     def take(self, session_id: str, guard: Guard) -> dict[str, Any]:
-        head = lock_session(self.scope, session_id, guard, *CALL_COLUMNS)
+        head = lock_session(self.db, session_id, guard, *CALL_COLUMNS)
         calls = _calls_of(head)
         taken = calls.take()
         if taken:
-            bump(self.scope, head, **calls.columns(self.scope.limits))
+            bump(self.db, head, **calls.columns(self.db.limits))
         return taken
 
     @reads
     def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        moment = database_now(self.scope.connection) if now is None else now
+        moment = database_now(self.db.connection) if now is None else now
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
-            Session.objects.using(self.scope.alias)
+            Session.objects.using(self.db.alias)
             .alias(unindexed_tenant=Unindexed("tenant"))
-            .filter(unindexed_tenant=self.scope.tenant)
+            .filter(unindexed_tenant=self.db.tenant)
             .non_terminal()
             .overdue(moment)
             .order_by("pending_deadline", "pk")
@@ -126,7 +126,7 @@ class DatabaseToolCalls(DatabaseVerbs):
 
     @property
     def _rows(self) -> QuerySet[Session]:
-        return Session.objects.using(self.scope.alias).filter(tenant=self.scope.tenant)
+        return Session.objects.using(self.db.alias).filter(tenant=self.db.tenant)
 
     def _heads(self, session_ids: set[str]) -> dict[str, Session]:
         rows = self._rows.filter(session_id__in=session_ids).only("session_id", "root_session_id")
@@ -152,7 +152,7 @@ class DatabaseToolCalls(DatabaseVerbs):
 
 
 def asked_columns(
-    scope: Scope, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
+    db: Database, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
 ) -> dict[str, Any]:
     """The columns that calls change in their locked owner; the record on a locked root is written here.
 
@@ -161,13 +161,13 @@ def asked_columns(
     columns: dict[str, Any] = {}
     asked = _calls_of(owner)
     if asked.add(calls):
-        columns = asked.columns(scope.limits)
+        columns = asked.columns(db.limits)
     keeper = owner if root is None else root
-    record = claimed_ownership(keeper.client_tool_call_ownership, calls, owner.session_id, scope.limits)
+    record = claimed_ownership(keeper.client_tool_call_ownership, calls, owner.session_id, db.limits)
     if record is not None and keeper.pk == owner.pk:
         columns["client_tool_call_ownership"] = record
     elif record is not None:
-        bump(scope, keeper, client_tool_call_ownership=record)
+        bump(db, keeper, client_tool_call_ownership=record)
     return columns
 
 
@@ -175,34 +175,32 @@ def _calls_of(head: Session) -> ToolCalls:
     return ToolCalls(head.pending_client_tool_calls, head.completed_client_tool_calls)
 
 
-class DatabaseSuspensions(DatabaseVerbs):
+class DatabaseSuspensions(DatabaseOperations):
     @writes
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
-        root_id = root_of(self.scope, session_id) if suspension.calls else session_id
-        heads = lock_sessions_of_tree(self.scope, {session_id, root_id}, *CALL_COLUMNS)
+        root_id = root_of(self.db, session_id) if suspension.calls else session_id
+        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *CALL_COLUMNS)
         head = heads.get(session_id)
         if head is None:
             raise SessionNotFound(session_id)
-        admit(self.scope, head, guard)
+        admit(self.db, head, guard)
         suspension.require_allowed(head.status)
         columns = dict(suspension.columns)
         if suspension.calls:
-            columns |= asked_columns(self.scope, head, suspension.calls, heads.get(root_id))
+            columns |= asked_columns(self.db, head, suspension.calls, heads.get(root_id))
         at = timezone.now()
-        running = Run.objects.using(self.scope.alias).filter(
-            session_id=head.pk, status=RunStatus.RUNNING.value
-        )
+        running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
         running.update(status=suspension.kind, ended_at=at)
-        return bump(self.scope, head, at=at, **columns)
+        return bump(self.db, head, at=at, **columns)
 
     @writes
     def resume(self, session_id: str, guard: Guard) -> SessionState:
-        head = lock_session(self.scope, session_id)
-        row = Session.objects.using(self.scope.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
+        head = lock_session(self.db, session_id)
+        row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
         # Before the version: whoever loses to another resume learns that, and not only that it is late.
         require_suspended(row)
-        admit(self.scope, head, guard)
+        admit(self.db, head, guard)
         state = current_from(row)
         at = timezone.now()
-        version = bump(self.scope, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
+        version = bump(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
         return resumed_state(state, version=version, at=at)

@@ -1,0 +1,262 @@
+"""Prepared statements on PostgreSQL, by a cursor that does nothing else.
+
+Planning costs more than the work of a small statement, and psycopg's own cursors take longer to hand one
+over than the server takes to run it. This cursor sends text. Inside a transaction a statement goes out with
+the savepoint around it, and with the ``BEGIN`` before it when that is due, in one trip.
+
+A prepared statement may be missing on the server: behind a pooler that picks another server connection for
+each transaction. Its name is a digest of its text, so a name that exists already is the same statement. A
+connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``, Django's
+setting for such poolers, switches preparing off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import psycopg
+from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import Connection, DataError, IsolationLevel
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader, Transformer
+from psycopg.errors import DuplicatePreparedStatement, error_from_result
+from psycopg.generators import execute, fetch_many, send
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.types.string import TextLoader
+
+from helix_store.engine.errors import is_stale_prepared_statement
+from helix_store.engine.statement import PreparedForm, Statement
+
+__all__ = ["fetch_prepared"]
+
+Rows = list[tuple[Any, ...]]
+
+_SAVE: Final = b"SAVEPOINT helix_store_statement"
+_RELEASE: Final = b"RELEASE SAVEPOINT helix_store_statement"
+_UNDO: Final = b"ROLLBACK TO SAVEPOINT helix_store_statement; " + _RELEASE
+_PLACEHOLDER: Final = re.compile(r"\$(\d+)")
+_prepared: Final[WeakKeyDictionary[Connection[Any], set[bytes]]] = WeakKeyDictionary()
+"""The names of the statements that were prepared on each connection."""
+_unpreparable: Final[WeakSet[Connection[Any]]] = WeakSet()
+"""Connections on which a prepared statement was missing."""
+
+
+def fetch_prepared(
+    connection: BaseDatabaseWrapper,
+    statement: Statement,
+    parameters: Mapping[str, Any],
+    *,
+    in_savepoint: bool,
+) -> Rows | None:
+    """Run a statement with named placeholders prepared, or return ``None`` if that is not possible.
+
+    ``in_savepoint`` is for an open transaction, which must survive a failure of the statement.
+    """
+    if not _may_prepare(connection):
+        return None
+    form = statement.prepared
+    cursor = _PreparedCursor(connection.connection, form, in_savepoint=in_savepoint)
+    # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
+    wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
+    try:
+        wrapped.execute(form.text, _as_texts(form, parameters))
+    except Error as exc:
+        if not is_stale_prepared_statement(exc):
+            raise
+        _unpreparable.add(connection.connection)
+        return None
+    return cursor.rows
+
+
+def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
+    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        return False
+    # Django cannot log a statement of another form than its own when the server binds the parameters.
+    is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
+    return is_loggable and connection.connection not in _unpreparable
+
+
+# --- Parameters ------------------------------------------------------------------------------------
+
+
+def _as_texts(form: PreparedForm, parameters: Mapping[str, Any]) -> list[str | None]:
+    """The values in the text that the server reads them from.
+
+    As text without a type, a parameter has the type of its place in the statement. The driver would pick a
+    type by the value, and integers of different sizes would be prepared as different statements.
+    """
+    return [
+        value if value is None or type(value) is str else _WRITERS[type(value)](value)
+        for value in map(parameters.__getitem__, form.parameters)
+    ]
+
+
+def _array(values: list[Any]) -> str:
+    return "{" + ",".join(_element(value) for value in values) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = value if type(value) is str else _WRITERS[type(value)](value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_WRITERS: Final[dict[type, Callable[[Any], str]]] = {
+    bool: str,
+    int: str,
+    float: repr,
+    datetime: datetime.isoformat,
+    list: _array,
+}
+
+
+# --- Results ---------------------------------------------------------------------------------------
+
+
+class _TimestamptzLoader(Loader):
+    """Ten times as fast as the driver's own, which goes through the time zone's rules."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return datetime.fromisoformat(bytes(data).decode())
+        except ValueError:
+            raise DataError("can't read a timestamp that is not in ISO format") from None
+
+
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)
+_ADAPTERS.register_loader("timestamptz", _TimestamptzLoader)
+_ADAPTERS.register_loader("jsonb", TextLoader)
+
+
+class _Loading(NamedTuple):
+    """Where the driver looks up how to read columns."""
+
+    connection: Connection[Any]
+    adapters: AdaptersMap = _ADAPTERS
+
+
+# --- The cursor ------------------------------------------------------------------------------------
+
+
+class _PreparedCursor:
+    """What Django wraps as a cursor of its own, so that wrappers, logging and errors are Django's."""
+
+    def __init__(self, connection: Connection[Any], form: PreparedForm, *, in_savepoint: bool) -> None:
+        self._connection = connection
+        self._form = form
+        self._in_savepoint = in_savepoint
+        self._arguments: Sequence[str | None] = ()
+        self._known = _prepared.setdefault(connection, set())
+        self.rows: Rows = []
+
+    @property
+    def _query(self) -> _PreparedCursor:
+        """Where Django looks for what it logs."""
+        return self
+
+    @property
+    def query(self) -> bytes:
+        """The statement with its values, as Django's own cursors have it."""
+        text = self._form.text
+        return _PLACEHOLDER.sub(lambda match: _quoted(self._arguments[int(match[1]) - 1]), text).encode()
+
+    def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
+        """Run the statement, each argument in the server's own text form."""
+        if sql != self._form.text:
+            # A wrapper has changed it, perhaps at each call: nothing that is worth a name.
+            self._form, self._known = PreparedForm(b"", sql, ()), set()
+        self._arguments = arguments
+        connection = self._connection
+        values = [None if argument is None else argument.encode() for argument in arguments]
+        with connection.lock:
+            result = self._run_in_savepoint(values) if self._in_savepoint else self._run(values)
+        transformer = Transformer(_Loading(connection))
+        transformer.set_pgresult(result)
+        self.rows = transformer.load_rows(0, result.ntuples, tuple)
+
+    def _run(self, values: list[bytes | None]) -> PGresult:
+        pgconn, name = self._connection.pgconn, self._form.name
+        if name not in self._known:
+            pgconn.send_prepare(name, self._form.text.encode())
+            # Another client of the pooler may have prepared it: the same name is the same text.
+            with suppress(DuplicatePreparedStatement):
+                self._received()
+            self._known.add(name)
+        pgconn.send_query_prepared(name, values)
+        return self._received()
+
+    def _run_in_savepoint(self, values: list[bytes | None]) -> PGresult:
+        pgconn, name = self._connection.pgconn, self._form.name
+        must_begin = self._must_begin
+        must_prepare = name not in self._known
+        pgconn.enter_pipeline_mode()
+        try:
+            if must_begin:
+                pgconn.send_query_params(_begin(self._connection), None)
+            pgconn.send_query_params(_SAVE, None)
+            if must_prepare:
+                pgconn.send_prepare(name, self._form.text.encode())
+            pgconn.send_query_prepared(name, values)
+            pgconn.send_query_params(_RELEASE, None)
+            pgconn.pipeline_sync()
+            results = self._connection.wait(_results(pgconn))
+        finally:
+            if pgconn.status == ConnStatus.OK:
+                pgconn.exit_pipeline_mode()
+        if must_prepare and results[must_begin + 1].status == ExecStatus.COMMAND_OK:
+            # Also if the statement failed after that: its prepared form outlives the rollback.
+            self._known.add(name)
+        for index, result in enumerate(results):
+            if result.status == ExecStatus.FATAL_ERROR:
+                if index > must_begin:
+                    pgconn.send_query(_UNDO)
+                    self._received()
+                raise error_from_result(result, encoding=self._connection.info.encoding)
+        return results[-2]
+
+    @property
+    def _must_begin(self) -> bool:
+        connection = self._connection
+        return not connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def _received(self) -> PGresult:
+        """The result of what was sent last."""
+        result: PGresult = self._connection.wait(execute(self._connection.pgconn))[-1]
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            raise error_from_result(result, encoding=self._connection.info.encoding)
+        return result
+
+
+def _quoted(argument: str | None) -> str:
+    return "NULL" if argument is None else "'" + argument.replace("'", "''") + "'"
+
+
+def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
+    """Send what is waiting in the pipeline and return the result of each command."""
+    yield from send(pgconn)
+    results: list[PGresult] = []
+    while True:
+        (result,) = yield from fetch_many(pgconn)
+        if result.status == ExecStatus.PIPELINE_SYNC:
+            return results
+        results.append(result)
+
+
+def _begin(connection: Connection[Any]) -> bytes:
+    """The command by which the driver itself would begin a transaction."""
+    words = ["BEGIN"]
+    if connection.isolation_level is not None:
+        words.append(f"ISOLATION LEVEL {IsolationLevel(connection.isolation_level).name.replace('_', ' ')}")
+    if connection.read_only is not None:
+        words.append("READ ONLY" if connection.read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join(words).encode()
