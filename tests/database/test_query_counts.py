@@ -1,10 +1,14 @@
-"""How many statements every public call sends, as ``docs/performance.md`` says.
+"""How many statements every public call sends, as ``docs/statement-counts.md`` says.
 
-A row that no longer holds is printed as it is measured now: put it in the place of the old one.
+The tables of the page are generated; the text above them is kept. This command measures every call on
+SQLite and PostgreSQL and writes the tables::
+
+    HELIX_WRITE_COUNTS=1 python -m pytest tests/database/test_query_counts.py
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,26 +21,46 @@ from tests.database.counted_calls import CALLS, CLASSES, Faces
 from tests.database.test_statements import sent_by
 from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
 
-TABLE: Final = Path(__file__).parents[2] / "docs" / "performance.md"
+COMMAND: Final = "HELIX_WRITE_COUNTS=1 python -m pytest tests/database/test_query_counts.py"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "statement-counts.md"
+WRITES: Final = os.environ.get("HELIX_WRITE_COUNTS", "0") not in {"", "0"}
 COLUMNS: Final = (("sqlite", True), ("postgres", False), ("postgres", True))
 """Which database, and whether fast paths are on."""
 
 Counts = tuple[str, ...]
+Rows = dict[tuple[str, str], Counts]
 
 
-def documented() -> dict[tuple[str, str], Counts]:
-    """The rows of the table by face and call."""
+def documented(text: str) -> Rows:
+    """The rows of the page by face and call."""
     rows = {}
-    _, _, table = TABLE.read_text().partition("## What each call sends")
-    for line in table.splitlines():
+    face = ""
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and cells[-1].isdigit():
-            face, call, *counts = cells
+        if line.startswith("## "):
+            face = line.removeprefix("## ").lower()
+        elif line.startswith("|") and len(cells) == 1 + len(COLUMNS) and cells[-1].isdigit():
+            call, *counts = cells
             rows[face, call.replace("`", "")] = tuple(counts)
     return rows
 
 
-ROWS: Final = documented()
+def as_row(call: str, counts: Counts) -> str:
+    method, _, case = call.partition(" ")
+    return f"| `{method}`{' ' if case else ''}{case} | {' | '.join(counts)} |"
+
+
+def as_page(rows: Rows) -> str:
+    """The text above the first table as it is, and a table for each face in the order of `CALLS`."""
+    text, _, _ = PAGE.read_text().partition("\n## ")
+    for face, calls in CALLS.items():
+        text += f"\n## {face.capitalize()}\n\n| call | SQLite | PostgreSQL | with fast paths |\n"
+        text += "|---|---:|---:|---:|\n"
+        text += "".join(f"{as_row(call, rows[face, call])}\n" for call in calls if (face, call) in rows)
+    return text
+
+
+ROWS: Final = documented(PAGE.read_text())
 
 
 @pytest.fixture
@@ -59,25 +83,45 @@ def measured(face: str, call: str, otherwise: Counts) -> Counts:
     return tuple(counts)
 
 
-def as_row(face: str, call: str, counts: Counts) -> str:
-    method, _, case = call.partition(" ")
-    return f"| {face} | `{method}`{' ' if case else ''}{case} | {' | '.join(counts)} |"
+@pytest.fixture(scope="module")
+def page() -> Iterator[Rows]:
+    """The rows of the page. They are written back after the last test when that is asked for."""
+    if WRITES and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.fail("Each worker of pytest-xdist measures a part: write the tables without -n.")
+    yield ROWS
+    if WRITES:
+        PAGE.write_text(as_page(ROWS))
 
 
 @pytest.mark.parametrize(("face", "call"), [(face, call) for face, calls in CALLS.items() for call in calls])
-def test_a_call_sends_as_many_statements_as_its_row_says(unblocked: None, face: str, call: str) -> None:
-    expected = ROWS.get((face, call), ("?",) * len(COLUMNS))
+def test_a_call_sends_as_many_statements_as_its_row_says(
+    unblocked: None, page: Rows, face: str, call: str
+) -> None:
+    expected = page.get((face, call), ("?",) * len(COLUMNS))
     found = measured(face, call, expected)
-    assert found == expected, f"{TABLE.name} should say:\n{as_row(face, call, found)}"
+    if WRITES:
+        assert "?" not in found, "A new row needs both databases: HELIX_TEST_DATABASES=both."
+        page[face, call] = found
+    assert found == page.get((face, call)), (
+        f"docs/{PAGE.name} should say:\n{as_row(call, found)}\nWrite the tables: {COMMAND}"
+    )
 
 
+@pytest.mark.skipif(WRITES, reason="The tables are being written.")
+def test_the_tables_of_the_page_are_as_they_are_written() -> None:
+    assert PAGE.read_text() == as_page(ROWS), (
+        f"Do not edit the tables of docs/{PAGE.name}. Write them: {COMMAND}"
+    )
+
+
+@pytest.mark.skipif(WRITES, reason="The tables are being written.")
 def test_every_row_is_of_a_call() -> None:
     assert set(ROWS) == {(face, call) for face, calls in CALLS.items() for call in calls}
 
 
 @pytest.mark.parametrize(("face", "cls"), CLASSES.items(), ids=lambda value: str(value))
 def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
-    assert {call.partition(" ")[0] for of, call in ROWS if of == face} == public_methods(cls)
+    assert {call.partition(" ")[0] for call in CALLS[face]} == public_methods(cls)
 
 
 def public_methods(cls: type[Any]) -> set[str]:
