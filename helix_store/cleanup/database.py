@@ -92,7 +92,7 @@ class DatabaseExpiry:
         self._db = Database(using, tenant or "", None)
 
     def now(self) -> datetime:
-        return self._db.query(lambda: database_now(self._db.connection))
+        return self._db.query(lambda: database_now(self._db))
 
     def expired(self, now: datetime, after: Any, limit: int) -> Page:
         return self._page(self._ours.non_terminal().expired(now), "expires_at", after, limit)

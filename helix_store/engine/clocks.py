@@ -1,4 +1,4 @@
-"""The database's own clock, in SQL: the only one that decides when a term is over.
+"""The database's own clock, in SQL: the only clock that decides whether a term is over.
 
 A worker's clock may be wrong, and ``now()`` of PostgreSQL stands still for a whole transaction. SQLite runs
 on the worker's machine; its clock stands still within a statement.
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from django.db.backends.base.base import BaseDatabaseWrapper
+from helix_store.engine.database import Database
+from helix_store.engine.statement import Statement
 
-__all__ = ["CLOCKS", "Clock", "database_now", "moment"]
+__all__ = ["CLOCKS", "POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_now"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +22,32 @@ class Clock:
 
     now: str
     in_milliseconds: str
-    """The moment so many milliseconds from now; takes one parameter."""
+
+    def after(self, parameter: str) -> str:
+        """The time so many milliseconds from now as a named parameter says."""
+        return self.in_milliseconds.replace("%s", f"%({parameter})s")
 
 
-# PostgreSQL: with its schema, so that no function of that name on the search path takes its place.
-CLOCKS: Final = {
-    "postgresql": Clock(
-        now="pg_catalog.clock_timestamp()",
-        in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",
-    ),
-    "sqlite": Clock(
-        now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
-        in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
-    ),
-}
+# With its schema, so that no function of that name on the search path takes its place.
+POSTGRESQL: Final = Clock(
+    now="pg_catalog.clock_timestamp()",
+    in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",
+)
+SQLITE: Final = Clock(
+    now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
+    in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
+)
+CLOCKS: Final = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
+
+_NOW: Final = Statement(postgresql=f"SELECT {POSTGRESQL.now}", sqlite=f"SELECT {SQLITE.now}")
 
 
-def database_now(connection: BaseDatabaseWrapper) -> datetime:
-    """What the database's clock shows: one statement."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {CLOCKS[connection.vendor].now.replace('%%', '%')}")
-        (value,) = cursor.fetchone()
-    return moment(datetime.fromisoformat(value) if isinstance(value, str) else value)
+def database_now(db: Database) -> datetime:
+    """What the database's clock shows: one statement, inside of a query or transaction."""
+    ((value,),) = db.execute(_NOW, {})
+    return as_utc(datetime.fromisoformat(value) if isinstance(value, str) else value)
 
 
-def moment(value: datetime) -> datetime:
-    """An aware datetime from what a cursor returns of a column: on SQLite it is naive, and in UTC."""
+def as_utc(value: datetime) -> datetime:
+    """An aware datetime from what a cursor returns for a column: on SQLite it is naive, and in UTC."""
     return value if value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 
 from helix_store import conf
 from helix_store.core import validation
-from helix_store.engine.clocks import moment
+from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
@@ -46,13 +46,13 @@ class DatabaseLocks(DatabaseOperations):
         parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
         for statement in (statements.renew, statements.create):
             for token, expires_at in self.db.write(statement, parameters):
-                return Term(token, moment(expires_at))
+                return Term(token, as_utc(expires_at))
         return None
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
         rows = self.db.write(self._statements.refresh, parameters)
-        return moment(rows[0][0]) if rows else None
+        return as_utc(rows[0][0]) if rows else None
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token}
@@ -68,7 +68,7 @@ class DatabaseLocks(DatabaseOperations):
     def active(self) -> list[LockInfo]:
         rows = self.db.execute(self._statements.active, {"tenant": self.db.tenant})
         return [
-            LockInfo(name=name, owner=owner, fencing_token=token, expires_at=moment(expires_at))
+            LockInfo(name=name, owner=owner, fencing_token=token, expires_at=as_utc(expires_at))
             for name, owner, token, expires_at in rows
         ]
 

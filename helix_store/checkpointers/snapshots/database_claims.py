@@ -14,7 +14,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.checkpointers.snapshots.rules import ClaimTerm, read_snapshot
-from helix_store.engine.clocks import CLOCKS, moment
+from helix_store.engine.clocks import CLOCKS, as_utc
 from helix_store.engine.database import DatabaseOperations, writes
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Checkpoint
@@ -78,7 +78,7 @@ class DatabaseSnapshotClaims(DatabaseOperations):
                 checkpoint_id=claimed_id,
                 owner=owner,
                 token=token,
-                expires_at=moment(expires_at),
+                expires_at=as_utc(expires_at),
                 snapshot=read_snapshot(payload),
             )
         return None
@@ -88,7 +88,7 @@ class DatabaseSnapshotClaims(DatabaseOperations):
         rows = self._in_locked_thread(
             term.thread_id, self._claim_statements.refresh, {**_own(term), "ttl_ms": ttl_ms}
         )
-        return moment(rows[0][0]) if rows else None
+        return as_utc(rows[0][0]) if rows else None
 
     @writes
     def release_claim(self, term: ClaimTerm) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.utils import timezone
 
 from helix_store.core.guards import Guard
-from helix_store.engine.clocks import moment
+from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
 from helix_store.engine.rows import (
     lock_row,
@@ -75,7 +75,7 @@ def lock_session(db: Database, session_id: str, guard: Guard | None = None, *mor
     head = Session.from_db(db.alias, names, row)
     # SQLite has neither booleans nor time zones.
     head.current_is_checkpoint = bool(head.current_is_checkpoint)
-    head.created_at = moment(head.created_at)
+    head.created_at = as_utc(head.created_at)
     if guard is not None:
         admit(db, head, guard)
     return head

@@ -105,7 +105,7 @@ class DatabaseToolCalls(DatabaseOperations):
 
     @reads
     def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        moment = database_now(self.db.connection) if now is None else now
+        moment = database_now(self.db) if now is None else now
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
             Session.objects.using(self.db.alias)
