@@ -60,6 +60,7 @@ def rates(workers: Mapping[str, WorkerProcess], path: str, scale: Scale, chance:
             seconds, cpu_seconds = workers[side].ask("run", path, count)
             per_second[side].append(count / seconds)
             cpu[side].append(cpu_seconds / count)
+    _ask_all(workers, "check", path, 0)
     return Rates(per_second, cpu)
 
 
@@ -82,12 +83,11 @@ def bytes_of_a_step(checkout: Checkout, worker: WorkerProcess, path: str) -> tup
 
 
 def _count(workers: Mapping[str, WorkerProcess], path: str, seconds: float) -> int:
-    """As many operations as take the base about so long, once both sides are warm."""
+    """As many operations as take the faster side about so long, once both are warm."""
     for side in workers:
         workers[side].ask("run", path, _WARM_UP)
-    taken, _ = workers[BASE].ask("run", path, _WARM_UP)
-    workers[NEW].ask("run", path, _WARM_UP)
-    return max(4, round(_WARM_UP * seconds / taken))
+    taken = min(workers[side].ask("run", path, _WARM_UP)[0] for side in workers)
+    return max(4, round(_WARM_UP * seconds / float(taken)))
 
 
 def _ask_all(workers: Mapping[str, WorkerProcess], verb: str, path: str, count: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ Public names of helix_store only: the same file runs on both checkouts.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -49,6 +50,9 @@ class Operation:
 
     def __call__(self) -> object:
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Fail unless the calls did what they are measured for."""
 
 
 class SessionOperation(Operation):
@@ -113,6 +117,16 @@ class Step(SessionOperation):
         )
         self.versions[session_id] = commit.new_version
         return commit
+
+    def check(self) -> None:
+        promoted: dict[str, Any] = {}
+        for changes in staged_changes() if self.is_staged else ():
+            promoted |= changes["merge_changes"]
+        for session_id, state in self.states.items():
+            stored = self.store.load_state(session_id)
+            assert stored is not None, session_id
+            assert stored.version == self.versions[session_id]
+            assert stored.custom_state == {**state.custom_state, **promoted}
 
     @cached_property
     def states(self) -> dict[str, SessionState]:
@@ -192,18 +206,22 @@ class StageChanges(SessionOperation):
     def __init__(self, alias: str, key: str) -> None:
         super().__init__(alias, key)
         self.changes = staged_changes()
+        self.tag = uuid.uuid4().hex
         self.used: Sequence[int] = ()
 
     def prepare(self, count: int) -> None:
         for number in self.used:
-            self.store.discard_staging(self._session_of(number), f"step-{number}")
+            self.store.discard_staging(self._session_of(number), self._step_id(number))
         self.used = range((count + 1) // 2)
         self.turn = iter(itertools.product(self.used, self.changes))
 
     def __call__(self) -> object:
         number, changes = next(self.turn)
-        self.store.stage_changes(self._session_of(number), f"step-{number}", changes)
+        self.store.stage_changes(self._session_of(number), self._step_id(number), changes)
         return None
+
+    def _step_id(self, number: int) -> str:
+        return f"step-{self.tag}-{number}"
 
     def _session_of(self, number: int) -> str:
         return self.sessions[number % self.SESSIONS]
@@ -223,7 +241,9 @@ class AcquireAndRelease(Operation):
 
 class IsLocked(AcquireAndRelease):
     def create(self) -> None:
-        assert self.manager.acquire(next(self.names), ttl_ms=60_000) is not None
+        # Half of the names are held until long after the run.
+        for _ in range(2):
+            assert self.manager.acquire(next(self.names), ttl_ms=24 * 3_600_000) is not None
 
     def __call__(self) -> object:
         return self.manager.is_locked(next(self.names))

@@ -47,6 +47,7 @@ class GetRollup(RecordEntry):
 
     def __call__(self) -> object:
         rollup = self.usage.get_rollup(self.key)
+        assert rollup is not None
         assert rollup.entry_count == self.ENTRIES
         return rollup
 
@@ -102,6 +103,10 @@ class PutSnapshot(Operation):
 
     def __call__(self) -> object:
         return self.snapshots.put(self.key, self.snapshot)
+
+    def check(self) -> None:
+        assert self.snapshots.get(self.key) == self.snapshot
+        assert len(self.snapshots.list(self.key)) == self.CAP
 
 
 class GetSnapshot(PutSnapshot):

@@ -47,6 +47,8 @@ class Worker:
             if verb == "create":
                 # Each process loads what it works on when it first runs.
                 return self._operations.pop(name).create()
+            if verb == "check":
+                return operation.check()
             operation.prepare(count)
             if verb == "count":
                 assert self._callgrind is not None
