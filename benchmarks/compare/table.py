@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from benchmarks.compare.names import is_sqlite
 __all__ = ["BYTES_HEADER", "HEADER", "Row", "bytes_row", "row", "summary"]
 
 BOUND, SQLITE_BOUND = 0.03, 0.10
-SHARE_OF_SLOWER_ROUNDS = 0.9
-"""From this share on, noise of the machine does not explain a lower rate: 18 rounds of 20, or 8 of 8."""
+DEVIATIONS = 3
+"""By so many standard deviations of a coin the slower rounds are more than half: 42 of 60, 17 of 20."""
 
 HEADER = """\
 | path | rate new/base (median, middle half) | base, per second | client new/base | client of the base |
@@ -48,9 +49,10 @@ class Row:
 
     @property
     def is_slower(self) -> bool:
-        """Whether nearly all rounds were slower than the base's."""
+        """Whether more rounds were slower than the base's than chance explains."""
+        rounds = len(self.rates.ratios)
         slower = sum(ratio < 1 for ratio in self.rates.ratios)
-        return slower >= SHARE_OF_SLOWER_ROUNDS * len(self.rates.ratios)
+        return slower - rounds / 2 >= DEVIATIONS * math.sqrt(rounds) / 2
 
 
 def row(each: Row) -> str:
@@ -75,7 +77,8 @@ def summary(rows: Sequence[Row]) -> str:
     slower = [f"{each.name} {each.quartiles[1]:.3f}" for each in rows if each.is_slower]
     outside = [f"{each.name} {each.client_ratio:.3f}" for each in rows if each.is_outside]
     return (
-        f"Slower in {SHARE_OF_SLOWER_ROUNDS:.0%} of the rounds: {'; '.join(slower) or 'no path'}.\n"
+        "Slower in more rounds than chance explains (measure these again with --only): "
+        f"{'; '.join(slower) or 'no path'}.\n"
         f"Client outside of {BOUND:.0%} (PostgreSQL) or {SQLITE_BOUND:.0%} (SQLite): "
         f"{'; '.join(outside) or 'no path'}."
     )
