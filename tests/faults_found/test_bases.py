@@ -71,13 +71,15 @@ def assert_all_is_read(store: DatabaseStateStore, number: int, ballast: str = BA
         assert checkpoint.state.custom_state["n"] == head.step_count
 
 
+def stage_and_promote(store: DatabaseStateStore) -> int:
+    store.stage_changes("s", "x", {"tool_call_id": "c", "merge_changes": {"ballast": "y", "n": 9}})
+    return store.promote_staging("s", "x")
+
+
 WRITES_OVER_A_STATE: Final[dict[str, Callable[[DatabaseStateStore], Any]]] = {
     "save_state": lambda store: store.save_state("s", state_of(9, "y")),
     "merge_custom_state": lambda store: store.merge_custom_state("s", {"ballast": "y", "n": 9}),
-    "promote_staging": lambda store: (
-        store.stage_changes("s", "x", {"tool_call_id": "c", "merge_changes": {"ballast": "y", "n": 9}}),
-        store.promote_staging("s", "x"),
-    ),
+    "promote_staging": stage_and_promote,
     "a step": lambda store: make_step(store, 9, "y"),
     "a step under an operation id": lambda store: store.save_state_and_promote_staging(
         "s", state_of(9, "y"), [], StepInfo("step-9", 9), operation_id="operation"
