@@ -34,14 +34,12 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
-    "check_metadata",
-    "check_tags",
-    "check_text",
     "check_value",
     "copy_json",
     "decode",
     "decode_all",
     "encode",
+    "encode_all",
     "is_plain_json",
     "join_path",
     "size_of",
@@ -54,7 +52,6 @@ _SMALLEST_BIGINT: Final = -(2**63)
 _LARGEST_BIGINT: Final = 2**63 - 1
 
 _ADJACENT_SURROGATES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_NOT_QUERYABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def encode(
@@ -88,6 +85,13 @@ def encode(
     return text
 
 
+def encode_all(values: Sequence[Any], *, limit: int, name: str, path: str) -> list[str]:
+    """What `encode` gives for each of the values; ``path`` is that of the sequence."""
+    return [
+        encode(value, limit=limit, name=name, path=f"{path}/{index}") for index, value in enumerate(values)
+    ]
+
+
 def decode(text: str) -> Any:
     """The value that `encode` wrote as `text`; `IntegrityFault` for a text that cannot be read."""
     try:
@@ -118,9 +122,9 @@ def is_plain_json(text: str) -> bool:
     return not text.startswith("~")
 
 
-def size_of(text: str) -> int:
-    """Bytes of a stored text."""
-    return len(text) if text.isascii() else len(text.encode("utf-8"))
+def size_of(*texts: str) -> int:
+    """Bytes of stored texts together."""
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8")) for text in texts)
 
 
 def copy_json(value: Any) -> Any:
@@ -136,34 +140,6 @@ def copy_json(value: Any) -> Any:
                 container[key] = copied = item.copy()
                 containers.append(copied)
     return result
-
-
-# --- What is queried, and therefore stored as plain text and jsonb ---------------------------------
-
-
-def check_text(value: Any, path: str) -> str:
-    """`value`, if a text column takes it: a ``str`` without NUL and lone surrogates."""
-    if type(value) is not str:
-        raise InvalidPayload(path=path, reason=f"expected str, got {type(value).__name__}")
-    if _NOT_QUERYABLE.search(value):
-        raise InvalidPayload(path=path, reason="text that is queried cannot hold NUL or lone surrogates")
-    return value
-
-
-def check_tags(tags: Any, path: str = "tags") -> list[str]:
-    """The tags as a new list."""
-    if type(tags) not in (list, tuple):
-        raise InvalidPayload(path=path, reason=f"expected a list of str, got {type(tags).__name__}")
-    return [check_text(tag, join_path(path, index)) for index, tag in enumerate(tags)]
-
-
-def check_metadata(metadata: Any, path: str = "metadata") -> dict[str, str]:
-    """The metadata as a new dict."""
-    if type(metadata) is not dict:
-        raise InvalidPayload(
-            path=path, reason=f"expected a dict of str to str, got {type(metadata).__name__}"
-        )
-    return {check_text(key, path): check_text(text, join_path(path, key)) for key, text in metadata.items()}
 
 
 # --- The check ------------------------------------------------------------------------------------

@@ -34,9 +34,11 @@ __all__ = [
     "decode_with_deltas",
     "delta_between",
     "encode_changed",
+    "encode_payload",
     "encode_reusing",
     "origin_of",
     "remember_origin",
+    "remember_step",
     "split",
     "stored_payload",
 ]
@@ -91,20 +93,29 @@ def encode_reusing(
     return text, entries
 
 
+def encode_payload(
+    state: SessionState, *, limit: int, path: str, reuse_texts: bool
+) -> tuple[str, Entries | None]:
+    """The payload of a state; with ``reuse_texts``, `encode_reusing` the entries of its origin."""
+    origin = origin_of(state) if reuse_texts else None
+    if origin is None or not origin.entries:
+        return encode(state.custom_state, limit=limit, path=path), None
+    return encode_reusing(origin.entries, state.custom_state, limit=limit, path=path)
+
+
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
     """What `encode_reusing` makes of a dict that shares values with another one, which was just encoded.
 
-    ``known`` are the entries of all of ``before``. A value that is the same object was checked there.
+    ``known`` are the entries of all of ``before``. A value that is the same object was checked there. The
+    limit holds for what has changed; the caller checks the whole.
     """
     changed = {key: item for key, item in value.items() if key not in before or before[key] is not item}
     _, written = encode_reusing(known, changed, limit=limit, path=path)
     if written is not None:
         entries = {key: written[key] if key in written else known[key] for key in value}
-        text = _joined(entries)
-        if size_of(text) <= limit:
-            return text, entries
+        return _joined(entries), entries
     return encode_reusing(known, value, limit=limit, path=path)
 
 
@@ -224,23 +235,48 @@ class StoredPayload(NamedTuple):
     text: str
     base_id: int | None
     base_key: int
+    full: str
+    entries: Entries | None
 
     @property
     def is_delta(self) -> bool:
         return self.base_id is not None
 
 
+_ANY_KEY: Final = object()
+
+
 def stored_payload(
-    payload: str, entries: Entries | None, origin: Origin | None, *, version: int
+    state: SessionState,
+    payload: str,
+    entries: Entries | None,
+    *,
+    version: int | None,
+    head_key: object = _ANY_KEY,
 ) -> StoredPayload:
-    """The payload of a step with this version: a delta from the origin if that is worth it, else in full."""
-    if origin is not None and version - origin.version <= MAX_DELTAS:
+    """The payload of a step: a delta from the state's origin if that is worth it, else in full.
+
+    ``version`` is that of the step, where it is known, and ``head_key`` the key that the locked head has.
+    """
+    origin = origin_of(state)
+    if origin is not None and head_key in (_ANY_KEY, origin.key):
+        version = origin.latest_version + 1 if version is None else version
         new = split(payload) if entries is None else entries
-        delta = None if new is None else delta_between(origin.entries, new)
-        if delta is not None:
-            return StoredPayload(delta, origin.row_id, origin.key)
+        if new is not None and version - origin.version <= MAX_DELTAS:
+            delta = delta_between(origin.entries, new)
+            if delta is not None:
+                return StoredPayload(delta, origin.row_id, origin.key, payload, entries)
     # 63 random bits: a name that no other content has or gets.
-    return StoredPayload(payload, None, secrets.randbits(63))
+    return StoredPayload(payload, None, secrets.randbits(63), payload, entries)
+
+
+def remember_step(state: SessionState, stored: StoredPayload, row_id: int, version: int) -> None:
+    """Keep with the caller's state what its next step can be a delta from."""
+    origin = origin_of(state)
+    if stored.base_id is not None and origin is not None:
+        origin.latest_version = version
+    else:
+        remember_origin(state, Origin(stored.base_key, row_id, version, stored.full, stored.entries))
 
 
 # --- Deltas ----------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import (
-    check_metadata,
-    check_tags,
     decode,
     encode,
     is_plain_json,
@@ -38,12 +36,10 @@ from helix_store.exceptions import (
     LimitExceeded,
 )
 from helix_store.sessions.deltas import (
-    NO_ENTRIES,
     Entries,
     decode_with_deltas,
     encode_changed,
-    encode_reusing,
-    origin_of,
+    encode_payload,
 )
 
 __all__ = [
@@ -147,22 +143,31 @@ class EncodedState:
     """Those of the payload, where they were needed to write it."""
 
 
-def encode_state(state: SessionState, limits: Limits, *, reuse_texts: bool = False) -> EncodedState:
+def encode_state(
+    state: SessionState, limits: Limits, session_id: str | None = None, *, reuse_texts: bool = False
+) -> EncodedState:
     """Check every field of a state and lay it out.
 
     With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
-    Raises `InvalidPayload` and `LimitExceeded`; ``max_state_bytes`` counts payload and envelope together.
+    Raises `InvalidPayload`, also for a state of another session than ``session_id``, and `LimitExceeded`:
+    ``max_state_bytes`` counts payload and envelope together.
     """
     if not isinstance(state, SessionState):
         raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
     head = validation.fields(state, _HEAD_RULES)
-    payload, entries = _encoded_payload(state, limits, reuse_texts=reuse_texts)
+    if type(state.custom_state) is not dict:
+        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
+    payload, entries = encode_payload(
+        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, reuse_texts=reuse_texts
+    )
     texts = {}
     for name in _TEXT_FIELDS:
         text = _encoded_field(state, name, limits)
         if text != _DEFAULT_TEXTS[name]:
             texts[name] = text
     envelope = _envelope(head, texts, state)
+    if session_id is not None and state.session_id != session_id:
+        raise InvalidPayload(path="/session_id", reason="the state belongs to another session")
     return EncodedState(
         payload, envelope, _columns(head, texts, state), _checked_size(payload, envelope, limits), entries
     )
@@ -194,20 +199,9 @@ def with_custom_state(
     return replace(encoded, payload=payload, size_bytes=size_bytes, entries=entries)
 
 
-def _encoded_payload(state: SessionState, limits: Limits, *, reuse_texts: bool) -> tuple[str, Entries | None]:
-    if type(state.custom_state) is not dict:
-        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
-    limit = limits.max_state_bytes
-    origin = origin_of(state) if reuse_texts else None
-    known = NO_ENTRIES if origin is None else origin.entries
-    if known:
-        return encode_reusing(known, state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH)
-    return encode(state.custom_state, limit=limit, path=_CUSTOM_STATE_PATH), None
-
-
 def _checked_size(payload: str, envelope: str, limits: Limits) -> int:
     """The bytes of both together. Raises `LimitExceeded`."""
-    size_bytes = size_of(payload) + size_of(envelope)
+    size_bytes = size_of(payload, envelope)
     if size_bytes > limits.max_state_bytes:
         raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
     return size_bytes
@@ -270,8 +264,8 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
     "mode": validation.optional(validation.enum_text(SessionMode)),
     "failure_reason": validation.optional_text,
     "user_id": validation.optional_identifier,
-    "tags": check_tags,
-    "metadata": check_metadata,
+    "tags": validation.tags,
+    "metadata": validation.metadata,
     "title": validation.optional_text,
     "workspace_id": partial(validation.optional_identifier, empty=True),
     "directory": validation.text,

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
 from helix_store.core.types import (
     UNSET,
     SessionState,
@@ -48,6 +49,7 @@ class StepRequest:
     messages: Sequence[EncodedMessage]
     step: StepInfo
     guard: Guard
+    limits: Limits
     run_id: str | None = None
     operation_id: str | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ from django.db.models import Exists, FilteredRelation, OuterRef, Q
 from django.utils import timezone
 
 from helix_store.core.guards import Guard
-from helix_store.core.ids import checkpoint_id
+from helix_store.core.ids import new_checkpoint_id
 from helix_store.core.merging import promote_staged, with_staged
-from helix_store.core.payloads import decode
+from helix_store.core.payloads import decode_all
 from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.connections import release_once
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
@@ -31,7 +31,7 @@ from helix_store.sessions.database.locking import (
 )
 from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.sessions import replace_custom_state
-from helix_store.sessions.deltas import Origin, StoredPayload, origin_of, remember_origin, stored_payload
+from helix_store.sessions.deltas import StoredPayload, remember_step, stored_payload
 from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
 from helix_store.sessions.requests import EncodedMessage, StepRequest
 from helix_store.sessions.sql import MAX_SINGLE_MESSAGES, STAGE_CHANGE, TAKE_STAGED, step_statement
@@ -127,18 +127,22 @@ class DatabaseSteps(DatabaseOperations):
         self, request: StepRequest, encoded: EncodedState, staged: Sequence[_StagedRow]
     ) -> tuple[StepCommit | None, list[_StagedRow]]:
         """The commit of a step that promotes these rows, or what is staged instead."""
-        origin = origin_of(request.state)
-        known_version = request.guard.expected_version or (0 if origin is None else origin.latest_version)
-        stored = stored_payload(encoded.payload, encoded.entries, origin, version=known_version + 1)
-        new_id = checkpoint_id(request.session_id, request.step.step_count)
         at = timezone.now()
+        new_id = _checkpoint_id(request, at)
+        expected_version = request.guard.expected_version
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=None if expected_version is None else expected_version + 1,
+        )
         columns = _checkpoint_columns(request, encoded, stored, new_id, at)
         statement = step_statement(
             tuple(columns),
             messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
             merges=bool(staged),
             is_delta=stored.is_delta,
-            is_expected=request.guard.expected_version is not None,
+            is_expected=expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
         )
@@ -152,7 +156,7 @@ class DatabaseSteps(DatabaseOperations):
             "base_key": stored.base_key,
             "tenant": self.db.tenant,
             "session_id": request.session_id,
-            "expected_version": request.guard.expected_version,
+            "expected_version": expected_version,
             "fencing_token": request.guard.fencing_token,
             "staged": [row.version for row in staged],
             "at": at,
@@ -163,7 +167,7 @@ class DatabaseSteps(DatabaseOperations):
         if not rows or rows[0][0] is None:
             return None, [_StagedRow(version, payload) for _, _, version, payload in rows]
         new_version, row_id, _, _ = rows[0]
-        _remember(request, encoded, stored, row_id, new_version)
+        remember_step(request.state, stored, row_id, new_version)
         return StepCommit(new_id, new_version=new_version), []
 
     @writes
@@ -183,13 +187,14 @@ class DatabaseSteps(DatabaseOperations):
         at = timezone.now()
         encoded = self._promoted(request, _take_staged(self.db, head, request.step.step_id))
         message_count = insert_messages(self.db, head, request.messages, at=at)
-        commit = StepCommit(
-            checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
+        commit = StepCommit(_checkpoint_id(request, at), new_version=head.version + 1)
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=commit.new_version,
+            head_key=head.base_key,
         )
-        origin = origin_of(request.state)
-        if origin is not None and origin.key != head.base_key:
-            origin = None
-        stored = stored_payload(encoded.payload, encoded.entries, origin, version=commit.new_version)
         checkpoint = _checkpoint_columns(request, encoded, stored, commit.checkpoint_id, at)
         checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
         # A state that waited between checkpoints becomes this one.
@@ -209,14 +214,14 @@ class DatabaseSteps(DatabaseOperations):
         advance(self.db, head, at=at, **changed_columns(head, columns))
         if request.operation_id is not None:
             _record_operation(self.db, head, request.operation_id, request, commit, at)
-        _remember(request, encoded, stored, row_id, commit.new_version)
+        remember_step(request.state, stored, row_id, commit.new_version)
         return commit
 
     def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
         """The state with what was staged."""
         if not staged:
             return request.encoded
-        limits, custom_state = self.db.limits, request.state.custom_state
+        limits, custom_state = request.limits, request.state.custom_state
         promoted = with_staged(custom_state, staged, limits=limits)
         return with_custom_state(request.encoded, custom_state, promoted, limits)
 
@@ -228,8 +233,12 @@ class _StagedRow(NamedTuple):
     payload: str
 
 
-def _staged_changes(texts: Any) -> list[StagedChanges]:
-    return [StagedChanges.from_dict(decode(text)) for text in texts]
+def _checkpoint_id(request: StepRequest, at: datetime) -> str:
+    return new_checkpoint_id(request.session_id, request.step.step_count, int(at.timestamp() * 1000))
+
+
+def _staged_changes(texts: Iterable[str]) -> list[StagedChanges]:
+    return [StagedChanges.from_dict(document) for document in decode_all(list(texts))]
 
 
 def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
@@ -273,19 +282,6 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
     for number, message in enumerate(messages, 1):
         parameters[f"role_{number}"], parameters[f"text_{number}"] = message
     return parameters
-
-
-def _remember(
-    request: StepRequest, encoded: EncodedState, stored: StoredPayload, row_id: int, version: int
-) -> None:
-    """Keep with the caller's state what its next step can be a delta from."""
-    origin = origin_of(request.state)
-    if stored.is_delta and origin is not None:
-        origin.latest_version = version
-    else:
-        remember_origin(
-            request.state, Origin(stored.base_key, row_id, version, encoded.payload, encoded.entries)
-        )
 
 
 class _Claims(NamedTuple):
