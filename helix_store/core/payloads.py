@@ -124,7 +124,10 @@ def is_plain_json(text: str) -> bool:
 
 def size_of(*texts: str) -> int:
     """Bytes of stored texts together."""
-    return sum(len(text) if text.isascii() else len(text.encode("utf-8")) for text in texts)
+    size = 0
+    for text in texts:
+        size += len(text) if text.isascii() else len(text.encode("utf-8"))
+    return size
 
 
 def copy_json(value: Any) -> Any:

@@ -102,9 +102,11 @@ class Database:
         """Run a statement that only reads, and return its rows."""
         connection = self.connection
         try:
-            if _is_fast(connection):
-                return _run_prepared(connection, statement, parameters)
-            return _run(connection, statement, parameters)
+            if not _is_fast(connection):
+                return _run(connection, statement, parameters)
+            if not connection.in_atomic_block:
+                _connect(connection)
+            return _run_prepared(connection, statement, parameters)
         except Exception as exc:
             raise_mapped(connection, exc)
             raise
@@ -135,7 +137,7 @@ class Database:
         return self.transaction(lambda: _run(connection, statement, parameters))
 
     def try_write(self, statement: Statement | str, parameters: Parameters) -> Rows:
-        """`write` where `has_fast_writes`: no rows when the database gave it up for another transaction."""
+        """`write`, right after `has_fast_writes`: no rows when it was given up for another transaction."""
         connection = self.connection
         is_alone = not connection.in_atomic_block
         try:
@@ -223,22 +225,24 @@ def _run(connection: BaseDatabaseWrapper, statement: Statement | str, parameters
     """Run a statement by a cursor of Django."""
     if isinstance(statement, str):
         statement = Statement(statement)
-    is_sqlite = connection.vendor == "sqlite"
-    with connection.cursor() as cursor:
-        if is_sqlite:
-            cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
-        else:
-            cursor.execute(statement.postgresql, parameters)
-        rows: Rows = [] if cursor.description is None else cursor.fetchall()
+    # Not closed: a cursor of either driver holds nothing once its rows were fetched.
+    cursor = connection.cursor()
+    if connection.vendor == "sqlite":
+        cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
+        rows: Rows = cursor.fetchall()
         return rows
+    cursor.execute(statement.postgresql, parameters)
+    rows = [] if cursor.description is None else cursor.fetchall()
+    return rows
 
 
 def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Any) -> Rows:
-    """Run a statement prepared if the driver can; in an open transaction it leaves no trace if it fails."""
+    """Run a statement on an open connection, prepared if the driver can.
+
+    In an open transaction it leaves no trace if it fails.
+    """
     if isinstance(statement, str):
         statement = _statement_of(statement)
-    if not connection.in_atomic_block:
-        _connect(connection)
     in_savepoint = connection.in_atomic_block or not connection.autocommit
     fetch = _fetch_prepared()
     rows: Rows | None = None
@@ -268,7 +272,7 @@ def _fetch_prepared() -> Any:
 
 
 def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) -> Parameters:
-    if isinstance(parameters, Mapping):
+    if type(parameters) is dict:
         return {
             name: _stored_time(connection, value) if type(value) is datetime else value
             for name, value in parameters.items()

@@ -58,7 +58,12 @@ _read_at: Final = json.JSONDecoder().raw_decode
 
 
 class Entry(NamedTuple):
-    """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has."""
+    """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has.
+
+    `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and for
+    no other. They stay in the process and are never read back, and are as long as the value's text also where
+    a small graph of shared references stands for a huge one. Only for values that have passed the gate.
+    """
 
     key: str
     text: str
@@ -83,7 +88,13 @@ def encode_reusing(
     size: int | None = None
     # NaN and infinity cannot be written, and surrogates are stored in another form.
     with suppress(ValueError):
-        entries = {key: _entry(known, key, item) for key, item in value.items()}
+        entries = {}
+        for key, item in value.items():
+            entry, fingerprint = known.get(key), marshal.dumps(item, _WITHOUT_REFERENCES)
+            if entry is None or entry.fingerprint != fingerprint:
+                written = write_json(key)
+                entry = Entry(written, f"{written}:{write_json(item)},", fingerprint)
+            entries[key] = entry
         text = _joined(entries)
         size = size_of(text)
     if size is None:
@@ -141,14 +152,6 @@ def split(text: str) -> dict[str, Entry] | None:
     return entries
 
 
-def _entry(known: Entries, key: str, value: Any) -> Entry:
-    entry, fingerprint = known.get(key), _fingerprint(value)
-    if entry is not None and entry.fingerprint == fingerprint:
-        return entry
-    written = write_json(key)
-    return Entry(written, f"{written}:{write_json(value)},", fingerprint)
-
-
 def _entry_at(text: str, start: int) -> tuple[str, Entry]:
     """The entry that begins at ``start``. Raises ``ValueError`` where there is none."""
     if text[start] != '"':
@@ -159,21 +162,11 @@ def _entry_at(text: str, start: int) -> tuple[str, Entry]:
     value, end = _read_at(text, colon + 1)
     if text[end] != ",":
         raise ValueError
-    return key, Entry(text[start:colon], text[start : end + 1], _fingerprint(value))
+    return key, Entry(text[start:colon], text[start : end + 1], marshal.dumps(value, _WITHOUT_REFERENCES))
 
 
 def _joined(entries: Entries) -> str:
     return f"{{{''.join([entry.text for entry in entries.values()])[:-1]}}}"
-
-
-def _fingerprint(value: Any) -> bytes:
-    """Bytes that tell a value from all others of JSON's types. Only for values that have passed the gate.
-
-    `marshal`, in its form without references, writes the same bytes for the same value and for no other. They
-    stay in the process and are never read back. They are as long as the value's text also where a small graph
-    of shared references stands for a huge one.
-    """
-    return marshal.dumps(value, _WITHOUT_REFERENCES)
 
 
 # --- Origins ---------------------------------------------------------------------------------------
@@ -301,7 +294,7 @@ def delta_between(base: Entries, new: Entries) -> str | None:
             if key in base:
                 removed.append(entry.key)
     delta = f'{{"removed":[{",".join(removed)}],"set":{{{"".join(changed)[:-1]}}}}}'
-    whole = sum(len(entry.text) for entry in new.values())
+    whole = sum([len(entry.text) for entry in new.values()])
     return delta if len(delta) * _LEAST_SAVING <= whole else None
 
 

@@ -234,6 +234,10 @@ _CHECKPOINT_VALUES: Final = {
     "message_count": "head.message_count",
     "step_count": "%(step_number)s",
     "base_id": "%(base_id)s::bigint",
+    "created_at": "%(at)s",
+    "kind": "'step'",
+    "namespace": "''",
+    "source": "'step'",
 }
 """Columns of a step's checkpoint whose value is not the parameter of the same name."""
 # By the name that PostgreSQL gives it: to ask with ``pg_get_serial_sequence`` takes as long as an insert.
