@@ -28,10 +28,10 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import ExactSum, beyond, summed
+from helix_store.engine.expressions import ExactSum, after_keyset, summed, tenant_parameter
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import any_tenant, named
+from helix_store.sessions.database.keys import named
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage.backend import (
@@ -169,7 +169,7 @@ class DatabaseUsage(DatabaseOperations):
         if query.after is not None:
             timestamp, place = query.after
             last = {"timestamp": timestamp, "id": place}
-            page = page.filter(beyond(UsageRow, last, descending=query.descending))
+            page = page.filter(after_keyset(UsageRow, last, descending=query.descending))
         rows = list(page.values(*_ENTRY_COLUMNS)[query.offset : query.offset + query.limit + 1])
         placed = [PlacedEntry(_entry(row), row["id"]) for row in rows[: query.limit]]
         return placed, total, len(rows) > query.limit
@@ -212,7 +212,7 @@ class DatabaseUsage(DatabaseOperations):
 
     @property
     def _of_tenant(self) -> QuerySet[UsageRow]:
-        return self._rows.filter(tenant=any_tenant(self.db.tenant))
+        return self._rows.filter(tenant=tenant_parameter(self.db.tenant))
 
     def _of_session(self, session_id: str) -> QuerySet[UsageRow]:
         for key in self._key(session_id):

@@ -166,7 +166,7 @@ def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
 def _sum_entries(vendor: str, condition: str) -> str:
     # All names in one column: PostgreSQL takes every further one for many more groups, and sorts where it
     # could hash. To tell groups apart takes it longer than to add up: nothing is a key that can be counted.
-    sums = ", ".join(exact_sum(vendor, name) for name in SUMMED)
+    sums = ", ".join(exact_sum(name)[vendor == "sqlite"] for name in SUMMED)
     return f"""
         SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name,
             count(*), count(*) FILTER (WHERE success), SUM(amount), {sums}

@@ -8,11 +8,11 @@ tenant is not shown to the planner as a value: ``tenant = (SELECT …)`` is plan
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from django.db.models import CharField, Func, QuerySet, Subquery, Value
+from django.db.models import QuerySet, Subquery
 
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenant_parameter as any_tenant
 from helix_store.models import Session
 
 __all__ = ["all_named", "any_tenant", "is_named", "key_of", "named"]
@@ -40,18 +40,6 @@ def key_of(db: Database, session_id: str) -> Subquery:
     Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
     """
     return Subquery(named(db, session_id).values("pk")[:1])
-
-
-def any_tenant(tenant: str) -> Func:
-    """The value of a tenant, planned for as any tenant is."""
-    return _AnyTenant(Value(tenant), output_field=CharField())
-
-
-class _AnyTenant(Func):
-    template = "(SELECT %(expressions)s)"
-
-    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
-        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
 
 
 def _of_tenant(db: Database) -> QuerySet[Session]:
