@@ -38,7 +38,7 @@ class TestAlone:
         usage = InMemoryUsageStore()
         usage.record_entries([tokens("a", prompt=1), tokens("b", prompt=2)])
         assert rolled_up(usage, "a").tokens.prompt == 1
-        assert usage.get_rollup("nobody") is None
+        assert usage.get_rollup("no session") is None
         assert usage.delete("a") == 1
         assert usage.get_rollup("a") is None
 

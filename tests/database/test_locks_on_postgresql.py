@@ -1,4 +1,4 @@
-"""Who waits for whom on PostgreSQL: nobody for a lock, a write for the takeover, no holder for itself."""
+"""Which calls wait on PostgreSQL: no call for a lock, a write for a takeover, no holder for itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def expire(database: CommittedDatabase) -> None:
     rows.update(expires_at=datetime.now(UTC) - timedelta(hours=1))
 
 
-# Nobody waits for a lock
+# No call waits for a lock
 
 
 def test_a_name_that_is_being_created_is_refused_at_once(
@@ -108,7 +108,7 @@ def test_a_row_that_is_being_taken_is_refused_at_once(
     assert acquired(locks).fencing_token == 2
 
 
-def test_a_row_that_somebody_looks_at_for_update_is_refused_at_once(
+def test_a_row_that_another_transaction_has_locked_is_refused_at_once(
     impatient: CommittedDatabase, other: BaseDatabaseWrapper, locks: DatabaseLockManager
 ) -> None:
     acquired(locks).release()
@@ -158,7 +158,7 @@ def test_a_refusal_keeps_no_advisory_lock_for_the_rest_of_the_callers_transactio
 def test_the_same_name_in_another_schema_is_another_lock(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:
-    """Tenants that have a schema each do not meet on an advisory lock."""
+    """Projects with a schema for each tenant share no advisory lock."""
     schema = impatient.tenant
     execute(impatient.connection, f'CREATE SCHEMA "{schema}"')
     for table in (LockRow._meta.db_table, Session._meta.db_table):
@@ -378,7 +378,7 @@ def test_a_block_finds_the_session_of_its_tenant_alone(
             transaction.set_rollback(True, using=impatient.alias)
 
 
-# A holder does not stand in its own way
+# A holder does not wait for itself
 
 
 def test_a_holder_refreshes_and_releases_while_its_own_guarded_write_is_open(
