@@ -1,9 +1,12 @@
-"""Query expressions that PostgreSQL and SQLite write differently."""
+"""Query expressions and parameters that PostgreSQL and SQLite write differently.
+
+A pair of strings is the SQL for PostgreSQL and for SQLite, as `Statement` takes them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db.models import (
@@ -20,6 +23,8 @@ from django.db.models import (
 )
 from django.db.models.lookups import GreaterThan, LessThan
 
+from helix_store.engine.database import Database
+
 __all__ = [
     "ExactSum",
     "NoIndexHint",
@@ -27,6 +32,9 @@ __all__ = [
     "exact_sum",
     "has_metadata",
     "has_tag",
+    "is_in_list",
+    "list_parameter",
+    "rows_parameter",
     "summed",
     "tenant_parameter",
 ]
@@ -142,7 +150,7 @@ class ExactSum(Aggregate):
 
 
 def exact_sum(column: str) -> tuple[str, str]:
-    """The SQL of `ExactSum` for PostgreSQL and for SQLite; `summed` reads the result.
+    """The SQL of `ExactSum`; `summed` reads the result.
 
     PostgreSQL sums bigints as numeric. SQLite fails when a sum exceeds 64 bits, so the upper and the lower
     32 bits are summed separately there.
@@ -156,3 +164,30 @@ def summed(value: Any) -> int:
         upper, lower = value.split()
         return (int(upper) << 32) + int(lower)
     return int(value or 0)
+
+
+def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]:
+    """The condition that a column has one of the values of a `list_parameter`, for any number of values."""
+    return (
+        f"{column} = ANY(%({parameter})s::{column_type}[])",
+        f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
+    )
+
+
+def list_parameter(db: Database, values: Sequence[Any]) -> Sequence[Any] | str:
+    """Values as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
+    return list(values) if _has_arrays(db) else json.dumps(values, ensure_ascii=False)
+
+
+def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The values of these columns: an array for each column on PostgreSQL, row after row on SQLite.
+
+    A column that a row does not have is null.
+    """
+    if _has_arrays(db):
+        return [[row.get(name) for row in rows] for name in names]
+    return [row.get(name) for row in rows for name in names]
+
+
+def _has_arrays(db: Database) -> bool:
+    return db.connection.vendor == "postgresql"

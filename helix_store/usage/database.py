@@ -21,6 +21,7 @@ from helix_store.core.usage import (
     UsageRollup,
     UsageSource,
     cost_from_units,
+    cost_units,
 )
 from helix_store.engine.database import (
     Database,
@@ -28,12 +29,21 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import ExactSum, after_keyset, summed, tenant_parameter
+from helix_store.engine.expressions import (
+    ExactSum,
+    after_keyset,
+    list_parameter,
+    rows_parameter,
+    summed,
+    tenant_parameter,
+)
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.sessions.database.keys import named
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.trees import tree_keys
+from helix_store.usage import sql
 from helix_store.usage.backend import (
     EntryFilter,
     PlacedEntry,
@@ -46,26 +56,11 @@ from helix_store.usage.rollups import (
     rollup,
     time_series,
 )
-from helix_store.usage.sql import (
-    KEPT,
-    OF_SESSION,
-    ROWS_PER_STATEMENT,
-    SESSION_COLUMNS,
-    entry_columns,
-    insert_many,
-    insert_one,
-    keep_sessions,
-    of_sessions,
-    sum_entries,
-)
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["DatabaseUsage", "DatabaseUsageStore"]
 
 T = TypeVar("T")
-
-_SESSIONS_PER_QUERY: Final = 10_000
-"""SQLite takes no more than 32,766 parameters."""
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
@@ -83,10 +78,10 @@ _ENTRY_COLUMNS: Final = tuple(
 
 
 class DatabaseUsageStore(UsageStoreBase):
-    """What sessions spend, in a Django database: one row for each entry, summed when it is asked for.
+    """The usage ledger in a Django database: one row for each entry, summed by queries.
 
-    ``using`` and ``tenant`` are those of the state store whose sessions spend. Entries go with their session,
-    unless that is deleted with ``keep_usage``. No counter is kept: recording never waits for other recording.
+    ``using`` and ``tenant`` are those of the state store with the sessions. Entries are deleted with their
+    session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
@@ -96,33 +91,36 @@ class DatabaseUsageStore(UsageStoreBase):
 
 
 class DatabaseUsage(DatabaseOperations):
+    """`UsageOperations` in a database."""
+
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) == 1 and self._record_one(entries[0]):
             return
         self._record_all(entries)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """In a single statement, which records nothing both for a known id and for an unknown session."""
-        connection = self.db.connection
-        statement = insert_one(connection, self.db.tenant, entry_columns(connection, entry))
-        return bool(self.db.write(*statement))
+        """Record in one statement; ``False`` both for a known id and for an unknown session."""
+        columns = _columns_of(entry)
+        parameters = {"tenant": self.db.tenant, **columns}
+        return bool(self.db.write(sql.insert_entry(tuple(columns)), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
-        connection = self.db.connection
-        of_session = self._kept_sessions(entries)
-        for batch in _batches(entries, ROWS_PER_STATEMENT):
-            rows = [of_session[entry.session_id] | entry_columns(connection, entry) for entry in batch]
-            self.db.execute(*insert_many(connection, rows))
+        copied = self._kept_sessions(entries)
+        for batch in _batches(entries, sql.ROWS_PER_STATEMENT):
+            rows = [copied[entry.session_id] | _columns_of(entry) for entry in batch]
+            self.db.execute(sql.insert_entries(len(rows)), rows_parameter(self.db, sql.COLUMNS, rows))
 
-    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> Mapping[str, dict[str, Any]]:
-        """What entries take over from their sessions, by id; they cannot be deleted until the commit."""
-        connection = self.db.connection
-        names = dict.fromkeys(entry.session_id for entry in entries)
-        found: dict[str, dict[str, Any]] = {}
-        for batch in _batches(names, _SESSIONS_PER_QUERY):
-            rows = self.db.execute(*keep_sessions(connection, self.db.tenant, batch))
-            found |= {name: dict(zip(SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
+    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, dict[str, Any]]:
+        """The columns that entries copy from their sessions, by session id.
+
+        The sessions cannot be deleted until the commit. Raises `SessionNotFound`.
+        """
+        names = list(dict.fromkeys(entry.session_id for entry in entries))
+        rows = self.db.execute(
+            sql.KEEP_SESSIONS, {"tenant": self.db.tenant, "session_ids": list_parameter(self.db, names)}
+        )
+        found = {name: dict(zip(sql.SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
         for name in names:
             if name not in found:
                 raise SessionNotFound(name)
@@ -147,18 +145,17 @@ class DatabaseUsage(DatabaseOperations):
         if include_sub_agents:
             keys = tree_keys(self.db, session_id)
             if keys:
-                sums = self._sums(*of_sessions(self.db.connection, keys))
+                sums = self._sums(sql.SUMS_OF_SESSIONS, keys=list_parameter(self.db, keys))
                 return rollup(sums, session_count=len(keys))
-        named = {"tenant": self.db.tenant, "session_id": session_id}
-        sums = self._sums(OF_SESSION, named)
+        by_id = {"tenant": self.db.tenant, "session_id": session_id}
+        sums = self._sums(sql.SUMS_OF_SESSION, **by_id)
         if sums or self._key(session_id):
             return rollup(sums, session_count=1)
-        kept = self._sums(KEPT, named)
+        kept = self._sums(sql.SUMS_OF_KEPT, **by_id)
         return rollup(kept, session_count=1) if kept else None
 
-    def _sums(self, condition: str, parameters: Mapping[str, Any]) -> list[UsageSum]:
-        sql = sum_entries(self.db.connection, condition)
-        return [_sum(row) for row in self.db.read(sql, parameters)]
+    def _sums(self, statement: Statement, **parameters: Any) -> list[UsageSum]:
+        return [_sum(row) for row in self.db.read(statement, parameters)]
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
@@ -167,8 +164,8 @@ class DatabaseUsage(DatabaseOperations):
         prefix = "-" if query.descending else ""
         page = matching.order_by(f"{prefix}timestamp", f"{prefix}pk")
         if query.after is not None:
-            timestamp, place = query.after
-            last = {"timestamp": timestamp, "id": place}
+            timestamp, ordinal = query.after
+            last = {"timestamp": timestamp, "id": ordinal}
             page = page.filter(after_keyset(UsageRow, last, descending=query.descending))
         rows = list(page.values(*_ENTRY_COLUMNS)[query.offset : query.offset + query.limit + 1])
         placed = [PlacedEntry(_entry(row), row["id"]) for row in rows[: query.limit]]
@@ -220,11 +217,11 @@ class DatabaseUsage(DatabaseOperations):
         return self._kept(session_id)
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
-        """Entries that have outlived a session of this id."""
+        """Entries of deleted sessions with this id."""
         return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
 
     def _key(self, session_id: str) -> list[int]:
-        """The key of a session; empty for an unknown one."""
+        """The key of a session in a list; an empty list for an unknown session."""
         key = first_row(named(self.db, session_id).values_list("pk", flat=True))
         return [] if key is None else [key]
 
@@ -265,6 +262,34 @@ def _sum(row: tuple[Any, ...]) -> UsageSum:
 
 def _token_counts(counts: Iterable[int]) -> TokenCounts:
     return TokenCounts(**dict(zip(_TOKENS, counts, strict=True)))
+
+
+def _columns_of(entry: UsageEntry) -> dict[str, Any]:
+    """The columns of an entry, without nulls and without `SESSION_COLUMNS`. The reverse of `_entry`."""
+    tokens = {} if entry.tokens is None else entry.tokens.to_dict()
+    columns = {
+        "entry_id": entry.id,
+        "recorded_for": entry.session_id,
+        "run_id": entry.run_id,
+        "kind": entry.kind.value,
+        "step_count": entry.step_count,
+        "timestamp": validation.milliseconds_to_datetime(entry.timestamp),
+        "source_type": entry.source.type,
+        "source_name": entry.source.name,
+        "model": entry.model,
+        **{f"{name}_tokens": count for name, count in tokens.items()},
+        "tool_name": entry.tool_name,
+        "agent_type": entry.agent_type,
+        "sub_session_id": entry.sub_session_id,
+        "success": entry.success,
+        "duration_ms": entry.duration_ms,
+        "custom_type": entry.type,
+        "custom_name": entry.name,
+        "custom_unit": entry.unit,
+        "amount": None if entry.amount is None else float(entry.amount),
+        "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
+    }
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def _entry(row: Mapping[str, Any]) -> UsageEntry:
