@@ -8,13 +8,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from helix_store.core.types import UsageKind
-from helix_store.core.usage import (
-    UsageBucket,
-    UsageEntry,
-    UsageGrouping,
-    UsageRollup,
-    UsageTimeBucket,
-)
+from helix_store.core.usage import UsageBucket, UsageEntry, UsageGrouping, UsageRollup, UsageTimeBucket
 
 __all__ = ["EntryFilter", "PlacedEntry", "TimeSeriesQuery", "UsageOperations", "UsageQuery"]
 

@@ -23,12 +23,7 @@ from helix_store.core.usage import (
     cost_from_units,
     cost_units,
 )
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
-)
+from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.expressions import (
     ExactSum,
     after_keyset,
@@ -44,18 +39,9 @@ from helix_store.sessions.database.keys import named
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
-from helix_store.usage.backend import (
-    EntryFilter,
-    PlacedEntry,
-    TimeSeriesQuery,
-    UsageQuery,
-)
+from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
 from helix_store.usage.entries import plain_amount
-from helix_store.usage.rollups import (
-    UsageSum,
-    rollup,
-    time_series,
-)
+from helix_store.usage.rollups import UsageSum, rollup, time_series
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["DatabaseUsage", "DatabaseUsageStore"]
@@ -70,6 +56,23 @@ _GROUP_COLUMNS: Final = {
     UsageGrouping.USER_ID: "user_id",
     UsageGrouping.KIND: "kind",
 }
+_FIELDS: Final = {
+    "entry_id": "id",
+    "recorded_for": "session_id",
+    "step_count": "step_count",
+    "run_id": "run_id",
+    "model": "model",
+    "tool_name": "tool_name",
+    "agent_type": "agent_type",
+    "sub_session_id": "sub_session_id",
+    "success": "success",
+    "duration_ms": "duration_ms",
+    "custom_type": "type",
+    "custom_name": "name",
+    "custom_unit": "unit",
+}
+"""The columns with the value of a field of an entry, and the name of that field."""
+
 _ENTRY_COLUMNS: Final = tuple(
     field.attname
     for field in UsageRow._meta.concrete_fields
@@ -149,7 +152,7 @@ class DatabaseUsage(DatabaseOperations):
                 return rollup(sums, session_count=len(keys))
         by_id = {"tenant": self.db.tenant, "session_id": session_id}
         sums = self._sums(sql.SUMS_OF_SESSION, **by_id)
-        if sums or self._key(session_id):
+        if sums or self._key(session_id) is not None:
             return rollup(sums, session_count=1)
         kept = self._sums(sql.SUMS_OF_KEPT, **by_id)
         return rollup(kept, session_count=1) if kept else None
@@ -199,7 +202,8 @@ class DatabaseUsage(DatabaseOperations):
     @writes
     def delete(self, session_id: str) -> int:
         count, _ = self._kept(session_id).delete()
-        for key in self._key(session_id):
+        key = self._key(session_id)
+        if key is not None:
             count += self._rows.filter(session_id=key).delete()[0]
         return count
 
@@ -212,18 +216,16 @@ class DatabaseUsage(DatabaseOperations):
         return self._rows.filter(tenant=tenant_parameter(self.db.tenant))
 
     def _of_session(self, session_id: str) -> QuerySet[UsageRow]:
-        for key in self._key(session_id):
-            return self._rows.filter(session_id=key)
-        return self._kept(session_id)
+        key = self._key(session_id)
+        return self._kept(session_id) if key is None else self._rows.filter(session_id=key)
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
         """Entries of deleted sessions with this id."""
         return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
 
-    def _key(self, session_id: str) -> list[int]:
-        """The key of a session in a list; an empty list for an unknown session."""
-        key = first_row(named(self.db, session_id).values_list("pk", flat=True))
-        return [] if key is None else [key]
+    def _key(self, session_id: str) -> int | None:
+        """The key of a session; ``None`` for an unknown session."""
+        return first_row(named(self.db, session_id).values_list("pk", flat=True))
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -266,56 +268,29 @@ def _token_counts(counts: Iterable[int]) -> TokenCounts:
 
 def _columns_of(entry: UsageEntry) -> dict[str, Any]:
     """The columns of an entry, without nulls and without `SESSION_COLUMNS`. The reverse of `_entry`."""
-    tokens = {} if entry.tokens is None else entry.tokens.to_dict()
-    columns = {
-        "entry_id": entry.id,
-        "recorded_for": entry.session_id,
-        "run_id": entry.run_id,
+    columns = {column: getattr(entry, field) for column, field in _FIELDS.items()}
+    columns |= {
         "kind": entry.kind.value,
-        "step_count": entry.step_count,
         "timestamp": validation.milliseconds_to_datetime(entry.timestamp),
         "source_type": entry.source.type,
         "source_name": entry.source.name,
-        "model": entry.model,
-        **{f"{name}_tokens": count for name, count in tokens.items()},
-        "tool_name": entry.tool_name,
-        "agent_type": entry.agent_type,
-        "sub_session_id": entry.sub_session_id,
-        "success": entry.success,
-        "duration_ms": entry.duration_ms,
-        "custom_type": entry.type,
-        "custom_name": entry.name,
-        "custom_unit": entry.unit,
         "amount": None if entry.amount is None else float(entry.amount),
         "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
     }
+    if entry.tokens is not None:
+        columns |= {f"{name}_tokens": count for name, count in entry.tokens.to_dict().items()}
     return {name: value for name, value in columns.items() if value is not None}
 
 
 def _entry(row: Mapping[str, Any]) -> UsageEntry:
     kind = UsageKind(row["kind"])
+    tokens = _token_counts(row[f"{name}_tokens"] or 0 for name in _TOKENS)
     return UsageEntry(
+        **{field: row[column] for column, field in _FIELDS.items()},
         kind=kind,
-        session_id=row["recorded_for"],
-        step_count=row["step_count"],
         timestamp=validation.datetime_to_milliseconds(row["timestamp"]),
         source=UsageSource(type=row["source_type"], name=row["source_name"]),
-        run_id=row["run_id"],
-        id=row["entry_id"],
-        cost_usd=row["cost_usd"],
-        model=row["model"],
-        tokens=(
-            _token_counts(row[f"{name}_tokens"] or 0 for name in _TOKENS)
-            if kind is UsageKind.TOKENS
-            else None
-        ),
-        tool_name=row["tool_name"],
-        agent_type=row["agent_type"],
-        sub_session_id=row["sub_session_id"],
-        success=row["success"],
-        duration_ms=row["duration_ms"],
-        type=row["custom_type"],
-        name=row["custom_name"],
         amount=None if row["amount"] is None else plain_amount(row["amount"]),
-        unit=row["custom_unit"],
+        cost_usd=row["cost_usd"],
+        tokens=tokens if kind is UsageKind.TOKENS else None,
     )

@@ -17,18 +17,8 @@ from helix_store.core.usage import (
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
-from helix_store.usage.backend import (
-    EntryFilter,
-    PlacedEntry,
-    TimeSeriesQuery,
-    UsageQuery,
-)
-from helix_store.usage.rollups import (
-    bucket_start,
-    rollup,
-    sum_of,
-    time_series,
-)
+from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
+from helix_store.usage.rollups import bucket_start, rollup, sum_of, time_series
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["InMemoryUsageStore", "MemoryUsage", "StoredEntry", "UsageLedger"]

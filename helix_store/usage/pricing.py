@@ -11,12 +11,7 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from helix_store.core.usage import (
-    MAX_COST_UNITS,
-    TokenCounts,
-    cost_from_units,
-    cost_units,
-)
+from helix_store.core.usage import MAX_COST_UNITS, TokenCounts, cost_from_units, cost_units
 
 __all__ = ["token_cost"]
 

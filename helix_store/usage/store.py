@@ -22,12 +22,7 @@ from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.usage import pricing
-from helix_store.usage.backend import (
-    EntryFilter,
-    TimeSeriesQuery,
-    UsageOperations,
-    UsageQuery,
-)
+from helix_store.usage.backend import EntryFilter, TimeSeriesQuery, UsageOperations, UsageQuery
 from helix_store.usage.entries import checked_entry
 
 __all__ = ["UsageStoreBase"]

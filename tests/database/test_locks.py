@@ -13,18 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from helix_store.core.types import StepInfo
-from helix_store.exceptions import (
-    FencedOutError,
-    LockLostError,
-    SessionNotFound,
-    StaleStateError,
-)
+from helix_store.exceptions import FencedOutError, LockLostError, SessionNotFound, StaleStateError
 from helix_store.models import Lock as LockRow
-from helix_store.stores import (
-    DatabaseLockManager,
-    DatabaseStateStore,
-    Lock,
-)
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 

@@ -13,18 +13,10 @@ import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.exceptions import (
-    FencedOutError,
-    HelixStoreError,
-    StoreBusy,
-)
+from helix_store.exceptions import FencedOutError, HelixStoreError, StoreBusy
 from helix_store.models import Lock as LockRow
 from helix_store.models import Session
-from helix_store.stores import (
-    DatabaseLockManager,
-    DatabaseStateStore,
-    Lock,
-)
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import execute, fetch, separate_connection
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
