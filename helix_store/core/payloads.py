@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn, cast
 
 from helix_store.core.limits import MAX_DEPTH, Limits
@@ -37,6 +37,7 @@ __all__ = [
     "check_metadata",
     "check_tags",
     "check_text",
+    "check_value",
     "copy_json",
     "decode",
     "decode_all",
@@ -62,20 +63,18 @@ def encode(
     limit: int | None = None,
     name: str = "max_state_bytes",
     path: str = "",
-    write: Callable[[Any], str] | None = None,
 ) -> str:
     """The exact JSON text of `value`, as it is stored.
 
     `limit` is in bytes of UTF-8 and belongs to the setting `name`; without one, the default of
     ``max_state_bytes`` holds, since nothing may grow without bounds. Raises `InvalidPayload`, whose path is
-    `path` and a JSON pointer from there, or `LimitExceeded`. `write` is another way to write a value that
-    has passed the check, of which `write_json` makes the same text.
+    `path` and a JSON pointer from there, or `LimitExceeded`.
     """
     if limit is None:
         limit = _DEFAULT_LIMIT
-    _check(value, limit, name, path)
+    check_value(value, limit=limit, name=name, path=path)
     try:
-        text = (write or write_json)(value)
+        text = write_json(value)
     except ValueError:  # NaN and infinity
         text = None
     # Refused out here, since the writer's own error would become its context.
@@ -170,7 +169,7 @@ def check_metadata(metadata: Any, path: str = "metadata") -> dict[str, str]:
 # --- The check ------------------------------------------------------------------------------------
 
 
-def _check(value: Any, limit: int, name: str, path: str) -> None:
+def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_bytes") -> None:
     """Refuse what cannot be stored, one level of nesting at a time.
 
     ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would

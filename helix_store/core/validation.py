@@ -7,7 +7,7 @@ the argument only selects rows; ``path`` of either is the argument's name. Value
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, TypeVar
@@ -21,10 +21,13 @@ __all__ = [
     "aware_datetime",
     "datetime_to_milliseconds",
     "enum",
+    "enum_text",
     "epoch_milliseconds",
+    "fields",
     "identifier",
     "message",
     "milliseconds_to_datetime",
+    "optional",
     "optional_identifier",
     "optional_text",
     "page_limit",
@@ -152,6 +155,27 @@ def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
         reason = f"expected a collection of statuses, got {type(expected).__name__}"
         raise InvalidPayload(path=name, reason=reason)
     return frozenset(enum(SessionStatus, status, name) for status in expected)
+
+
+# --- Records --------------------------------------------------------------------------------------
+
+Rule = Callable[[Any, str], Any]
+"""Takes a value and its name, and returns the value that it accepts."""
+
+
+def fields(record: object, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """The attributes of a record, by name, each checked by its rule."""
+    return {name: rule(getattr(record, name), name) for name, rule in rules.items()}
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule, or ``None``."""
+    return lambda value, name: None if value is None else rule(value, name)
+
+
+def enum_text(cls: type[Enum]) -> Rule:
+    """A member of `cls`, from itself or its text, as text."""
+    return lambda value, name: enum(cls, value, name).value
 
 
 # --- Pages ----------------------------------------------------------------------------------------

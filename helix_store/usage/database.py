@@ -35,8 +35,7 @@ from helix_store.engine.expressions import (
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import named
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, named
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
 from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery

@@ -10,6 +10,7 @@ from helix_store.engine.expressions import exact_sum, is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
+from helix_store.sessions.sql import SESSION_BY_ID
 
 __all__ = [
     "COLUMNS",
@@ -140,10 +141,7 @@ def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
 KEEP_SESSIONS: Final = _keep_sessions()
 """The id and the `SESSION_COLUMNS` of each session; none of them can be deleted until the commit."""
 
-SUMS_OF_SESSION: Final = _sums(
-    f"""session_id = (
-        SELECT id FROM {table(Session)} WHERE tenant = (SELECT %(tenant)s) AND session_id = %(session_id)s)"""
-)
+SUMS_OF_SESSION: Final = _sums(f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})")
 SUMS_OF_SESSIONS: Final = _sums(*is_in_list("session_id", "keys", "bigint"))
 SUMS_OF_KEPT: Final = _sums(
     "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"

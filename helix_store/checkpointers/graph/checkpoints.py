@@ -28,9 +28,8 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.database.keys import key_of
 from helix_store.sessions.database.locking import lock_session, session_key
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, key_of
 
 __all__ = ["GraphCheckpoints", "latest_checkpoint"]
 

@@ -27,11 +27,11 @@ from helix_store.models import (
     Message,
     Session,
 )
-from helix_store.sessions.database.keys import is_named
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
+from helix_store.sessions.sql import session_by_id
 
 __all__ = ["GraphForks"]
 
@@ -180,6 +180,6 @@ def _with_tables(db: Database, sql: str, **parts: str) -> str:
         message=quote(Message._meta.db_table),
         session=quote(Session._meta.db_table),
         checkpoint=quote(Checkpoint._meta.db_table),
-        target_is_named=is_named("target", session_id="target"),
+        target_is_named=session_by_id("target", session_id="target"),
         **parts,
     )

@@ -21,13 +21,12 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.models import Message, Session
-from helix_store.sessions.database.keys import key_of, named
 from helix_store.sessions.database.locking import (
-    bump,
+    advance,
     lock_session,
     session_key,
 )
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, key_of, named
 from helix_store.sessions.requests import (
     EncodedMessage,
 )
@@ -60,7 +59,7 @@ class GraphMessages(DatabaseOperations):
             ],
             batch_size=_ROWS_PER_STATEMENT,
         )
-        bump(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
+        advance(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
         return [
             read_message(
                 row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at

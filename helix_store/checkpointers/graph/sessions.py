@@ -36,9 +36,8 @@ from helix_store.models import (
     Message,
     Session,
 )
-from helix_store.sessions.database.keys import named
-from helix_store.sessions.database.locking import bump, lock_session
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.rows import first_row, named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession
@@ -82,7 +81,7 @@ class GraphSessions(DatabaseOperations):
     def update(self, session_id: str, columns: Mapping[str, Any]) -> GraphSession:
         head = lock_session(self.db, session_id)
         if columns:
-            bump(self.db, head, **columns)
+            advance(self.db, head, **columns)
         return read_session(self._named(session_id).values(*_COLUMNS).get())
 
     @writes

@@ -33,9 +33,8 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.database.keys import all_named, key_of
 from helix_store.sessions.database.locking import lock_session, lock_sessions
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import all_named, first_row, key_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.layout import encode_state

@@ -19,7 +19,7 @@ from helix_store.core.guards import Guard
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.statement import table
 from helix_store.models import Checkpoint, Session
-from helix_store.sessions.database.keys import is_named
+from helix_store.sessions.sql import session_by_id
 
 __all__ = ["FastSnapshots"]
 
@@ -97,7 +97,7 @@ def _put_sql() -> str:
     session, checkpoint = _tables()
     return f"""
         WITH head AS (
-            UPDATE {session} SET updated_at = %(at)s WHERE {is_named(session_id="thread_id")}
+            UPDATE {session} SET updated_at = %(at)s WHERE {session_by_id(session_id="thread_id")}
             RETURNING id, message_count
         ), dropped AS (
             DELETE FROM {checkpoint} AS c USING head
@@ -127,7 +127,7 @@ def _newest_sql() -> str:
             SELECT c.payload FROM {checkpoint} AS c WHERE c.session_id = s.id AND {_SNAPSHOTS}
             ORDER BY c.version DESC LIMIT 1
         ) AS found
-        WHERE {is_named("s", session_id="thread_id")}"""
+        WHERE {session_by_id("s", session_id="thread_id")}"""
 
 
 @cache
@@ -135,7 +135,7 @@ def _one_sql() -> str:
     session, checkpoint = _tables()
     return f"""
         SELECT c.payload FROM {session} AS s JOIN {checkpoint} AS c ON c.session_id = s.id
-        WHERE {is_named("s", session_id="thread_id")}
+        WHERE {session_by_id("s", session_id="thread_id")}
           AND {_SNAPSHOTS} AND c.checkpoint_id = %(checkpoint_id)s"""
 
 
@@ -147,7 +147,7 @@ def _list_sql() -> str:
             SELECT c.checkpoint_id, c.created_at, c.snapshot_version, c.size_bytes FROM {checkpoint} AS c
             WHERE c.session_id = s.id AND {_SNAPSHOTS} ORDER BY c.version DESC LIMIT %(limit)s::bigint
         ) AS found
-        WHERE {is_named("s", session_id="thread_id")}"""
+        WHERE {session_by_id("s", session_id="thread_id")}"""
 
 
 _SNAPSHOTS = "c.kind = 'snapshot' AND c.namespace = ''"

@@ -24,7 +24,6 @@ from helix_store.sessions.calls.base import (
 )
 from helix_store.sessions.calls.sessions import require_same_session
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.members import NO_MEMBERS
 from helix_store.sessions.messages import encode_messages
 from helix_store.sessions.requests import StepRequest
 
@@ -107,13 +106,12 @@ class StepCalls(StoreCalls):
         validation.whole_number(info.step_count, "step_count")
         validation.whole_number(info.stream_sequence, "stream_sequence")
         limits = self.limits
-        # What is written again has to be the very text that another process would write.
-        earlier = NO_MEMBERS if operation_id is not None else self._backend.steps.earlier_members(session_id)
-        encoded = encode_state(state, limits, earlier)
+        # The digest of an operation needs the text that any process would write.
+        encoded = encode_state(state, limits, reuse_texts=operation_id is None)
         require_same_session(session_id, state)
         request = StepRequest(
             session_id=session_id,
-            custom_state=state.custom_state,
+            state=state,
             encoded=encoded,
             messages=encode_messages(append_messages, limits),
             step=info,
