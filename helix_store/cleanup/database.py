@@ -21,7 +21,7 @@ from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStat
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Unindexed, beyond
+from helix_store.engine.expressions import NoIndexHint, after_keyset
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL
@@ -168,7 +168,7 @@ class DatabaseExpiry:
         """The next sessions in the order of an index."""
         if after is not None:
             moment, key = after
-            sessions = sessions.filter(beyond(Session, {order: moment, "id": key}))
+            sessions = sessions.filter(after_keyset(Session, {order: moment, "id": key}))
         page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
         rows = self._db.query(lambda: list(page))
         keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]
@@ -182,4 +182,4 @@ class DatabaseExpiry:
     def _ours(self) -> Any:
         if self._tenant is None:
             return self._all.all()
-        return self._all.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=self._tenant)
+        return self._all.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=self._tenant)

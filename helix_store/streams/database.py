@@ -37,8 +37,8 @@ from helix_store.exceptions import (
     StreamClosed,
     StreamNotFound,
 )
+from helix_store.locks.database import hold_fence
 from helix_store.models import Stream, StreamChunk
-from helix_store.sessions.database.locking import hold_fence
 from helix_store.sessions.database.rows import first_row
 from helix_store.streams.backend import (
     NewWriter,

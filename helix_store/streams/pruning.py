@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 from helix_store import conf
 from helix_store.core.streams import PrunedStreams
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Unindexed
+from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Stream, StreamChunk
 from helix_store.sessions.database.rows import first_row
 from helix_store.streams.backend import PruneRequest
@@ -105,7 +105,7 @@ def _each(db: Database, tenant: str | None, doomed: Q, by: Combinable) -> Iterat
     """The streams concerned, a page at a time, by key."""
     streams = Stream.objects.using(db.alias).filter(doomed)
     if tenant is not None:
-        streams = streams.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=tenant)
+        streams = streams.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=tenant)
     streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
     key = 0
     while page := db.query(partial(_page_after, streams, key)):

@@ -21,7 +21,7 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.expressions import beyond
+from helix_store.engine.expressions import after_keyset
 from helix_store.exceptions import CheckpointNotFound, ConflictError
 from helix_store.models import (
     Checkpoint,
@@ -95,7 +95,7 @@ class GraphCheckpoints(DatabaseOperations):
         rows = _newest_first(self.db, session_id, namespace)
         if after is not None:
             version, key = after
-            rows = rows.filter(beyond(Checkpoint, {"version": version, "id": key}, descending=True))
+            rows = rows.filter(after_keyset(Checkpoint, {"version": version, "id": key}, descending=True))
         page = list(rows.values(*_COLUMNS)[: limit + 1])
         if not page:
             session_key(self.db, session_id)

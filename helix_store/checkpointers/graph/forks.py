@@ -19,6 +19,7 @@ from helix_store.engine.database import (
     DatabaseOperations,
     writes,
 )
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import CheckpointNotFound
 from helix_store.models import (
     Checkpoint,
@@ -26,7 +27,7 @@ from helix_store.models import (
     Message,
     Session,
 )
-from helix_store.sessions.database.rows import any_tenant, first_row
+from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
@@ -119,7 +120,7 @@ class GraphForks(DatabaseOperations):
         source = first_row(
             sessions.select_for_update(of=("self",), no_key=True)
             .filter(
-                tenant=any_tenant(self.db.tenant),
+                tenant=tenant_parameter(self.db.tenant),
                 checkpoints__kind=CheckpointKind.GRAPH,
                 checkpoints__checkpoint_id=checkpoint_id,
             )

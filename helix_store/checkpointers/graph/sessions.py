@@ -29,7 +29,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import Unindexed, beyond
+from helix_store.engine.expressions import NoIndexHint, after_keyset, tenant_parameter
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
@@ -37,7 +37,7 @@ from helix_store.models import (
     Session,
 )
 from helix_store.sessions.database.locking import advance, lock_session
-from helix_store.sessions.database.rows import any_tenant, first_row, named
+from helix_store.sessions.database.rows import first_row, named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession
@@ -145,8 +145,8 @@ class GraphSessions(DatabaseOperations):
         is_of_few = isinstance(query.workspace_id, str)
         sessions = (
             Session.objects.using(self.db.alias)
-            .alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
-            .filter(tenant=any_tenant(self.db.tenant), agent=GRAPH_AGENT_TYPE)
+            .alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
+            .filter(tenant=tenant_parameter(self.db.tenant), agent=GRAPH_AGENT_TYPE)
         )
         if query.workspace_id is None:
             sessions = sessions.filter(workspace_id__isnull=True)
@@ -161,7 +161,7 @@ class GraphSessions(DatabaseOperations):
         if query.after is not None:
             moment, session_id = query.after
             last = {"updated_at": moment, "session_id": session_id}
-            sessions = sessions.filter(beyond(Session, last, descending=True))
+            sessions = sessions.filter(after_keyset(Session, last, descending=True))
         return sessions.order_by("-updated_at", "-session_id")[: query.limit]
 
 

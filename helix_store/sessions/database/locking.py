@@ -22,7 +22,7 @@ from helix_store.engine.rows import (
     update_row,
 )
 from helix_store.exceptions import SessionNotFound
-from helix_store.locks.sql import lock_statements
+from helix_store.locks.database import hold_fence
 from helix_store.models import Session
 from helix_store.sessions.database.rows import all_named, first_row, named
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
@@ -88,20 +88,6 @@ def admit(db: Database, head: Session, guard: Guard) -> None:
     """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
     hold_fence(db, head.session_id, guard)
     guard.check_version(head.version)
-
-
-def hold_fence(db: Database, name: str, guard: Guard) -> None:
-    """Refuse a former holder of a lock, and let nobody take it over until the transaction ends.
-
-    Raises `FencedOutError`.
-    """
-    if guard.fencing_token is not None:
-        guard.check_fence(_newest_token(db, name))
-
-
-def _newest_token(db: Database, name: str) -> int | None:
-    rows = db.execute(lock_statements(db.connection).newest_token, {"tenant": db.tenant, "name": name})
-    return rows[0][0] if rows else None
 
 
 def lock_sessions(db: Database, keys: Iterable[int]) -> list[Session]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from django.db.models import CharField, Func, QuerySet, Subquery, Value
+from django.db.models import QuerySet, Subquery
 
 from helix_store.core.payloads import decode
 from helix_store.core.types import (
@@ -20,6 +20,7 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import Session
@@ -34,7 +35,6 @@ from helix_store.sessions.sql import CHECKPOINT_COLUMNS
 __all__ = [
     "CHECKPOINT_HEAD_COLUMNS",
     "all_named",
-    "any_tenant",
     "base_of",
     "checkpoint_from",
     "checkpoint_head_from",
@@ -164,17 +164,5 @@ def key_of(db: Database, session_id: str) -> Subquery:
     return Subquery(named(db, session_id).values("pk")[:1])
 
 
-def any_tenant(tenant: str) -> Func:
-    """The value of a tenant, planned for as any tenant is."""
-    return _AnyTenant(Value(tenant), output_field=CharField())
-
-
-class _AnyTenant(Func):
-    template = "(SELECT %(expressions)s)"
-
-    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
-        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
-
-
 def _of_tenant(db: Database) -> QuerySet[Session]:
-    return Session.objects.using(db.alias).filter(tenant=any_tenant(db.tenant))
+    return Session.objects.using(db.alias).filter(tenant=tenant_parameter(db.tenant))

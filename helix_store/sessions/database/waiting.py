@@ -27,7 +27,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import Unindexed
+from helix_store.engine.expressions import NoIndexHint
 from helix_store.exceptions import (
     ConflictError,
     IntegrityFault,
@@ -110,7 +110,7 @@ class DatabaseToolCalls(DatabaseOperations):
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
             Session.objects.using(self.db.alias)
-            .alias(unindexed_tenant=Unindexed("tenant"))
+            .alias(unindexed_tenant=NoIndexHint("tenant"))
             .filter(unindexed_tenant=self.db.tenant)
             .non_terminal()
             .overdue(moment)
