@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from django.db import transaction
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
@@ -12,11 +13,13 @@ from helix_store.core.ids import IdGenerator
 from helix_store.exceptions import ConflictError
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
-from tests.processes import run_in_processes
+from tests.processes import run_in_processes, run_in_threads
 
 WRITERS = 8
 CALLS = 200
 CAP = 100
+FEWER_THAN_WRITERS = [1, 2, 5]
+"""Caps with which a put may wait while as many other puts as the cap commit."""
 
 
 class JumpingClock:
@@ -89,6 +92,57 @@ def test_a_put_is_the_newest_at_the_moment_of_its_commit(
     outcomes = run_in_processes(watch_commits, arguments, timeout=300)
     assert [outcome.unwrap() for outcome in outcomes] == [25] * WRITERS
     assert len(snapshots.list("t")) == CAP
+
+
+@pytest.mark.parametrize("cap", FEWER_THAN_WRITERS)
+def test_more_writers_than_the_cap_keep_it_exactly(committed_db: CommittedDatabase, cap: int) -> None:
+    store = SnapshotCheckpointer(
+        committed_db.alias, tenant=committed_db.tenant, max_checkpoints_per_thread=cap
+    )
+    for _ in range(cap):
+        store.put("t", {"version": 1})
+
+    def put_and_count() -> set[int]:
+        counts = set()
+        for _ in range(25):
+            store.put("t", {"version": 1})
+            counts.add(len(store.list("t")))
+        return counts
+
+    outcomes = run_in_threads(put_and_count, [()] * WRITERS)
+    assert [outcome.unwrap() for outcome in outcomes] == [{cap}] * WRITERS
+
+
+@pytest.mark.parametrize("cap", FEWER_THAN_WRITERS)
+def test_puts_and_deletions_at_once_leave_what_they_leave_one_after_another(
+    committed_db: CommittedDatabase, cap: int
+) -> None:
+    store = SnapshotCheckpointer(
+        committed_db.alias, tenant=committed_db.tenant, max_checkpoints_per_thread=cap
+    )
+    left: list[str] = []
+
+    # The session stays locked to the end of a block: blocks change ``left`` in the order of their commits.
+    def put() -> None:
+        for _ in range(25):
+            with transaction.atomic(using=committed_db.alias):
+                left.append(store.put("t", {"version": 1}))
+                del left[:-cap]
+                assert [meta.id for meta in store.list("t")] == left[::-1]
+
+    def delete() -> None:
+        for _ in range(50):
+            newest = store.list("t", limit=1)
+            with transaction.atomic(using=committed_db.alias):
+                for meta in newest:
+                    if store.delete("t", meta.id):
+                        left.remove(meta.id)
+
+    left.append(store.put("t", {"version": 1}))
+    outcomes = run_in_threads(lambda call: call(), [(put,), (delete,)] * (WRITERS // 2))
+    assert [outcome.error for outcome in outcomes] == [None] * WRITERS
+    assert [meta.id for meta in store.list("t")] == left[::-1]
+    assert broken_invariants(committed_db) == []
 
 
 def first_put(alias: str, tenant: str, writer: int) -> str:

@@ -325,6 +325,23 @@ class TestSessions:
         store.delete("t")
         assert states.session_exists("t")
 
+    @pytest.mark.parametrize("call", ["delete", "delete_threads"])
+    def test_deleting_snapshots_of_a_session_updates_its_time(self, faces: Faces, call: str) -> None:
+        store, states = faces.snapshots(), faces.states()
+        states.create_session("s", agent_type="support")
+        store.put("s", snapshot())
+        before = states.load_state("s")
+
+        def delete() -> Any:
+            return store.delete("s") if call == "delete" else store.delete_threads(["s"])["s"]
+
+        assert delete() == 1
+        after = states.load_state("s")
+        assert after.updated_at > before.updated_at
+        assert after.version == before.version
+        assert delete() == 0
+        assert states.load_state("s") == after
+
     def test_erasing_takes_a_session_that_put_made_and_no_other(self, faces: Faces) -> None:
         store, states = faces.snapshots(), faces.states()
         states.create_session("s", agent_type="support")

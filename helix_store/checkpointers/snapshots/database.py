@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -75,7 +76,7 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
             raise
         if cap is not None:
             snapshots.filter(version__lte=Subquery(newest[cap : cap + 1])).delete()
-        Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=at)
+        self._mark_written([head.pk], at)
 
     @reads
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
@@ -117,6 +118,8 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
         if checkpoint_id is not None:
             snapshots = snapshots.filter(checkpoint_id=checkpoint_id)
         deleted, _ = snapshots.delete()
+        if deleted:
+            self._mark_written([head.pk], timezone.now())
         return deleted
 
     @writes
@@ -128,9 +131,11 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
         )
         counts = dict(snapshots.order_by().values_list("session_id").annotate(Count("pk")))
         snapshots.delete()
-        made_by_put = found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("session_id", flat=True)
-        for thread_id in list(made_by_put):
+        made_by_put = dict(found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("pk", "session_id"))
+        for thread_id in made_by_put.values():
             delete_tree(self.db, thread_id, keep_usage=False)
+        if kept := counts.keys() - made_by_put.keys():
+            self._mark_written(kept, timezone.now())
         deleted = {head.session_id: counts.get(head.pk, 0) for head in heads}
         return {thread_id: deleted.get(thread_id, 0) for thread_id in thread_ids}
 
@@ -149,6 +154,10 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
         with suppress(SessionExists), transaction.atomic(using=self.db.alias):
             insert_session(self.db, new, root_session_id=thread_id, at=timezone.now())
         return lock_session(self.db, thread_id, guard)
+
+    def _mark_written(self, keys: Collection[int], at: datetime) -> None:
+        """Update the rows of locked sessions: a put in one statement has to see that its thread changed."""
+        Session.objects.using(self.db.alias).filter(pk__in=keys).update(updated_at=at)
 
     def _of_key(self, key: int) -> QuerySet[Checkpoint]:
         return Checkpoint.objects.using(self.db.alias).filter(

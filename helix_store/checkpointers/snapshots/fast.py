@@ -90,14 +90,19 @@ class FastSnapshots(DatabaseSnapshots):
 
 @cache
 def _put_sql() -> str:
-    """The number of a snapshot is the one after the newest that was there when the statement began.
+    """One put, for a thread that no other write has changed since the statement began.
 
-    A put that had to wait for another one would take the same number, which the unique constraint refuses.
+    Number and cap come from the snapshots as they were at the start of the statement, also after it waited
+    for the session's row. PostgreSQL checks the condition of the UPDATE again on the row that it waited for,
+    while the subselect keeps its value: every write that adds or deletes a snapshot updates the session's row
+    and so changes its ``xmin``. Then nothing is written, and the portable form, which locks first, decides.
     """
     session, checkpoint = _tables()
+    this_thread = is_named(session_id="thread_id")
     return f"""
         WITH head AS (
-            UPDATE {session} SET updated_at = %(at)s WHERE {is_named(session_id="thread_id")}
+            UPDATE {session} SET updated_at = %(at)s
+            WHERE {this_thread} AND xmin = (SELECT xmin FROM {session} WHERE {this_thread})
             RETURNING id, message_count
         ), dropped AS (
             DELETE FROM {checkpoint} AS c USING head

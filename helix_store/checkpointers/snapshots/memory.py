@@ -108,7 +108,10 @@ class MemorySnapshots:
     def delete(self, thread_id: str, checkpoint_id: str | None) -> int:
         with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
             doomed = list(draft.snapshots) if checkpoint_id is None else [checkpoint_id]
-            return sum(draft.snapshots.pop(each, None) is not None for each in doomed)
+            deleted = sum(draft.snapshots.pop(each, None) is not None for each in doomed)
+            if deleted:
+                draft.columns["updated_at"] = timezone.now()
+            return deleted
         return 0
 
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
