@@ -409,8 +409,8 @@ class TestDatabase:
     ) -> None:
         for number in range(history):
             snapshots.put("t", snapshot(number))
-        # All in one on PostgreSQL; BEGIN, lock, newest, insert, trim, head and COMMIT elsewhere.
-        sent = 1 if committed_db.vendor == "postgresql" else 7
+        # All in one on PostgreSQL; BEGIN, lock, trim, insert, head and COMMIT elsewhere.
+        sent = 1 if committed_db.vendor == "postgresql" else 6
         assert len(statements(lambda: snapshots.put("t", snapshot()))) == sent
         assert len(statements(lambda: snapshots.get("t"))) == 1
         listing = statements(lambda: snapshots.list("t"))
