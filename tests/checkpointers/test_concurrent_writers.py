@@ -1,4 +1,4 @@
-"""Eight processes at once on one thread or session, on committed data."""
+"""Eight writers at once on one thread or session, on committed data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEWER_THAN_WRITERS = [1, 2, 5]
 
 
 class JumpingClock:
-    """A clock that stands still, leaps ahead and steps back by hours."""
+    """A clock that stops, and steps forward and back by hours."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  test data
@@ -36,7 +36,7 @@ class JumpingClock:
 
 
 def put_many(alias: str, tenant: str, writer: int) -> list[str]:
-    # Every put has a generator of its own: nothing but the store can bring the ids in order.
+    # Each put has another generator: only the store can bring the ids in order.
     clock = JumpingClock(writer)
     store = SnapshotCheckpointer(
         alias, tenant=tenant, max_checkpoints_per_thread=CAP, id_factory=lambda: IdGenerator(clock)()
@@ -46,7 +46,7 @@ def put_many(alias: str, tenant: str, writer: int) -> list[str]:
         ids.append(store.put("t", {"version": 1, "writer": writer, "call": call}))
         read = store.get("t")
         assert read is not None
-        # Whatever is the newest now, it is this put or one that another writer committed after it.
+        # The newest snapshot is that of this put or of a later put of another writer.
         assert read["writer"] != writer or read["call"] == call
         assert len(store.list("t")) == CAP or call < CAP
     return ids
@@ -61,7 +61,7 @@ def test_the_newest_is_the_last_committed_put_and_the_cap_is_exact(
     assert sum(map(len, written)) == WRITERS * CALLS
     metas = snapshots.list("t")
     assert len(metas) == CAP
-    # Of every writer the latest puts are left, in its own order.
+    # The latest puts of each writer are left, in the order of its calls.
     for ids in written:
         kept = [meta.id for meta in metas if meta.id in ids]
         assert kept == [each for each in reversed(ids) if each in kept]
@@ -74,7 +74,7 @@ def test_the_newest_is_the_last_committed_put_and_the_cap_is_exact(
 
 
 def watch_commits(alias: str, tenant: str, writer: int) -> int:
-    """Put inside a transaction and look again before it ends: nobody can have come after this put."""
+    """Put in a transaction and read before its end: no other put can commit in between."""
     store = SnapshotCheckpointer(alias, tenant=tenant, max_checkpoints_per_thread=CAP)
     seen = 0
     for call in range(25):
@@ -208,7 +208,7 @@ def save_version_seven(alias: str, tenant: str, writer: int) -> bool:
     return True
 
 
-def test_of_eight_saves_of_one_version_one_wins_and_seven_are_told(
+def test_of_eight_saves_of_one_version_one_succeeds_and_seven_raise(
     graph: GraphCheckpointStore, committed_db: CommittedDatabase
 ) -> None:
     graph.create_session("", session_id="s")
