@@ -43,7 +43,7 @@ _SQLITE_OPTIONS_HINT: Final = (
 def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
     """E001 unknown keys, E002 a table prefix that cannot be used, E004 values of the wrong kind."""
     try:
-        configured = conf.configured()
+        configured = conf._configured()
     except ImproperlyConfigured as exc:
         return [Error(str(exc), hint='Write HELIX_STORE = {"KEY": value}.', id="helix_store.E004")]
     messages: list[CheckMessage] = [

@@ -45,7 +45,7 @@ _POSTGRES_NAME_LENGTH = 63
 _LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
 
-def configured() -> dict[str, Any]:
+def _configured() -> dict[str, Any]:
     """The dict as the project wrote it; an empty one when there is none."""
     value = getattr(settings, "HELIX_STORE", {})
     if not isinstance(value, dict):
@@ -55,7 +55,7 @@ def configured() -> dict[str, Any]:
 
 def get(name: str) -> Any:
     """The value of one key, or its default, as the project wrote it. For the checks of settings."""
-    return configured().get(name, DEFAULTS[name])
+    return _configured().get(name, DEFAULTS[name])
 
 
 def default_lock_ttl_ms() -> int:
@@ -88,13 +88,15 @@ def fast_paths() -> bool:
     return bool(get("FAST_PATHS"))
 
 
-def limits() -> Limits:
-    """The byte limits of ``HELIX_STORE["LIMITS"]`` over the defaults."""
-    given = get("LIMITS")
-    if given == {}:
+def limits(given: Limits | None = None) -> Limits:
+    """The limits that a store was given, else ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    if given is not None:
+        return given
+    configured = get("LIMITS")
+    if configured == {}:
         return _DEFAULT_LIMITS
     try:
-        return Limits(**given)
+        return Limits(**configured)
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
 

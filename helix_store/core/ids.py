@@ -14,7 +14,14 @@ from helix_store.core.processes import after_fork
 from helix_store.core.validation import identifier, whole_number
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["IdGenerator", "ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id"]
+__all__ = [
+    "IdGenerator",
+    "ParsedCheckpointId",
+    "checkpoint_id",
+    "new_checkpoint_id",
+    "new_id",
+    "parse_checkpoint_id",
+]
 
 _RANDOM_BITS: Final = 74
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
@@ -73,6 +80,11 @@ def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None)
         epoch_ms = time.time_ns() // 1_000_000
     else:
         whole_number(epoch_ms, "epoch_ms")
+    return new_checkpoint_id(session_id, step_count, epoch_ms)
+
+
+def new_checkpoint_id(session_id: str, step_count: int, epoch_ms: int) -> str:
+    """`checkpoint_id` of arguments that were checked."""
     return f"cpv1-{session_id}-s{step_count}-t{epoch_ms}-{os.urandom(3).hex()}"
 
 

@@ -152,8 +152,15 @@ class InterruptKind(StrEnum):
 # --- Sessions --------------------------------------------------------------------------------------
 
 
+class _WithOrigin(Serializable):
+    """Remembers privately where it was read from, as an instance of a model keeps its ``_state``."""
+
+    __slots__ = ("_origin",)
+    _origin: Any
+
+
 @dataclass(slots=True, kw_only=True)
-class SessionState(Serializable):
+class SessionState(_WithOrigin):
     """The whole state of one session, without its messages.
 
     The store owns ``version``, ``message_count``, ``created_at`` and ``updated_at``: what a state to be

@@ -7,29 +7,35 @@ the argument only selects rows; ``path`` of either is the argument's name. Value
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from helix_store.core.payloads import check_text
+from helix_store.core.payload_faults import join_path
 from helix_store.core.types import SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
 __all__ = [
     "MAX_EPOCH_MILLISECONDS",
+    "arguments",
     "aware_datetime",
     "datetime_to_milliseconds",
     "enum",
+    "enum_text",
     "epoch_milliseconds",
+    "fields",
     "identifier",
-    "message",
+    "messages",
+    "metadata",
     "milliseconds_to_datetime",
+    "optional",
     "optional_identifier",
     "optional_text",
     "page_limit",
     "page_offset",
     "statuses",
+    "tags",
     "tenant",
     "text",
     "whole_number",
@@ -44,6 +50,7 @@ MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_NOT_QUERYABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -78,13 +85,31 @@ def tenant(value: Any, name: str = "tenant") -> str:
 
 
 def text(value: Any, name: str) -> str:
-    """Text of any length, also empty, without NUL and lone surrogates."""
-    return check_text(value, name)
+    """Text of any length, also empty, without NUL and lone surrogates: a text column takes it."""
+    if type(value) is not str:
+        raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
+    if not (value.isascii() and "\x00" not in value) and _NOT_QUERYABLE.search(value):
+        raise InvalidPayload(path=name, reason="text that is queried cannot hold NUL or lone surrogates")
+    return value
 
 
 def optional_text(value: Any, name: str) -> str | None:
     """Text or ``None``."""
-    return None if value is None else check_text(value, name)
+    return None if value is None else text(value, name)
+
+
+def tags(value: Any, name: str = "tags") -> list[str]:
+    """The tags as a new list."""
+    if type(value) not in (list, tuple):
+        raise InvalidPayload(path=name, reason=f"expected a list of str, got {type(value).__name__}")
+    return [text(tag, join_path(name, index)) for index, tag in enumerate(value)]
+
+
+def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
+    """The metadata as a new dict."""
+    if type(value) is not dict:
+        raise InvalidPayload(path=name, reason=f"expected a dict of str to str, got {type(value).__name__}")
+    return {text(key, name): text(item, join_path(name, key)) for key, item in value.items()}
 
 
 # --- Numbers and times ----------------------------------------------------------------------------
@@ -154,6 +179,33 @@ def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
     return frozenset(enum(SessionStatus, status, name) for status in expected)
 
 
+# --- Records --------------------------------------------------------------------------------------
+
+Rule = Callable[[Any, str], Any]
+"""Takes a value and its name, and returns the value that it accepts."""
+
+
+def fields(record: object, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """The attributes of a record, by name, each checked by its rule."""
+    return {name: rule(getattr(record, name), name) for name, rule in rules.items()}
+
+
+def arguments(rules: Mapping[str, Rule], **values: Any) -> None:
+    """Check arguments, each by the rule of its name."""
+    for name, value in values.items():
+        rules[name](value, name)
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule, or ``None``."""
+    return lambda value, name: None if value is None else rule(value, name)
+
+
+def enum_text(cls: type[Enum]) -> Rule:
+    """A member of `cls`, from itself or its text, as text."""
+    return lambda value, name: enum(cls, value, name).value
+
+
 # --- Pages ----------------------------------------------------------------------------------------
 
 
@@ -174,12 +226,16 @@ def page_offset(offset: Any) -> int:
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def message(value: Any, index: int) -> dict[str, Any]:
-    """A message: a dict with a ``role``. The rest of it is the payload gate's business."""
-    path = f"messages/{index}"
+def messages(values: Any) -> list[str]:
+    """The roles of messages: each is a dict with a ``role``. Their other contents pass the payload gate."""
+    if type(values) not in (list, tuple):
+        raise InvalidPayload(path="/messages", reason="expected a list of messages")
+    return [_role(value, f"messages/{index}") for index, value in enumerate(values)]
+
+
+def _role(value: Any, path: str) -> str:
     if type(value) is not dict:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(value).__name__}")
     if "role" not in value:
         raise InvalidPayload(path=path, reason="a message needs a role")
-    identifier(value["role"], f"{path}/role")
-    return value
+    return identifier(value["role"], f"{path}/role")

@@ -68,7 +68,7 @@ class Database:
 
     @property
     def limits(self) -> Limits:
-        return self.given_limits or conf.limits()
+        return conf.limits(self.given_limits)
 
     @property
     def has_row_locks(self) -> bool:
@@ -91,8 +91,11 @@ class Database:
             return False
         if connection.in_atomic_block:
             return True
-        with mapped_errors(connection):
+        try:
             _connect(connection)
+        except Exception as exc:
+            raise_mapped(connection, exc)
+            raise
         return bool(connection.autocommit)
 
     def read(self, statement: Statement | str, parameters: Parameters) -> Rows:
@@ -132,13 +135,18 @@ class Database:
         return self.transaction(lambda: _run(connection, statement, parameters))
 
     def try_write(self, statement: Statement | str, parameters: Parameters) -> Rows:
-        """`write`, but return no rows when the database gave the statement up for another transaction."""
+        """`write` where `has_fast_writes`: no rows when the database gave it up for another transaction."""
+        connection = self.connection
+        is_alone = not connection.in_atomic_block
         try:
-            return self.write(statement, parameters)
-        except StoreBusy as exc:
-            if self.connection.in_atomic_block or not is_retryable_transaction(exc):
-                raise
-            return []
+            return _run_prepared(connection, statement, parameters)
+        except Exception as exc:
+            if is_alone and is_retryable_transaction(exc):
+                return []
+            raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
+            raise
+        finally:
+            release(connection)
 
     def query(self, body: Callable[[], R]) -> R:
         """Run queries of the ORM that only read."""

@@ -31,8 +31,7 @@ from helix_store.engine.database import (
 from helix_store.engine.expressions import ExactSum, beyond, summed
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import any_tenant, named
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import any_tenant, first_row, named
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage.backend import (
     EntryFilter,

@@ -14,7 +14,7 @@ from helix_store.core.usage import UsageEntry, cost_units
 from helix_store.engine.expressions import exact_sum
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import is_named
+from helix_store.sessions.sql import session_by_id
 
 __all__ = [
     "KEPT",
@@ -174,7 +174,7 @@ def _sum_entries(vendor: str, condition: str) -> str:
 
 
 OF_SESSION: Final = f"""
-    session_id = (SELECT id FROM "{_SESSIONS}" WHERE {is_named()})"""
+    session_id = (SELECT id FROM "{_SESSIONS}" WHERE {session_by_id()})"""
 
 
 KEPT: Final = "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"

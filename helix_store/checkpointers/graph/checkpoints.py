@@ -22,9 +22,8 @@ from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.expressions import beyond
 from helix_store.exceptions import CheckpointNotFound, ConflictError
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.database.keys import any_tenant, key_of
 from helix_store.sessions.database.locking import lock_session, session_key
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import any_tenant, first_row, key_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession

@@ -16,9 +16,8 @@ from helix_store.checkpointers.graph.types import StoredMessage
 from helix_store.core.guards import Guard
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.models import Message, Session
-from helix_store.sessions.database.keys import key_of, named
-from helix_store.sessions.database.locking import bump, lock_session, session_key
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.locking import advance, lock_session, session_key
+from helix_store.sessions.database.rows import first_row, key_of, named
 from helix_store.sessions.requests import EncodedMessage
 
 __all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
@@ -49,7 +48,7 @@ class GraphMessages(DatabaseOperations):
             ],
             batch_size=_ROWS_PER_STATEMENT,
         )
-        bump(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
+        advance(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
         return [
             read_message(
                 row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at

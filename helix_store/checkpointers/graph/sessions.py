@@ -23,9 +23,8 @@ from helix_store.core.types import UNSET, Unset
 from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.engine.expressions import Unindexed, beyond
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
-from helix_store.sessions.database.keys import any_tenant, named
-from helix_store.sessions.database.locking import bump, lock_session
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.rows import any_tenant, first_row, named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession
@@ -69,7 +68,7 @@ class GraphSessions(DatabaseOperations):
     def update(self, session_id: str, columns: Mapping[str, Any]) -> GraphSession:
         head = lock_session(self.db, session_id)
         if columns:
-            bump(self.db, head, **columns)
+            advance(self.db, head, **columns)
         return read_session(named(self.db, session_id).values(*_COLUMNS).get())
 
     @writes

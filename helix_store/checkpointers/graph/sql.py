@@ -6,17 +6,17 @@ from typing import Final
 
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Message, Session
-from helix_store.sessions.database.keys import is_named
+from helix_store.sessions.sql import session_by_id
 
 __all__ = ["COPY_CHECKPOINT", "COPY_HISTORY", "COPY_MESSAGES"]
 
-_TARGET: Final = f"(SELECT id FROM {table(Session)} WHERE {is_named(session_id='target')})"
+_TARGET: Final = f"(SELECT id FROM {table(Session)} WHERE {session_by_id(session_id='target')})"
 
 COPY_MESSAGES: Final = Statement(f"""
     INSERT INTO {table(Message)} (session_id, sequence, role, payload, created_at)
     SELECT target.id, source.sequence, source.role, source.payload, source.created_at
     FROM {table(Message)} AS source
-    JOIN {table(Session)} AS target ON {is_named("target", session_id="target")}
+    JOIN {table(Session)} AS target ON {session_by_id("target", session_id="target")}
     WHERE source.session_id = %(source)s AND source.sequence <= %(message_count)s
     ORDER BY source.sequence""")
 

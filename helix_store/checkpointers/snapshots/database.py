@@ -32,8 +32,8 @@ from helix_store.exceptions import (
     SessionNotFound,
 )
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.sessions.database.keys import all_named
 from helix_store.sessions.database.locking import lock_session, lock_sessions
+from helix_store.sessions.database.rows import all_named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 

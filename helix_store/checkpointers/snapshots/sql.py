@@ -11,7 +11,7 @@ from typing import Final
 from helix_store.engine.clocks import POSTGRESQL, SQLITE
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Session
-from helix_store.sessions.database.keys import is_named
+from helix_store.sessions.sql import session_by_id
 
 __all__ = [
     "ADD",
@@ -32,7 +32,7 @@ __all__ = [
 
 _CHECKPOINT: Final = table(Checkpoint)
 _SESSION: Final = table(Session)
-_IS_THREAD: Final = is_named(session_id="thread_id")
+_IS_THREAD: Final = session_by_id(session_id="thread_id")
 
 
 def _is_snapshot_of(key: str) -> str:

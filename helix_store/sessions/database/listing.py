@@ -10,7 +10,7 @@ from helix_store.core.types import SessionHead, Unset
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import Unindexed, beyond, has_metadata, has_tag
 from helix_store.models import Session
-from helix_store.sessions.database.keys import any_tenant
+from helix_store.sessions.database.rows import any_tenant
 from helix_store.sessions.layout import HEAD_FIELDS, head_values
 from helix_store.sessions.requests import SessionQuery
 
