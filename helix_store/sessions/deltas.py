@@ -60,9 +60,9 @@ _read_at: Final = json.JSONDecoder().raw_decode
 class Entry(NamedTuple):
     """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has.
 
-    `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and for
-    no other. They stay in the process and are never read back, and are as long as the value's text also where
-    a small graph of shared references stands for a huge one. Only for values that have passed the gate.
+    `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and
+    for no other. They stay in the process and are never read back, and are as long as the value's text also
+    where a small graph of shared references stands for a huge one. Only for values that passed the gate.
     """
 
     key: str
