@@ -1,5 +1,5 @@
-"""Pruning of streams; a door to `helix_store.streams.retention`."""
+"""Pruning of streams; the public path of `helix_store.streams.pruning.prune_streams`."""
 
-from helix_store.streams.retention import prune_streams
+from helix_store.streams.pruning import prune_streams
 
 __all__ = ["prune_streams"]

@@ -1,4 +1,4 @@
-"""The views that ``helix_store.urls`` includes; a door to `helix_store.streams.views`."""
+"""The views that ``helix_store.urls`` includes; the public path of `helix_store.streams.views`."""
 
 from helix_store.streams.views import stream_events
 

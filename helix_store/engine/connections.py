@@ -13,7 +13,7 @@ from typing import Any, Final
 from django.core.signals import request_finished, request_started
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["keep_open", "release", "release_after", "release_once", "watch_requests"]
+__all__ = ["keep_open", "release", "release_after", "release_once", "return_to_pool", "watch_requests"]
 
 # Not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
@@ -71,6 +71,15 @@ class release_once(keep_open):
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__()
         release(self._connection)
+
+
+def return_to_pool(connection: BaseDatabaseWrapper) -> None:
+    """Return a pooled connection; keep any other one open.
+
+    For a background thread between two uses: it must not occupy a place in a small pool while it waits.
+    """
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        connection.close()
 
 
 def watch_requests() -> None:

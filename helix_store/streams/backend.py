@@ -1,6 +1,6 @@
-"""What a back end of a stream manager has to do: small synchronous verbs, and a way to wait for changes.
+"""What a back end of a stream manager implements: synchronous operations, and waiting for changes.
 
-Arguments have been checked and chunks are encoded when they arrive here. Every write is atomic and raises
+Arguments are checked and chunks are encoded before they arrive here. Every write is atomic and raises
 `StreamNotFound` for an unknown stream; a guard is checked before anything is written.
 """
 
@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
+from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.streams import (
-    PrunedStreams,
-    StreamHead,
-    StreamInfo,
-    StreamPage,
-)
+from helix_store.core.payloads import encode
+from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.exceptions import InvalidQuery
+from helix_store.streams.rules import WRITER_LOST, StreamHead, StreamPage
 
-__all__ = ["NewWriter", "PruneRequest", "Settlement", "StreamBackend", "StreamWatch"]
+__all__ = ["NewWriter", "PruneRequest", "StatusChange", "StreamBackend", "StreamWatch"]
 
 R = TypeVar("R")
 
@@ -34,8 +33,8 @@ class NewWriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """The status a stream goes to; chunks of one that is over are kept for ``keep_ms``, or until pruned."""
+class StatusChange:
+    """The next status of a stream. After its end, ``keep_ms`` is how long the chunks are kept at least."""
 
     status: StreamStatus
     output: str | None = None
@@ -45,52 +44,76 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """``older_than`` concerns streams that are over; an age is measured on the clock of the storage."""
+    """``older_than`` concerns streams that ended or failed; the storage's clock measures an age."""
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None
     lost_writer_error: str
     dry_run: bool
 
+    @classmethod
+    def checked(
+        cls, *, older_than: timedelta | datetime | None, keep_chunks: int | None, dry_run: bool
+    ) -> Self:
+        """Check a caller's arguments. Raises `InvalidQuery`."""
+        if isinstance(older_than, timedelta):
+            if older_than < timedelta(0):
+                raise InvalidQuery("older_than must not be negative.", path="older_than")
+        elif older_than is not None:
+            if not isinstance(older_than, datetime):
+                raise InvalidQuery("older_than must be a timedelta or an aware datetime.", path="older_than")
+            older_than = validation.aware_datetime(older_than, "older_than")
+        if keep_chunks is not None and (type(keep_chunks) is not int or not 0 <= keep_chunks < 2**62):
+            raise InvalidQuery("keep_chunks must be a whole number from 0.", path="keep_chunks")
+        return cls(
+            older_than=older_than,
+            keep_chunks=keep_chunks,
+            lost_writer_error=encode(WRITER_LOST),
+            dry_run=dry_run,
+        )
+
 
 class StreamWatch(Protocol):
-    """One reader's place to read in and to wait at; it must be closed."""
+    """Lets one reader read a stream and wait for its changes. The reader must close it."""
 
     async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
-        """Run a query; readers that ask under one key may share the answer."""
+        """Run a query. Readers that wait for a query with the same key may share its result."""
         ...
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        """Wait until the stream may differ from ``seen``; ``False`` when the time was over first."""
+        """Wait until the stream may differ from ``seen``; ``False`` after the timeout, in seconds."""
         ...
 
     def close(self) -> None: ...
 
 
 class StreamBackend(Protocol):
-    async def call(self, verb: Callable[[], R]) -> R:
-        """Run a verb from asynchronous code."""
+    async def call(self, operation: Callable[[], R]) -> R:
+        """Run an operation from asynchronous code."""
         ...
 
     async def watch(self) -> StreamWatch: ...
 
     def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
-        """Create the stream if it is new, and take over the lease if it takes chunks."""
+        """Create the stream if it does not exist. Give the lease of an active one to this writer."""
         ...
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
-        """The last sequence. A writer's lease starts anew; without a writer one that runs does."""
+        """Store chunks and return the last sequence. Raises `StreamClosed`.
+
+        Renews the lease for the writer; without one it renews a lease that exists.
+        """
         ...
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
-        """Start the writer's lease anew. Raises `StreamClosed`."""
+        """Renew the writer's lease. Raises `StreamClosed`."""
         ...
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
-        """End the lease if it is still this writer's."""
+        """End the lease if this writer still has it."""
         ...
 
-    def settle(self, stream_id: str, settlement: Settlement, guard: Guard) -> None: ...
+    def set_status(self, stream_id: str, change: StatusChange, guard: Guard) -> None: ...
 
     def reset(self, stream_id: str, guard: Guard) -> None: ...
 

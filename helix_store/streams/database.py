@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,23 +15,12 @@ from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
-from helix_store.core.streams import (
-    CLOSED,
-    PrunedStreams,
-    StreamHead,
-    StreamInfo,
-    StreamPage,
-    seconds,
-    settles,
-)
+from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
-)
+from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
+from helix_store.engine.rows import lock_row
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
@@ -38,34 +28,42 @@ from helix_store.exceptions import (
     StreamNotFound,
 )
 from helix_store.locks.database import hold_fence
-from helix_store.models import Stream, StreamChunk
-from helix_store.sessions.database.rows import first_row
+from helix_store.models import Session, Stream
+from helix_store.models.sessions import WRITES_ELSEWHERE
+from helix_store.streams import sql
 from helix_store.streams.backend import (
     NewWriter,
     PruneRequest,
-    Settlement,
+    StatusChange,
     StreamWatch,
 )
 from helix_store.streams.manager import StreamManagerBase
-from helix_store.streams.notifications import announce_after_commit
+from helix_store.streams.notifications import notify_after_commit
 from helix_store.streams.pruning import prune
-from helix_store.streams.sql import StreamStatements, stream_statements
+from helix_store.streams.rules import (
+    LARGEST_SEQUENCE,
+    TERMINAL_STATUSES,
+    StreamHead,
+    StreamPage,
+    changes_status,
+    seconds,
+)
 from helix_store.streams.watching import watch_stream
 
-__all__ = ["DatabaseStreamManager", "DatabaseStreams"]
+__all__ = ["DatabaseStreamManager", "DatabaseStreams", "delete_orphaned_streams", "streams_of"]
 
 R = TypeVar("R")
 
-_UNGUARDED = Guard()
-_CHUNKS_PER_STATEMENT = 1_000
+_HEAD_COLUMNS = ("id", "generation", "status", "last_sequence", "floor")
 
 
 class DatabaseStreamManager(StreamManagerBase):
-    """Streams in a Django database: written and read by any process, without a server beside it.
+    """Streams in a Django database. Every process writes and reads them; no other server is needed.
 
     ``using`` and ``tenant`` are those of the sessions that the streams belong to. ``poll_interval`` is in
-    seconds and ``retention`` is how long chunks of a stream that is over are kept, by default until they are
-    pruned by age. On PostgreSQL readers are woken by NOTIFY; polling always remains.
+    seconds. ``retention`` is how long the chunks of a stream are kept after its end; without it they are
+    kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a notification
+    misses.
     """
 
     def __init__(
@@ -94,8 +92,8 @@ class DatabaseStreams(DatabaseOperations):
         super().__init__(db)
         self._poll_interval = poll_interval
 
-    async def call(self, verb: Callable[[], R]) -> R:
-        return await in_thread(verb)
+    async def call(self, operation: Callable[[], R]) -> R:
+        return await in_thread(operation)
 
     async def watch(self) -> StreamWatch:
         return await watch_stream(self.db, self._poll_interval or conf.stream_options().poll_interval)
@@ -108,79 +106,70 @@ class DatabaseStreams(DatabaseOperations):
             **_lease(writer),
             "run_id": writer.run_id,
             "agent_name": writer.agent_name,
-            "no": False,
         }
-        self._guarded(self._statements.open, stream_id, parameters, guard)
+        self._guarded_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
-        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts), "texts": list(texts)}
-        statement = self._statements.append
-        if statement is not None:
-            rows = self._guarded(statement, stream_id, parameters, guard)
+        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
+        if self.db.has_fast_writes:
+            rows = self._guarded_write(sql.APPEND, stream_id, {**parameters, "texts": list(texts)}, guard)
         else:
-            rows = self.db.transaction(lambda: self._append_in_two(stream_id, parameters, guard))
+            rows = self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
         if not rows:
             raise self._refusal(stream_id)
         ((key, last_sequence),) = rows
-        self._announce(key, last_sequence)
+        self._notify(key, last_sequence)
         return int(last_sequence)
 
     def _append_in_two(
-        self, stream_id: str, parameters: Mapping[str, Any], guard: Guard
-    ) -> list[tuple[Any, ...]]:
+        self, stream_id: str, texts: Sequence[str], parameters: Mapping[str, Any], guard: Guard
+    ) -> Rows:
         hold_fence(self.db, stream_id, guard)
-        texts = parameters["texts"]
-        advance = {name: value for name, value in parameters.items() if name != "texts"}
-        rows = self.db.execute(self._statements.advance, advance)
+        rows = self.db.execute(sql.ADVANCE, parameters)
         for key, last_sequence in rows:
-            StreamChunk.objects.using(self.db.alias).bulk_create(
-                [
-                    StreamChunk(stream_id=key, sequence=sequence, payload=text)
-                    for sequence, text in enumerate(texts, last_sequence - len(texts) + 1)
-                ],
-                batch_size=_CHUNKS_PER_STATEMENT,
-            )
+            before = last_sequence - len(texts)
+            chunks = {"key": key, "before": before, "texts": json.dumps(texts, ensure_ascii=False)}
+            self.db.execute(sql.INSERT_CHUNKS, chunks)
         return rows
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
-        parameters = {**self._row(stream_id), **_lease(writer)}
-        if not self.db.write(self._statements.renew, parameters):
+        if not self.db.write(sql.RENEW, {**self._row(stream_id), **_lease(writer)}):
             raise self._refusal(stream_id)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
-        parameters = {**self._row(stream_id), "writer_id": writer.writer_id}
-        self.db.write(self._statements.release, parameters)
+        self.db.write(sql.RELEASE, {**self._row(stream_id), "writer_id": writer.writer_id})
 
-    # The life of a stream
+    # Status
 
     @writes
-    def settle(self, stream_id: str, settlement: Settlement, guard: Guard) -> None:
-        stream = self._locked(stream_id, guard)
-        if not settles(StreamStatus(stream.status), settlement.status):
+    def set_status(self, stream_id: str, change: StatusChange, guard: Guard) -> None:
+        head = self._locked_head(stream_id, guard)
+        if not changes_status(head.status, change.status):
             return
+        key, _ = head.identity
+        is_over = change.status in TERMINAL_STATUSES
         self.db.execute(
-            self._statements.settle,
+            sql.SET_STATUS,
             {
-                "key": stream.pk,
-                "status": settlement.status.value,
-                "output": settlement.output,
-                "error": settlement.error,
-                "is_over": settlement.status in CLOSED,
-                "is_kept": settlement.status in CLOSED and settlement.keep_ms is not None,
-                "keep_ms": settlement.keep_ms or 0,
-                "no": False,
+                "key": key,
+                "status": change.status.value,
+                "output": change.output,
+                "error": change.error,
+                "is_over": is_over,
+                "is_kept": is_over and change.keep_ms is not None,
+                "keep_ms": change.keep_ms or 0,
             },
         )
-        self._announce(stream.pk, stream.last_sequence)
+        self._notify(key, head.last_sequence)
 
     @writes
     def reset(self, stream_id: str, guard: Guard) -> None:
-        stream = self._locked(stream_id, guard)
-        self._chunks(stream.pk).delete()
-        Stream.objects.using(self.db.alias).filter(pk=stream.pk).update(
+        key, generation = self._locked_head(stream_id, guard).identity
+        self.db.execute(sql.DELETE_CHUNKS, {"key": key, "last": LARGEST_SEQUENCE})
+        Stream.objects.using(self.db.alias).filter(pk=key).update(
             last_sequence=0,
             floor=0,
-            generation=stream.generation + 1,
+            generation=generation + 1,
             status=StreamStatus.ACTIVE.value,
             output=None,
             error=None,
@@ -190,25 +179,19 @@ class DatabaseStreams(DatabaseOperations):
             is_emptied=False,
             updated_at=Now(),
         )
-        self._announce(stream.pk, 0)
+        self._notify(key, 0)
 
     @writes
     def delete(self, stream_id: str) -> bool:
-        try:
-            stream = self._locked(stream_id, _UNGUARDED)
-        except StreamNotFound:
-            return False
-        self._chunks(stream.pk).delete()
-        Stream.objects.using(self.db.alias).filter(pk=stream.pk)._raw_delete(self.db.alias)
-        self._announce(stream.pk, 0)
-        return True
+        return _delete_stream(self.db, stream_id)
 
     # Reading
 
     @reads
     def info(self, stream_id: str) -> StreamInfo | None:
-        stream = first_row(self._of(stream_id))
-        if stream is None:
+        try:
+            stream = _streams(self.db).get(stream_id=stream_id)
+        except Stream.DoesNotExist:
             return None
         return StreamInfo(
             stream_id=stream.stream_id,
@@ -225,21 +208,23 @@ class DatabaseStreams(DatabaseOperations):
         )
 
     def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
-        parameters = {**self._row(stream_id), "after": after, "last": min(after + limit, 2**63 - 1)}
-        statements = self._statements
-        rows = self.db.read(statements.joined_page or statements.page, parameters)
+        is_joined = self.db.has_fast_reads
+        rows = self.db.read(
+            sql.JOINED_PAGE if is_joined else sql.PAGE,
+            {**self._row(stream_id), "after": after, "last": min(after + limit, LARGEST_SEQUENCE)},
+        )
         if not rows:
             return None
-        key, generation, status, last_sequence, floor, first_sequence, payload = rows[0]
-        head = StreamHead((key, generation), StreamStatus(status), last_sequence, floor)
+        *columns, first_sequence, payload = rows[0]
+        head = _head(*columns)
         if first_sequence is None:
             texts = []
-        elif statements.joined_page:
+        elif is_joined:
             texts = payload.split("\n")
         else:
             texts = [row[-1] for row in rows]
-        if after >= floor:
-            _check_whole(len(texts), after, min(after + limit, last_sequence))
+        if after >= head.floor:
+            _check_complete(len(texts), after, min(after + limit, head.last_sequence))
         return StreamPage(head, first_sequence or after + 1, tuple(texts))
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
@@ -247,37 +232,25 @@ class DatabaseStreams(DatabaseOperations):
 
     # Shared
 
-    @property
-    def _statements(self) -> StreamStatements:
-        return stream_statements(self.db.connection)
-
     def _row(self, stream_id: str) -> dict[str, Any]:
         return {"tenant": self.db.tenant, "stream_id": stream_id}
 
-    def _of(self, stream_id: str) -> QuerySet[Stream]:
-        return Stream.objects.using(self.db.alias).filter(tenant=self.db.tenant, stream_id=stream_id)
-
-    def _chunks(self, key: int) -> QuerySet[StreamChunk]:
-        return StreamChunk.objects.using(self.db.alias).filter(stream_id=key)
-
-    def _locked(self, stream_id: str, guard: Guard) -> Stream:
-        """The stream's head, locked until the transaction ends; the lock's row comes before it."""
+    def _locked_head(self, stream_id: str, guard: Guard) -> StreamHead:
+        """The head, locked until the transaction ends. The lock order requires the fence's row first."""
         hold_fence(self.db, stream_id, guard)
-        stream = first_row(
-            self._of(stream_id).select_for_update().only("id", "status", "last_sequence", "generation")
-        )
-        if stream is None:
+        head = _lock_head(self.db, stream_id)
+        if head is None:
             raise StreamNotFound(stream_id)
-        return stream
+        return head
 
-    def _guarded(
-        self, statement: str, stream_id: str, parameters: Mapping[str, Any], guard: Guard
-    ) -> list[tuple[Any, ...]]:
-        """Run one statement that writes: alone, or with the fence held in one transaction."""
+    def _guarded_write(
+        self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
+    ) -> Rows:
+        """Run one statement that writes: alone, or in a transaction that holds the fence."""
         if guard.fencing_token is None:
             return self.db.write(statement, parameters)
 
-        def body() -> list[tuple[Any, ...]]:
+        def body() -> Rows:
             hold_fence(self.db, stream_id, guard)
             return self.db.execute(statement, parameters)
 
@@ -285,15 +258,62 @@ class DatabaseStreams(DatabaseOperations):
 
     @reads
     def _refusal(self, stream_id: str) -> HelixStoreError:
-        """Why a stream took nothing."""
-        return StreamClosed() if self._of(stream_id).exists() else StreamNotFound(stream_id)
+        """The error for a stream that accepts no chunks."""
+        is_known = _streams(self.db).filter(stream_id=stream_id).exists()
+        return StreamClosed() if is_known else StreamNotFound(stream_id)
 
-    def _announce(self, key: int, last_sequence: int) -> None:
-        announce_after_commit(self.db.connection, key, last_sequence)
+    def _notify(self, key: int, last_sequence: int) -> None:
+        notify_after_commit(self.db.alias, key, last_sequence)
 
 
-def _check_whole(count: int, after: int, last: int) -> None:
-    """Head and chunks are of one moment, so whatever is missing between them was lost."""
+def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
+    """The ids of the existing streams that these sessions refer to."""
+    sessions = Session.objects.using(db.alias).filter(pk__in=session_keys, stream_id__isnull=False)
+    streams = _streams(db).filter(stream_id__in=sessions.values("stream_id"))
+    return list(streams.order_by("id").values_list("stream_id", flat=True))
+
+
+def delete_orphaned_streams(db: Database, stream_ids: Sequence[str]) -> None:
+    """Delete those streams that no session refers to. Call in the transaction that deleted sessions."""
+    for stream_id in stream_ids:
+        if not _has_session(db, stream_id):
+            _delete_stream(db, stream_id)
+
+
+def _has_session(db: Database, stream_id: str) -> bool:
+    # In two parts, so that each is one look-up in an index, also where SQLite has no statistics.
+    sessions = Session.objects.using(db.alias).filter(tenant=db.tenant, stream_id=stream_id)
+    return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
+
+
+def _delete_stream(db: Database, stream_id: str) -> bool:
+    """Delete a stream with its chunks, in the open transaction; ``False`` if there is none."""
+    head = _lock_head(db, stream_id)
+    if head is None:
+        return False
+    key, _ = head.identity
+    db.execute(sql.DELETE_CHUNKS, {"key": key, "last": LARGEST_SEQUENCE})
+    db.execute(sql.DELETE_STREAM, {"key": key})
+    notify_after_commit(db.alias, key, 0)
+    return True
+
+
+def _lock_head(db: Database, stream_id: str) -> StreamHead | None:
+    parameters = {"tenant": db.tenant, "stream_id": stream_id}
+    row = lock_row(db, Stream, _HEAD_COLUMNS, sql.STREAM_BY_ID, parameters)
+    return None if row is None else _head(*row)
+
+
+def _streams(db: Database) -> QuerySet[Stream]:
+    return Stream.objects.using(db.alias).filter(tenant=db.tenant)
+
+
+def _head(key: int, generation: int, status: str, last_sequence: int, floor: int) -> StreamHead:
+    return StreamHead((key, generation), StreamStatus(status), last_sequence, floor)
+
+
+def _check_complete(count: int, after: int, last: int) -> None:
+    """The head and its chunks are read at the same time, so a missing chunk was lost."""
     if count != max(0, last - after):
         raise IntegrityFault("A stream lacks chunks that it has numbered; other streams are not affected.")
 

@@ -1,4 +1,4 @@
-"""The public face of a stream manager: it checks arguments and hands out writers and readers."""
+"""The public calls of a stream manager: it checks arguments, and creates writers and readers."""
 
 from __future__ import annotations
 
@@ -14,36 +14,27 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import encode
-from helix_store.core.streams import (
-    WRITER_LOST,
-    PrunedStreams,
-    StoredChunk,
-    StreamInfo,
-    duration_ms,
-    encode_chunks,
-    page_length,
-    position,
-    seconds,
-)
+from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
-from helix_store.exceptions import InvalidQuery, StreamNotFound
+from helix_store.exceptions import StreamNotFound
 from helix_store.streams.backend import (
     NewWriter,
     PruneRequest,
-    Settlement,
+    StatusChange,
     StreamBackend,
 )
 from helix_store.streams.reader import ResumableReader
+from helix_store.streams.rules import duration_ms, encode_chunks, page_length, position, seconds
 from helix_store.streams.writer import StreamWriter
 
-__all__ = ["StreamManagerBase", "prune_request"]
+__all__ = ["StreamManagerBase"]
 
 
 class StreamManagerBase:
-    """The stream manager of the contract; a subclass brings the back end.
+    """A stream manager; a subclass provides the back end.
 
     Every write is atomic and joins the caller's transaction; readers see it after the commit. A
-    ``fencing_token`` is compared with the newest token of the lock named after the stream; an older one
+    ``fencing_token`` is compared with the newest token of the lock with the stream's name; an older one
     raises `FencedOutError` and nothing is written.
     """
 
@@ -75,9 +66,10 @@ class StreamManagerBase:
     async def create_writer(
         self, stream_id: str, run_id: str, agent_name: str, *, fencing_token: int | None = None
     ) -> StreamWriter:
-        """A writer for a stream, which is created when it is new. Safe to repeat.
+        """Create a writer, and the stream if it does not exist. Safe to repeat.
 
-        One statement. A stream that is paused or over stays so: `reactivate_stream` it before writing.
+        One statement. It does not reactivate a stream that is paused, ended or failed: call
+        `reactivate_stream` before writing.
         """
         validation.identifier(stream_id, "stream_id")
         writer = NewWriter(
@@ -95,7 +87,7 @@ class StreamManagerBase:
     ) -> int:
         """Store chunks from synchronous code, all or none, and return the last sequence of the stream.
 
-        One statement, on a stream that exists. Raises what `StreamWriter.write` raises.
+        One statement, for a stream that exists. Raises the errors of `StreamWriter.write`.
         """
         validation.identifier(stream_id, "stream_id")
         fence = guard(fencing_token=fencing_token)
@@ -107,64 +99,58 @@ class StreamManagerBase:
             return info.last_sequence
         return self._backend.append(stream_id, texts, None, fence)
 
-    # The life of a stream
+    # Status
 
     async def end_stream(
         self, stream_id: str, output: Any = None, *, fencing_token: int | None = None
     ) -> None:
-        """End a stream, with an output that `get_info` shows. A stream that has ended keeps its first one.
+        """End a stream, with an output for `get_info`. Safe to repeat: the first output stays.
 
-        Raises `StreamNotFound`, and `StreamClosed` when the stream has failed.
+        Raises `StreamNotFound`, and `StreamClosed` if the stream has failed.
         """
         text = None if output is None else encode(output, limit=self.limits.max_state_bytes, path="output")
-        await self._settle(
-            stream_id,
-            Settlement(status=StreamStatus.ENDED, output=text, keep_ms=self._keep_ms),
-            fencing_token,
-        )
+        change = StatusChange(status=StreamStatus.ENDED, output=text, keep_ms=self._keep_ms)
+        await self._set_status(stream_id, change, fencing_token)
 
     async def fail_stream(self, stream_id: str, error: Any, *, fencing_token: int | None = None) -> None:
-        """End a stream with an error, any JSON value. A stream that has failed keeps its first one.
+        """End a stream with an error, any JSON value. Safe to repeat: the first error stays.
 
-        Raises `StreamNotFound`, and `StreamClosed` when the stream has ended.
+        Raises `StreamNotFound`, and `StreamClosed` if the stream has ended.
         """
         text = encode(error, limit=self.limits.max_state_bytes, path="error")
-        await self._settle(
-            stream_id,
-            Settlement(status=StreamStatus.FAILED, error=text, keep_ms=self._keep_ms),
-            fencing_token,
-        )
+        change = StatusChange(status=StreamStatus.FAILED, error=text, keep_ms=self._keep_ms)
+        await self._set_status(stream_id, change, fencing_token)
 
     async def pause_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
-        """Let readers finish and writers wait until `reactivate_stream`. Safe to repeat.
+        """Stop readers after the last chunk, and refuse writes until `reactivate_stream`. Safe to repeat.
 
-        Raises `StreamNotFound`, and `StreamClosed` when the stream is over.
+        Raises `StreamNotFound`, and `StreamClosed` if the stream has ended or failed.
         """
-        await self._settle(stream_id, Settlement(status=StreamStatus.PAUSED), fencing_token)
+        await self._set_status(stream_id, StatusChange(status=StreamStatus.PAUSED), fencing_token)
 
     async def reactivate_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
-        """Open a paused, ended or failed stream again; sequences go on. Safe to repeat.
+        """Make a paused, ended or failed stream active; its sequences continue. Safe to repeat.
 
-        Forgets output and error. Raises `StreamNotFound`.
+        Removes its output and error. Raises `StreamNotFound`.
         """
-        await self._settle(stream_id, Settlement(status=StreamStatus.ACTIVE), fencing_token)
+        await self._set_status(stream_id, StatusChange(status=StreamStatus.ACTIVE), fencing_token)
 
-    async def _settle(self, stream_id: str, settlement: Settlement, fencing_token: int | None) -> None:
+    async def _set_status(self, stream_id: str, change: StatusChange, fencing_token: int | None) -> None:
         validation.identifier(stream_id, "stream_id")
         fence = guard(fencing_token=fencing_token)
-        await self._backend.call(partial(self._backend.settle, stream_id, settlement, fence))
+        await self._backend.call(partial(self._backend.set_status, stream_id, change, fence))
 
     async def reset_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
-        """Remove every chunk and begin again at sequence 1, active.
+        """Remove every chunk and make the stream active; the next sequence is 1.
 
-        Readers of before get `StreamTruncated`. Raises `StreamNotFound`.
+        Open readers get `StreamTruncated`. Raises `StreamNotFound`.
         """
         validation.identifier(stream_id, "stream_id")
         fence = guard(fencing_token=fencing_token)
         await self._backend.call(partial(self._backend.reset, stream_id, fence))
 
     async def delete_stream(self, stream_id: str) -> bool:
-        """Delete a stream with its chunks; ``False`` when there is none. Safe to repeat."""
+        """Delete a stream with its chunks; ``False`` if there is none. Safe to repeat."""
         validation.identifier(stream_id, "stream_id")
         return await self._backend.call(partial(self._backend.delete, stream_id))
 
@@ -175,19 +161,19 @@ class StreamManagerBase:
         keep_chunks: int | None = None,
         dry_run: bool = False,
     ) -> PrunedStreams:
-        """`helix_store.streams.retention.prune_streams` for the streams of this manager."""
-        request = prune_request(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
+        """`helix_store.retention.prune_streams` for the streams of this manager."""
+        request = PruneRequest.checked(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
         return await self._backend.call(partial(self._backend.prune, request))
 
     # Reading
 
     async def get_info(self, stream_id: str) -> StreamInfo | None:
-        """What is known of a stream; ``None`` for an unknown one."""
+        """The status, the counts and the times of a stream; ``None`` for an unknown one."""
         validation.identifier(stream_id, "stream_id")
         return await self._backend.call(partial(self._backend.info, stream_id))
 
     def read_after(self, stream_id: str, from_sequence: int, *, limit: int = 500) -> list[StoredChunk]:
-        """The next chunks after a position, at most ``limit``, from synchronous code; one query.
+        """The next chunks after a position, at most ``limit``, for synchronous code; one query.
 
         Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
         """
@@ -200,9 +186,9 @@ class StreamManagerBase:
         return page.chunks()
 
     async def create_reader(self, stream_id: str) -> AsyncIterator[dict[str, Any]] | None:
-        """The chunks from the start until the stream is over or paused; ``None`` for an unknown stream.
+        """The chunks from the start until the stream ends, fails or pauses; ``None`` for an unknown stream.
 
-        Raises `StreamTruncated` when the start was removed.
+        Raises `StreamTruncated` if the first chunks were removed.
         """
         reader = await self.create_resumable_reader(stream_id)
         return None if reader is None else _chunks_of(reader)
@@ -210,10 +196,10 @@ class StreamManagerBase:
     async def create_resumable_reader(
         self, stream_id: str, *, from_sequence: int = 0
     ) -> ResumableReader | None:
-        """The chunks after ``from_sequence``, the last one seen; ``None`` for an unknown stream.
+        """A reader of the chunks after ``from_sequence``, the last one seen; ``None`` for an unknown stream.
 
-        Raises `InvalidQuery`, and `StreamTruncated` when chunks after it were removed. Beyond the end it
-        waits for what comes.
+        Beyond the end the reader waits for new chunks. Raises `InvalidQuery`, and `StreamTruncated` if chunks
+        after ``from_sequence`` were removed.
         """
         validation.identifier(stream_id, "stream_id")
         after = position(from_sequence)
@@ -230,24 +216,3 @@ async def _chunks_of(reader: ResumableReader) -> AsyncIterator[dict[str, Any]]:
     async with aclosing(reader):
         async for stored in reader:
             yield stored.chunk
-
-
-def prune_request(
-    *, older_than: timedelta | datetime | None, keep_chunks: int | None, dry_run: bool
-) -> PruneRequest:
-    """Checked arguments of pruning. Raises `InvalidQuery`."""
-    if isinstance(older_than, timedelta):
-        if older_than < timedelta(0):
-            raise InvalidQuery("older_than must not be negative.", path="older_than")
-    elif older_than is not None:
-        if not isinstance(older_than, datetime):
-            raise InvalidQuery("older_than must be a timedelta or an aware datetime.", path="older_than")
-        older_than = validation.aware_datetime(older_than, "older_than")
-    if keep_chunks is not None and (type(keep_chunks) is not int or not 0 <= keep_chunks < 2**62):
-        raise InvalidQuery("keep_chunks must be a whole number from 0.", path="keep_chunks")
-    return PruneRequest(
-        older_than=older_than,
-        keep_chunks=keep_chunks,
-        lost_writer_error=encode(WRITER_LOST),
-        dry_run=dry_run,
-    )

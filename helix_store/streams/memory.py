@@ -1,4 +1,4 @@
-"""Streams in this process alone."""
+"""Streams in the memory of one process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
-from helix_store.core.streams import (
-    CLOSED,
-    PrunedStreams,
-    StreamHead,
-    StreamInfo,
-    StreamPage,
-    settles,
-)
+from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.exceptions import StreamClosed, StreamNotFound
@@ -31,10 +24,11 @@ from helix_store.locks.memory import LockTable
 from helix_store.streams.backend import (
     NewWriter,
     PruneRequest,
-    Settlement,
+    StatusChange,
     StreamWatch,
 )
 from helix_store.streams.manager import StreamManagerBase
+from helix_store.streams.rules import TERMINAL_STATUSES, StreamHead, StreamPage, changes_status
 from helix_store.streams.watchers import Watcher, Watchers
 
 __all__ = ["InMemoryStreamManager", "MemoryStreams", "StreamTable"]
@@ -46,9 +40,9 @@ _KEYS: Final = itertools.count(1)
 
 @dataclass(slots=True)
 class StreamRecord:
-    """One stream; change it with the world's lock held. ``texts`` begin above ``floor``.
+    """One stream; change it with the world's lock held. ``texts`` are the chunks above ``floor``.
 
-    ``lease_ends`` is on the process's monotonic clock, ``keep_until`` and ``ended_at`` are times.
+    ``lease_ends`` is in seconds of the process's monotonic clock.
     """
 
     run_id: str
@@ -107,10 +101,10 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers: Watchers[int] = Watchers()
+        self.watchers: Watchers[int, Watcher] = Watchers()
 
     def forget(self, stream_id: str) -> bool:
-        """Drop a stream and wake its readers; ``False`` when there is none. The lock is held."""
+        """Delete a stream and wake its readers; ``False`` if there is none. The lock is held."""
         stream = self.pop(stream_id, None)
         if stream is not None:
             self.watchers.wake(stream.key)
@@ -118,9 +112,9 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
 
 
 class InMemoryStreamManager(StreamManagerBase):
-    """Streams in this process alone, under the contract of the database's streams; for tests and trials.
+    """Streams in the memory of one process, under the contract of the database's streams; for tests.
 
-    Give it the ``world`` of an `InMemoryLockManager`, and it checks that one's tokens.
+    With the ``world`` of an `InMemoryLockManager` it checks the fencing tokens of that manager.
     """
 
     def __init__(
@@ -151,7 +145,7 @@ class InMemoryStreamManager(StreamManagerBase):
                 self._backend.delete(stream_id)
 
     def get_all_stream_ids(self) -> list[str]:
-        """The ids of the tenant's streams, in the order they were created."""
+        """The ids of the tenant's streams, in the order of their creation."""
         with self._lock:
             return list(self._streams)
 
@@ -160,7 +154,7 @@ class InMemoryStreamManager(StreamManagerBase):
         return None if info is None else info.status
 
     def get_chunks_sync(self, stream_id: str) -> list[dict[str, Any]]:
-        """The chunks that are stored; none for an unknown stream."""
+        """The stored chunks; an empty list for an unknown stream."""
         with self._lock:
             record = self._streams.get(validation.identifier(stream_id, "stream_id"))
             return [] if record is None else [decode(text) for text in record.texts]
@@ -173,8 +167,8 @@ class MemoryStreams:
         self._locks = world.table(LockTable, tenant)
         self._watchers = self._streams.watchers
 
-    async def call(self, verb: Callable[[], R]) -> R:
-        return verb()
+    async def call(self, operation: Callable[[], R]) -> R:
+        return operation()
 
     async def watch(self) -> StreamWatch:
         return _Watch(self._watchers)
@@ -189,21 +183,21 @@ class MemoryStreams:
                 record = self._streams[stream_id] = StreamRecord(writer.run_id, writer.agent_name)
             if record.status is StreamStatus.ACTIVE:
                 record.run_id, record.agent_name = writer.run_id, writer.agent_name
-                self._start_lease(record, writer)
+                self._renew_lease(record, writer)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
         with self._lock:
             self._locks.check_fence(stream_id, guard)
-            record = self._open_record(stream_id)
+            record = self._active_record(stream_id)
             record.texts.extend(texts)
             record.updated_at = timezone.now()
-            self._start_lease(record, writer)
+            self._renew_lease(record, writer)
             self._watchers.wake(record.key)
             return record.last_sequence
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
         with self._lock:
-            self._start_lease(self._open_record(stream_id), writer)
+            self._renew_lease(self._active_record(stream_id), writer)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
         with self._lock:
@@ -211,26 +205,26 @@ class MemoryStreams:
             if record is not None and record.writer_id == writer.writer_id:
                 record.lease_ends = None
 
-    # The life of a stream
+    # Status
 
-    def settle(self, stream_id: str, settlement: Settlement, guard: Guard) -> None:
+    def set_status(self, stream_id: str, change: StatusChange, guard: Guard) -> None:
         with self._lock:
             self._locks.check_fence(stream_id, guard)
             record = self._record(stream_id)
-            if settles(record.status, settlement.status):
-                self._settle(record, settlement)
+            if changes_status(record.status, change.status):
+                self._set_status_locked(record, change)
 
-    def _settle(self, record: StreamRecord, settlement: Settlement) -> None:
+    def _set_status_locked(self, record: StreamRecord, change: StatusChange) -> None:
         now = timezone.now()
-        is_over = settlement.status in CLOSED
-        record.status = settlement.status
-        record.output, record.error = settlement.output, settlement.error
+        is_over = change.status in TERMINAL_STATUSES
+        record.status = change.status
+        record.output, record.error = change.output, change.error
         record.lease_ends = None
         record.updated_at = now
         record.ended_at = now if is_over else None
         record.keep_until = None
-        if is_over and settlement.keep_ms is not None:
-            record.keep_until = now + timedelta(milliseconds=settlement.keep_ms)
+        if is_over and change.keep_ms is not None:
+            record.keep_until = now + timedelta(milliseconds=change.keep_ms)
         self._watchers.wake(record.key)
 
     def reset(self, stream_id: str, guard: Guard) -> None:
@@ -239,7 +233,7 @@ class MemoryStreams:
             record = self._record(stream_id)
             record.texts, record.floor = [], 0
             record.generation += 1
-            self._settle(record, Settlement(status=StreamStatus.ACTIVE))
+            self._set_status_locked(record, StatusChange(status=StreamStatus.ACTIVE))
 
     def delete(self, stream_id: str) -> bool:
         with self._lock:
@@ -268,10 +262,10 @@ class MemoryStreams:
             if request.dry_run:
                 removed = [self._new_floor(record, request) - record.floor for record in records]
             else:
-                failure = Settlement(status=StreamStatus.FAILED, error=request.lost_writer_error)
+                failure = StatusChange(status=StreamStatus.FAILED, error=request.lost_writer_error)
                 for record in lost:
-                    self._settle(record, failure)
-                removed = [self._lift(record, self._new_floor(record, request)) for record in records]
+                    self._set_status_locked(record, failure)
+                removed = [self._remove_until(record, self._new_floor(record, request)) for record in records]
         return PrunedStreams(
             streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=len(lost)
         )
@@ -288,7 +282,7 @@ class MemoryStreams:
             return record.floor
         return max(record.floor, record.last_sequence - request.keep_chunks)
 
-    def _lift(self, record: StreamRecord, floor: int) -> int:
+    def _remove_until(self, record: StreamRecord, floor: int) -> int:
         removed = record.remove_until(floor)
         if removed:
             self._watchers.wake(record.key)
@@ -302,13 +296,13 @@ class MemoryStreams:
             raise StreamNotFound(stream_id)
         return record
 
-    def _open_record(self, stream_id: str) -> StreamRecord:
+    def _active_record(self, stream_id: str) -> StreamRecord:
         record = self._record(stream_id)
         if record.status is not StreamStatus.ACTIVE:
             raise StreamClosed
         return record
 
-    def _start_lease(self, record: StreamRecord, writer: NewWriter | None) -> None:
+    def _renew_lease(self, record: StreamRecord, writer: NewWriter | None) -> None:
         if writer is not None:
             record.writer_id = writer.writer_id
             record.lease_ends = time.monotonic() + writer.lease_ms / 1000
@@ -317,7 +311,7 @@ class MemoryStreams:
 
 
 class _Watch:
-    def __init__(self, watchers: Watchers[int]) -> None:
+    def __init__(self, watchers: Watchers[int, Watcher]) -> None:
         self._watchers = watchers
         self._watcher = Watcher()
         self._key: int | None = None
@@ -328,11 +322,11 @@ class _Watch:
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
         if self._key is None:
-            self._key = seen.incarnation[0]
+            self._key = seen.identity[0]
             self._watchers.add(self._key, self._watcher)
-            # What was written between the last read and now has woken nobody.
+            # No write woke the reader before, so it reads once more.
             return True
-        return await self._watcher.woken(timeout)
+        return await self._watcher.wait(timeout)
 
     def close(self) -> None:
         if self._key is not None:

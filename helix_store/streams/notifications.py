@@ -1,7 +1,7 @@
-"""LISTEN and NOTIFY of PostgreSQL, as a mere wake-up: whatever gets lost here, polling finds.
+"""LISTEN and NOTIFY of PostgreSQL. They only wake readers: polling finds every change that they miss.
 
-A notification is the surrogate key of a stream and its last sequence: nothing that a person wrote, nothing
-that could grow, and nothing that tells tenants apart.
+A notification holds the surrogate key of a stream and its last sequence: no text of a user, a size that does
+not grow, and nothing that identifies a tenant.
 """
 
 from __future__ import annotations
@@ -14,66 +14,74 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.processes import PerProcess
+from helix_store.engine.connections import keep_open, return_to_pool
+from helix_store.engine.database import Database
+from helix_store.streams import sql
 
-__all__ = ["Listener", "Notifier", "announce", "announce_after_commit", "channel"]
+__all__ = ["Listener", "Notifier", "channel", "notify", "notify_after_commit", "uses_notify"]
 
 _LINGER_SECONDS: Final = 1.0
 _SHORTEST_GAP_SECONDS: Final = 0.005
-"""Commits of notifications take turns on one lock of the whole server, so they are gathered for this long."""
-_HEARTBEAT_SECONDS: Final = 5.0
+"""Commits of notifications wait for one lock of the whole server, so they are collected for this long."""
+_PROBE_INTERVAL_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _CONNECT_TIMEOUT_SECONDS: Final = 5
 _STOP_CHECK_SECONDS: Final = 0.25
-_SIGN_OF_LIFE: Final = 0
+_PROBE_KEY: Final = 0
 """A key that no stream has."""
 
 _logger = logging.getLogger(__name__)
 
 
 def channel() -> str:
-    """One per table prefix; PostgreSQL keeps databases apart by itself."""
+    """The channel of this table prefix. PostgreSQL keeps the channels of databases apart."""
     return conf.table_name("stream")
+
+
+def uses_notify(alias: str) -> bool:
+    """Whether notifications wake the readers of this database."""
+    # The only question about the vendor in this room: no SQL replaces LISTEN on another database.
+    return connections[alias].vendor == "postgresql" and conf.stream_options().notify
 
 
 # --- Sending ---------------------------------------------------------------------------------------
 
 
 class Notifier:
-    """Sends what was announced from a thread with a connection of its own, the newest of each stream only."""
+    """Sends notifications from a thread with its own connection: of each stream only the newest."""
 
     def __init__(self, alias: str) -> None:
-        self._alias = alias
+        self._db = Database(alias, "")
         self._mutex = threading.Lock()
         self._pending: dict[int, int] = {}
         self._has_pending = threading.Event()
         self._is_running = False
 
-    def announce(self, key: int, last_sequence: int) -> None:
+    def notify(self, key: int, last_sequence: int) -> None:
         """Call after the commit; returns at once."""
         with self._mutex:
             self._pending[key] = last_sequence
             self._has_pending.set()
             if not self._is_running:
                 self._is_running = True
-                threading.Thread(
-                    target=self._run, name=f"helix_store notifier of {self._alias}", daemon=True
-                ).start()
+                name = f"helix_store notifier ({self._db.alias})"
+                threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         try:
-            while batch := self._next_batch():
-                self._send(batch)
-                time.sleep(_SHORTEST_GAP_SECONDS)
+            with keep_open():
+                while batch := self._next_batch():
+                    self._send(batch)
+                    time.sleep(_SHORTEST_GAP_SECONDS)
         finally:
             connections.close_all()
 
     def _next_batch(self) -> dict[int, int]:
-        """What was announced since the last one; nothing once it has been quiet for a while."""
+        """The notifications since the last batch; an empty one when there was none for a while."""
         self._has_pending.wait(_LINGER_SECONDS)
         with self._mutex:
             batch, self._pending = self._pending, {}
@@ -85,28 +93,33 @@ class Notifier:
     def _send(self, batch: dict[int, int]) -> None:
         payloads = [f"{key} {last_sequence}" for key, last_sequence in batch.items()]
         try:
-            with connections[self._alias].cursor() as cursor:
-                # Nothing is lost that polling would not find, so nobody waits for the disk.
-                cursor.execute(
-                    "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload) "
-                    "FROM unnest(%s::text[]) AS payload",
-                    [channel(), payloads],
-                )
-        except Exception as exc:  # noqa: BLE001  a wake-up must never harm the write that it is about
-            _logger.warning("Readers of %r were not notified: %s", self._alias, type(exc).__name__)
+            self._db.write(sql.SEND_NOTIFICATIONS, {"channel": channel(), "payloads": payloads})
+            return_to_pool(self._db.connection)
+        except Exception as exc:  # noqa: BLE001  the chunks are committed; readers find them by polling
+            _logger.warning(
+                "Readers of streams on database %r were not notified (%s). They find the changes by polling. "
+                "If this repeats, check the database's connection limit and the size of its pool.",
+                self._db.alias,
+                type(exc).__name__,
+            )
             connections.close_all()
 
 
-def announce(alias: str, key: int, last_sequence: int) -> None:
-    """Wake the readers of a stream in every process, soon. Call after the commit."""
-    _notifiers.get().of(alias).announce(key, last_sequence)
+def notify(alias: str, key: int, last_sequence: int) -> None:
+    """Wake the readers of a stream in every process, within milliseconds. Call after the commit."""
+    _notifiers.get().of(alias).notify(key, last_sequence)
 
 
-def announce_after_commit(connection: BaseDatabaseWrapper, key: int, last_sequence: int) -> None:
-    """`announce` once the transaction that is open is committed, where there is NOTIFY and it is wanted."""
-    if connection.vendor == "postgresql" and conf.stream_options().notify:
-        tell = functools.partial(announce, connection.alias, key, last_sequence)
-        transaction.on_commit(tell, using=connection.alias, robust=True)
+def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
+    """`notify` after the commit of the open transaction, if this database uses notifications."""
+    if not uses_notify(alias):
+        return
+    send = functools.partial(notify, alias, key, last_sequence)
+    if connections[alias].in_atomic_block:
+        transaction.on_commit(send, using=alias, robust=True)
+    else:
+        # Outside a block, on_commit() would open a connection only to ask for its autocommit.
+        send()
 
 
 class _Notifiers:
@@ -128,89 +141,99 @@ _notifiers: Final = PerProcess(_Notifiers)
 
 
 class Listener:
-    """Listens on a connection of its own until `stop`, and connects again whenever it hears nothing.
+    """Listens on its own connection until `stop`, and replaces a connection that receives nothing.
 
-    ``woken`` gets the key of a stream that has changed; ``missed`` is called when any may have. The sign of
-    life goes the whole way through the server, so that a connection that is half open, or one of a pooler
-    that swallows LISTEN, is told from a quiet one.
+    ``changed`` is called with the key of a stream that has changed; ``missed`` is called when notifications
+    may have been lost, so that any stream may have changed. A probe is a notification that every listener
+    receives from the server. It distinguishes a quiet connection from one that is half open, or that goes
+    through a pooler which ignores LISTEN.
     """
 
     def __init__(
         self,
         alias: str,
         *,
-        woken: Callable[[int], None],
+        changed: Callable[[int], None],
         missed: Callable[[], None],
-        heartbeat: float = _HEARTBEAT_SECONDS,
+        probe_interval: float = _PROBE_INTERVAL_SECONDS,
     ) -> None:
         self._alias = alias
-        self._woken = woken
+        self._changed = changed
         self._missed = missed
-        self._heartbeat = heartbeat
-        self._asked_at = time.monotonic()
+        self._probe_interval = probe_interval
+        self._probed_at = time.monotonic()
         self._stopped = threading.Event()
         self.times_connected = 0
-        self._thread = threading.Thread(
-            target=self._run, name=f"helix_store listener of {alias}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"helix_store listener ({alias})", daemon=True)
         self._thread.start()
 
-    def ask_for_a_sign_of_life(self) -> None:
-        """Have a notification sent to all listeners, this one among them, when one is due."""
-        if time.monotonic() - self._asked_at >= self._heartbeat:
-            self._asked_at = time.monotonic()
-            announce(self._alias, _SIGN_OF_LIFE, 0)
+    def probe(self) -> None:
+        """Send a probe if one is due. Call it often."""
+        if time.monotonic() - self._probed_at >= self._probe_interval:
+            self._probed_at = time.monotonic()
+            notify(self._alias, _PROBE_KEY, 0)
 
     def stop(self) -> None:
-        """Listen no more; the connection is closed soon. Safe to repeat."""
+        """Close the connection soon. Safe to repeat."""
         self._stopped.set()
 
     def join(self) -> None:
-        """Wait until it is closed, after `stop`."""
+        """Wait until the connection is closed, after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         try:
             while not self._stopped.is_set():
-                has_heard = False
+                has_received = False
                 try:
-                    has_heard = self._listen()
-                except Exception as exc:  # noqa: BLE001  the server may be away in many ways; polling remains
-                    _logger.warning("Listening to %r failed: %s", self._alias, type(exc).__name__)
-                pause = _FIRST_PAUSE_SECONDS if has_heard else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                    has_received = self._listen()
+                except Exception as exc:  # noqa: BLE001  any failure of the server or network; polling remains
+                    _logger.warning(
+                        "Listening for stream notifications on database %r failed (%s). Readers poll until "
+                        "the connection is replaced. If this repeats, check that the server is reachable, or "
+                        'set HELIX_STORE["STREAMS"]["notify"] to False.',
+                        self._alias,
+                        type(exc).__name__,
+                    )
+                pause = _FIRST_PAUSE_SECONDS if has_received else min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._stopped.wait(pause)
         finally:
             connections.close_all()
 
     def _listen(self) -> bool:
-        """Listen on one connection until it falls silent or `stop`; whether anything was heard on it."""
-        has_heard = False
+        """Listen on one connection until it is silent or `stop`; return whether it received anything."""
+        has_received = False
         with _own_connection(self._alias) as connection:
             connection.execute(f'LISTEN "{channel()}"')
             self.times_connected += 1
-            # Whatever was sent while nobody listened is not sent again.
+            # Notifications that were sent before LISTEN are lost.
             self._missed()
-            heard_at = time.monotonic()
+            received_at = time.monotonic()
             while not self._stopped.is_set():
                 for notification in connection.notifies(timeout=_STOP_CHECK_SECONDS):
-                    has_heard = True
-                    heard_at = time.monotonic()
-                    self._hear(notification.payload)
-                if time.monotonic() - heard_at > 2.5 * self._heartbeat:
-                    _logger.warning("Listening to %r fell silent; connecting again.", self._alias)
+                    has_received = True
+                    received_at = time.monotonic()
+                    self._receive(notification.payload)
+                if time.monotonic() - received_at > 2.5 * self._probe_interval:
+                    _logger.warning(
+                        "The connection that listens for stream notifications on database %r receives "
+                        "nothing; it is replaced. Behind a pooler in transaction mode, set "
+                        'HELIX_STORE["STREAMS"]["notify"] to False.',
+                        self._alias,
+                    )
                     break
-        return has_heard
+        return has_received
 
-    def _hear(self, payload: str) -> None:
+    def _receive(self, payload: str) -> None:
         key = payload.partition(" ")[0]
-        # Anyone who may connect to the database may notify.
-        if key.isascii() and key.isdigit() and len(key) < 20 and int(key) != _SIGN_OF_LIFE:
-            self._woken(int(key))
+        # Every role that may connect to the database may notify.
+        if key.isascii() and key.isdigit() and len(key) < 20 and int(key) != _PROBE_KEY:
+            self._changed(int(key))
 
 
 def _own_connection(alias: str) -> Any:
-    """A psycopg connection from the alias's settings, beside Django's and outside of its pool."""
+    """A psycopg connection with the alias's settings, apart from Django's connections and from its pool."""
     django_connection: Any = connections[alias]
     parameters = {"connect_timeout": _CONNECT_TIMEOUT_SECONDS, **django_connection.get_connection_params()}
     driver = django_connection.Database

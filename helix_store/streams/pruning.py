@@ -1,12 +1,12 @@
-"""Pruning streams: fail those whose writer died, and remove chunks by age and count, in small transactions.
+"""Pruning: fail streams with a dead writer, and remove chunks by age and count, in small transactions.
 
-A stream's head stays, with the floor below which a reader is told that chunks are gone.
+The row of a stream stays, with the floor that tells readers which chunks were removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -15,60 +15,78 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from helix_store import conf
+from helix_store.core import validation
 from helix_store.core.streams import PrunedStreams
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint
-from helix_store.models import Stream, StreamChunk
-from helix_store.sessions.database.rows import first_row
+from helix_store.models import Stream
+from helix_store.streams import sql
 from helix_store.streams.backend import PruneRequest
-from helix_store.streams.notifications import announce_after_commit
-from helix_store.streams.sql import stream_statements
+from helix_store.streams.notifications import notify_after_commit
 
-__all__ = ["prune"]
+__all__ = ["prune", "prune_streams"]
 
 _CHUNKS_PER_TRANSACTION: Final = 5_000
 
-_ALL_BY_KEY: Final = F("id")
-_FEW_BY_KEY: Final = F("id") + 0
-"""Found by the indexes of their condition, and sorted: by the plain key all streams would be passed over."""
+_BY_KEY: Final = F("id")
+_SORTED_BY_KEY: Final = F("id") + 0
+"""For a condition that few streams meet: an index finds them, and they are sorted.
+
+By the plain key, the database would read all streams in the order of the key.
+"""
+
+
+def prune_streams(
+    *,
+    using: str | None = None,
+    tenant: str | None = None,
+    older_than: timedelta | datetime | None,
+    keep_chunks: int | None = None,
+    dry_run: bool = False,
+) -> PrunedStreams:
+    """Fail streams with a dead writer, and remove chunks that are too old or too many.
+
+    ``older_than`` is an age or a point in time: streams that ended or failed before it lose all of their
+    chunks, as do streams whose manager's ``retention`` is over. With ``keep_chunks`` every other stream keeps
+    that many of its newest chunks. The rows of the streams stay, so that readers of removed chunks get
+    `StreamTruncated`. ``tenant=None`` prunes every tenant. ``dry_run=True`` only counts.
+
+    Works in small transactions that lock one stream or one page of streams. Safe to repeat and to interrupt.
+    Raises `InvalidQuery`.
+    """
+    conf.require_usable_prefix()
+    request = PruneRequest.checked(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
+    checked = None if tenant is None else validation.tenant(tenant)
+    return prune(Database(using, checked or "", None), checked, request)
 
 
 def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
-    """Do what the request says for one tenant, or for all of them when it is ``None``.
+    """Prune the streams of one tenant, or of all tenants when it is ``None``.
 
-    Each batch is a transaction by itself unless the caller has one open. Safe to repeat and to interrupt.
+    Each batch is a transaction, or a savepoint in the caller's. Safe to repeat and to interrupt.
     """
     failed = _count_lost(db, tenant) if request.dry_run else _fail_lost(db, tenant, request)
-    doomed = _is_doomed(request)
-    whole = _removed(db, tenant, doomed, keep=0, dry_run=request.dry_run, by=_FEW_BY_KEY)
-    if request.keep_chunks is None:
-        removed = whole
-    else:
-        is_long = Q(last_sequence__gt=F("floor") + request.keep_chunks) & ~doomed
-        removed = whole + _removed(
-            db, tenant, is_long, keep=request.keep_chunks, dry_run=request.dry_run, by=_ALL_BY_KEY
-        )
+    expired = _is_expired(request)
+    removed = _removed(db, tenant, expired, keep=0, dry_run=request.dry_run, by=_SORTED_BY_KEY)
+    if request.keep_chunks is not None:
+        keep = request.keep_chunks
+        is_long = Q(last_sequence__gt=F("floor") + keep) & ~expired
+        removed += _removed(db, tenant, is_long, keep=keep, dry_run=request.dry_run, by=_BY_KEY)
     return PrunedStreams(streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=failed)
 
 
 def _count_lost(db: Database, tenant: str | None) -> int:
-    statement = stream_statements(db.connection).lost
-    ((count,),) = db.query(lambda: db.execute(statement, {"tenant": tenant}))
+    ((count,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
     return int(count)
 
 
 def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> int:
-    parameters = {
-        "tenant": tenant,
-        "error": request.lost_writer_error,
-        "limit": conf.page_size(),
-        "no": False,
-    }
+    parameters = {"tenant": tenant, "error": request.lost_writer_error, "limit": conf.page_size()}
 
     def batch() -> int:
-        rows = db.execute(stream_statements(db.connection).fail_lost, parameters)
+        rows = db.execute(sql.FAIL_LOST, parameters)
         for key, last_sequence in rows:
-            announce_after_commit(db.connection, key, last_sequence)
+            notify_after_commit(db.alias, key, last_sequence)
         return len(rows)
 
     failed = 0
@@ -77,33 +95,33 @@ def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> int:
     return failed
 
 
-def _is_doomed(request: PruneRequest) -> Q:
-    """What loses all of its chunks: streams over for too long, on the clock of the database."""
-    # Each part is spelled as the partial index that serves it.
-    doomed = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=Now())
+def _is_expired(request: PruneRequest) -> Q:
+    """Streams that lose all of their chunks: they ended too long ago, by the clock of the database."""
+    # Each part repeats the condition of the partial index that serves it.
+    expired = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=Now())
     if request.older_than is not None:
         is_age = isinstance(request.older_than, timedelta)
         cutoff = Now() - request.older_than if is_age else request.older_than
-        doomed |= Q(ended_at__isnull=False, is_emptied=False, ended_at__lte=cutoff)
-    return doomed
+        expired |= Q(ended_at__isnull=False, is_emptied=False, ended_at__lte=cutoff)
+    return expired
 
 
 def _removed(
-    db: Database, tenant: str | None, doomed: Q, *, keep: int, dry_run: bool, by: Combinable
+    db: Database, tenant: str | None, condition: Q, *, keep: int, dry_run: bool, by: Combinable
 ) -> list[int]:
-    """How many chunks went, stream by stream."""
+    """The number of removed chunks of each stream."""
     removed = []
-    for stream in _each(db, tenant, doomed, by):
+    for stream in _each(db, tenant, condition, by):
         if dry_run:
             removed.append(max(0, stream.last_sequence - keep - stream.floor))
         else:
-            removed.append(_remove(db, stream.pk, doomed, keep))
+            removed.append(_remove(db, stream.pk, condition, keep))
     return removed
 
 
-def _each(db: Database, tenant: str | None, doomed: Q, by: Combinable) -> Iterator[Stream]:
-    """The streams concerned, a page at a time, by key."""
-    streams = Stream.objects.using(db.alias).filter(doomed)
+def _each(db: Database, tenant: str | None, condition: Q, by: Combinable) -> Iterator[Stream]:
+    """The streams that meet a condition, read in pages by key."""
+    streams = Stream.objects.using(db.alias).filter(condition)
     if tenant is not None:
         streams = streams.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=tenant)
     streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
@@ -117,31 +135,27 @@ def _page_after(streams: QuerySet[Any], key: int) -> list[Stream]:
     return list(streams.filter(position__gt=key)[: conf.page_size()])
 
 
-def _remove(db: Database, key: int, doomed: Q, keep: int) -> int:
+def _remove(db: Database, key: int, condition: Q, keep: int) -> int:
     removed = 0
-    while count := db.transaction(lambda: _remove_batch(db, key, doomed, keep)):
+    while count := db.transaction(lambda: _remove_batch(db, key, condition, keep)):
         removed += count
     return removed
 
 
-def _remove_batch(db: Database, key: int, doomed: Q, keep: int) -> int:
-    """Remove the oldest chunks of a stream and return how many; 0 once nothing is left to remove.
+def _remove_batch(db: Database, key: int, condition: Q, keep: int) -> int:
+    """Remove the oldest chunks of a stream and return their number; 0 when nothing is left to remove.
 
-    The condition is asked again under the lock: the stream may have been reactivated. One that is locked is
-    in use, and left for the next time.
+    The condition is checked again under the lock: the stream may have been reactivated. A locked stream is
+    in use; the next run prunes it.
     """
     streams = Stream.objects.using(db.alias).filter(pk=key)
-    stream = first_row(
-        streams.filter(doomed)
-        .select_for_update(skip_locked=True, no_key=True)
-        .only("id", "last_sequence", "floor", "ended_at")
-    )
-    if stream is None:
-        return 0
-    target = max(stream.floor, stream.last_sequence - keep)
-    floor = min(target, stream.floor + _CHUNKS_PER_TRANSACTION)
-    StreamChunk.objects.using(db.alias).filter(stream_id=key, sequence__lte=floor).delete()
-    is_emptied = stream.ended_at is not None and floor == stream.last_sequence
-    streams.update(floor=floor, is_emptied=is_emptied)
-    announce_after_commit(db.connection, key, stream.last_sequence)
-    return floor - stream.floor
+    locked = streams.filter(condition).select_for_update(skip_locked=True, no_key=True)
+    for stream in locked.only("id", "last_sequence", "floor", "ended_at"):
+        target = max(stream.floor, stream.last_sequence - keep)
+        floor = min(target, stream.floor + _CHUNKS_PER_TRANSACTION)
+        db.execute(sql.DELETE_CHUNKS, {"key": key, "last": floor})
+        is_emptied = stream.ended_at is not None and floor == stream.last_sequence
+        streams.update(floor=floor, is_emptied=is_emptied)
+        notify_after_commit(db.alias, key, stream.last_sequence)
+        return int(floor - stream.floor)
+    return 0

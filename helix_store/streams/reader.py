@@ -1,4 +1,4 @@
-"""Reading a stream while it is written, from any position, without a gap and without a repetition."""
+"""Reading a stream from any position, also while it is written, without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from functools import partial
 from typing import NamedTuple
 
 from helix_store.core.payloads import decode
-from helix_store.core.streams import (
-    FIRST_PAGE,
-    StoredChunk,
-    StreamHead,
-    StreamInfo,
-    StreamPage,
-    next_page_length,
-    same_stream,
-)
+from helix_store.core.streams import StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.streams.backend import StreamBackend, StreamWatch
+from helix_store.streams.rules import (
+    FIRST_PAGE_LENGTH,
+    StreamHead,
+    StreamPage,
+    next_page_length,
+    require_same_stream,
+)
 
 __all__ = ["ResumableReader", "StoredText"]
 
 
 class StoredText(NamedTuple):
+    """A chunk in its encoded form."""
+
     sequence: int
     text: str
 
 
 class ResumableReader:
-    """Iterates over the chunks after a position until the stream is over or paused.
+    """Iterates over the chunks after a position until the stream ends, fails or pauses.
 
-    ``status`` is that of the stream when it was last read. Iterating raises `StreamTruncated` when pruning or
-    a reset overtakes it, and `StreamNotFound` when the stream is deleted. It holds a page of chunks at most,
-    however slowly it is read.
+    ``status`` is the status of the stream when it was last read. Iterating raises `StreamTruncated` if
+    pruning or a reset removes chunks that were not read yet, and `StreamNotFound` if the stream is deleted.
+    The reader holds at most one page of chunks, even if its consumer is slow.
     Source: the stream manager of the in-memory store document.
     """
 
@@ -57,13 +58,13 @@ class ResumableReader:
 
     @property
     def position(self) -> int:
-        """The last sequence that was delivered, or where reading began."""
+        """The last sequence that was delivered; before the first, the position that reading started at."""
         return self._after
 
     async def info(self) -> StreamInfo | None:
-        """What is known of the stream now; ``None`` once it is deleted."""
+        """Like `get_info` of the stream manager; ``None`` once the stream is deleted."""
         query = partial(self._backend.info, self._stream_id)
-        return await self._watch.read(query, ("info", self._head.incarnation))
+        return await self._watch.read(query, ("info", self._head.identity))
 
     def __aiter__(self) -> AsyncIterator[StoredChunk]:
         return self
@@ -85,8 +86,8 @@ class ResumableReader:
                     yield StoredChunk(decode(stored.text), stored.sequence)
 
     async def texts(self, *, heartbeat: float | None = None) -> AsyncGenerator[StoredText | None, None]:
-        """The same as stored texts, with ``None`` whenever nothing came for ``heartbeat`` seconds."""
-        length = FIRST_PAGE
+        """The same chunks in encoded form, and ``None`` after every ``heartbeat`` seconds without a chunk."""
+        length = FIRST_PAGE_LENGTH
         try:
             while True:
                 page = await self._next_page(length)
@@ -104,9 +105,10 @@ class ResumableReader:
             self._watch.close()
 
     async def _next_page(self, length: int) -> StreamPage:
-        key = (self._head.incarnation, self._after, length)
+        key = (self._head.identity, self._after, length)
         read = partial(self._backend.page, self._stream_id, self._after, length)
-        page = same_stream(await self._watch.read(read, key), self._stream_id, self._head.incarnation)
+        page = await self._watch.read(read, key)
+        page = require_same_stream(page, self._stream_id, self._head.identity)
         self._head = page.head
         page.head.check_readable(self._after)
         return page

@@ -1,132 +1,199 @@
-"""The SQL of streams. An append is one statement on PostgreSQL, and two on SQLite.
+"""The SQL of streams. Every clock is that of the database.
 
-The update of the head locks it until the commit, so the sequences it hands out become visible in order.
+The update of the head locks it until the commit, so readers see sequences in the order of the commits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from typing import Final
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
-from helix_store.engine.clocks import CLOCKS
+from helix_store.engine.clocks import POSTGRESQL, SQLITE, Clock
+from helix_store.engine.statement import Statement, table
 from helix_store.models import Stream, StreamChunk
 
-__all__ = ["StreamStatements", "stream_statements"]
+__all__ = [
+    "ADVANCE",
+    "APPEND",
+    "COUNT_LOST",
+    "DELETE_CHUNKS",
+    "DELETE_STREAM",
+    "FAIL_LOST",
+    "INSERT_CHUNKS",
+    "JOINED_PAGE",
+    "OPEN",
+    "PAGE",
+    "RELEASE",
+    "RENEW",
+    "SEND_NOTIFICATIONS",
+    "SET_STATUS",
+    "STREAM_BY_ID",
+]
+
+_STREAM: Final = table(Stream)
+_CHUNK: Final = table(StreamChunk)
+
+STREAM_BY_ID: Final = "tenant = %(tenant)s AND stream_id = %(stream_id)s"
+_ACTIVE: Final = f"{STREAM_BY_ID} AND status = 'active'"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStatements:
-    """Parameters are named."""
-
-    open: str
-    advance: str
-    """Number the chunks to come; returns key and last sequence of a stream that takes chunks."""
-    append: str | None
-    """The same together with the chunks, in one statement; ``None`` where that is not possible."""
-    renew: str
-    release: str
-    settle: str
-    page: str
-    """A head with the chunks of a range, or with one empty chunk; nothing for an unknown stream."""
-    joined_page: str | None
-    """The same in one row: the first sequence, and the payloads joined by line breaks, which none contains.
-
-    Handing over many rows takes longer than finding them. ``None`` where text cannot be joined in order.
-    """
-    fail_lost: str
-    lost: str
+def _with_clock(text: Callable[[Clock], str]) -> Statement:
+    return Statement(postgresql=text(POSTGRESQL), sqlite=text(SQLITE))
 
 
-def stream_statements(connection: BaseDatabaseWrapper) -> StreamStatements:
-    quote = connection.ops.quote_name
-    return _statements(connection.vendor, quote(Stream._meta.db_table), quote(StreamChunk._meta.db_table))
+# --- Writers ---------------------------------------------------------------------------------------
+
+OPEN: Final = _with_clock(
+    lambda clock: (
+        f"""
+        INSERT INTO {_STREAM} AS known
+            (tenant, stream_id, status, last_sequence, floor, generation, is_emptied,
+             run_id, agent_name, writer_id, lease_expires_at, created_at, updated_at)
+        VALUES (%(tenant)s, %(stream_id)s, 'active', 0, 0, 0, FALSE,
+                %(run_id)s, %(agent_name)s, %(writer_id)s, {clock.after("lease_ms")},
+                {clock.now}, {clock.now})
+        ON CONFLICT (tenant, stream_id) DO UPDATE SET
+            run_id = excluded.run_id, agent_name = excluded.agent_name,
+            writer_id = excluded.writer_id, lease_expires_at = excluded.lease_expires_at,
+            updated_at = excluded.updated_at
+        WHERE known.status = 'active'
+        RETURNING id"""
+    )
+)
+"""Create the stream, or give the lease of an active one to another writer."""
 
 
-@cache
-def _statements(vendor: str, stream: str, chunk: str) -> StreamStatements:
-    # Table names are our own, and every value is a parameter.
-    clock = CLOCKS[vendor]
-    lease_end = clock.in_milliseconds.replace("%s", "%(lease_ms)s")
-    keep_end = clock.in_milliseconds.replace("%s", "%(keep_ms)s")
-    row = "tenant = %(tenant)s AND stream_id = %(stream_id)s"
-    takes_chunks = f"{row} AND status = 'active'"
-    advance = f"""
-        UPDATE {stream} SET
+def _advance(clock: Clock) -> str:
+    return f"""
+        UPDATE {_STREAM} SET
             last_sequence = last_sequence + %(count)s,
             updated_at = {clock.now},
             writer_id = COALESCE(CAST(%(writer_id)s AS varchar), writer_id),
             lease_expires_at = CASE
                 WHEN CAST(%(writer_id)s AS varchar) IS NULL AND lease_expires_at IS NULL THEN NULL
-                ELSE {lease_end} END
-        WHERE {takes_chunks}
+                ELSE {clock.after("lease_ms")} END
+        WHERE {_ACTIVE}
         RETURNING id, last_sequence"""
-    append = joined_page = None
-    skip_busy = ""
-    if vendor == "postgresql":
-        append = f"""
-            WITH head AS ({advance}), written AS (
-                INSERT INTO {chunk} (stream_id, sequence, payload)
-                SELECT head.id, head.last_sequence - %(count)s + part.number, part.payload
-                FROM head, unnest(%(texts)s::text[]) WITH ORDINALITY AS part(payload, number)
-            )
-            SELECT id, last_sequence FROM head"""
-        joined_page = f"""
-            SELECT stream.id, generation, status, last_sequence, floor, first_sequence, payloads
-            FROM {stream} AS stream CROSS JOIN LATERAL (
-                SELECT min(sequence) AS first_sequence,
-                    string_agg(payload, chr(10) ORDER BY sequence) AS payloads
-                FROM {chunk}
-                WHERE stream_id = stream.id AND sequence > %(after)s AND sequence <= %(last)s
-            ) AS chunks
-            WHERE stream.{row.replace("AND ", "AND stream.")}"""
-        skip_busy = "FOR NO KEY UPDATE SKIP LOCKED"
-    of_tenant = "(CAST(%(tenant)s AS varchar) IS NULL OR tenant = %(tenant)s)"
-    is_lost = f"status = 'active' AND lease_expires_at <= {clock.now} AND {of_tenant}"
-    return StreamStatements(
-        open=f"""
-            INSERT INTO {stream} AS known
-                (tenant, stream_id, status, last_sequence, floor, generation, is_emptied,
-                 run_id, agent_name, writer_id, lease_expires_at, created_at, updated_at)
-            VALUES (%(tenant)s, %(stream_id)s, 'active', 0, 0, 0, %(no)s,
-                    %(run_id)s, %(agent_name)s, %(writer_id)s, {lease_end}, {clock.now}, {clock.now})
-            ON CONFLICT (tenant, stream_id) DO UPDATE SET
-                run_id = excluded.run_id, agent_name = excluded.agent_name,
-                writer_id = excluded.writer_id, lease_expires_at = excluded.lease_expires_at,
-                updated_at = excluded.updated_at
-            WHERE known.status = 'active'
-            RETURNING id""",
-        advance=advance,
-        append=append,
-        joined_page=joined_page,
-        renew=f"""
-            UPDATE {stream} SET writer_id = %(writer_id)s, lease_expires_at = {lease_end}
-            WHERE {takes_chunks} RETURNING id""",
-        release=f"""
-            UPDATE {stream} SET lease_expires_at = NULL
-            WHERE {row} AND writer_id = %(writer_id)s RETURNING id""",
-        settle=f"""
-            UPDATE {stream} SET
-                status = %(status)s, output = %(output)s, error = %(error)s, lease_expires_at = NULL,
-                updated_at = {clock.now},
-                ended_at = CASE WHEN %(is_over)s THEN {clock.now} END,
-                keep_until = CASE WHEN %(is_kept)s THEN {keep_end} END,
-                is_emptied = %(no)s
-            WHERE id = %(key)s""",
-        page=f"""
-            SELECT stream.id, stream.generation, stream.status, stream.last_sequence, stream.floor,
-                   chunk.sequence, chunk.payload
-            FROM {stream} AS stream LEFT JOIN {chunk} AS chunk
-                ON chunk.stream_id = stream.id
-                AND chunk.sequence > %(after)s AND chunk.sequence <= %(last)s
-            WHERE stream.{row.replace("AND ", "AND stream.")}
-            ORDER BY chunk.sequence""",
-        fail_lost=f"""
-            UPDATE {stream} SET
-                status = 'failed', error = %(error)s, lease_expires_at = NULL,
-                ended_at = {clock.now}, updated_at = {clock.now}, is_emptied = %(no)s
-            WHERE id IN (SELECT id FROM {stream} WHERE {is_lost} ORDER BY id LIMIT %(limit)s {skip_busy})
-            RETURNING id, last_sequence""",
-        lost=f"SELECT count(*) FROM {stream} WHERE {is_lost}",
+
+
+APPEND: Final = Statement(
+    f"""
+    WITH head AS ({_advance(POSTGRESQL)}), written AS (
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
+        SELECT head.id, head.last_sequence - %(count)s + part.number, part.payload
+        FROM head, unnest(%(texts)s::text[]) WITH ORDINALITY AS part(payload, number)
     )
+    SELECT id, last_sequence FROM head"""
+)
+"""`ADVANCE` and `INSERT_CHUNKS` in one statement; for PostgreSQL. ``texts`` is a list."""
+
+ADVANCE: Final = _with_clock(_advance)
+"""Take the sequences of new chunks and renew the lease. Returns nothing if the stream is not active."""
+
+INSERT_CHUNKS: Final = Statement(
+    postgresql=f"""
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
+        SELECT %(key)s, %(before)s + part.number, part.payload
+        FROM json_array_elements_text(%(texts)s::json) WITH ORDINALITY AS part(payload, number)""",
+    sqlite=f"""
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
+        SELECT %(key)s, %(before)s + 1 + part.key, part.value FROM json_each(%(texts)s) AS part""",
+)
+"""Store chunks under the sequences after ``before``.
+
+``texts`` is a JSON array, so that this is one text for any number of rows.
+"""
+
+RENEW: Final = _with_clock(
+    lambda clock: (
+        f"""
+        UPDATE {_STREAM} SET writer_id = %(writer_id)s, lease_expires_at = {clock.after("lease_ms")}
+        WHERE {_ACTIVE} RETURNING id"""
+    )
+)
+
+RELEASE: Final = Statement(
+    f"""
+    UPDATE {_STREAM} SET lease_expires_at = NULL
+    WHERE {STREAM_BY_ID} AND writer_id = %(writer_id)s RETURNING id"""
+)
+
+SET_STATUS: Final = _with_clock(
+    lambda clock: (
+        f"""
+        UPDATE {_STREAM} SET
+            status = %(status)s, output = %(output)s, error = %(error)s, lease_expires_at = NULL,
+            updated_at = {clock.now},
+            ended_at = CASE WHEN %(is_over)s THEN {clock.now} END,
+            keep_until = CASE WHEN %(is_kept)s THEN {clock.after("keep_ms")} END,
+            is_emptied = FALSE
+        WHERE id = %(key)s"""
+    )
+)
+
+# --- Readers ---------------------------------------------------------------------------------------
+
+_ALIASED_STREAM_BY_ID: Final = "stream.tenant = %(tenant)s AND stream.stream_id = %(stream_id)s"
+
+PAGE: Final = Statement(
+    f"""
+    SELECT stream.id, stream.generation, stream.status, stream.last_sequence, stream.floor,
+           chunk.sequence, chunk.payload
+    FROM {_STREAM} AS stream LEFT JOIN {_CHUNK} AS chunk
+        ON chunk.stream_id = stream.id
+        AND chunk.sequence > %(after)s AND chunk.sequence <= %(last)s
+    WHERE {_ALIASED_STREAM_BY_ID}
+    ORDER BY chunk.sequence"""
+)
+"""A head with the chunks of a range, or with NULL if there are none; no row for an unknown stream."""
+
+JOINED_PAGE: Final = Statement(
+    f"""
+    SELECT stream.id, generation, status, last_sequence, floor, first_sequence, payloads
+    FROM {_STREAM} AS stream CROSS JOIN LATERAL (
+        SELECT min(sequence) AS first_sequence,
+            string_agg(payload, chr(10) ORDER BY sequence) AS payloads
+        FROM {_CHUNK}
+        WHERE stream_id = stream.id AND sequence > %(after)s AND sequence <= %(last)s
+    ) AS chunks
+    WHERE {_ALIASED_STREAM_BY_ID}"""
+)
+"""`PAGE` in one row, for PostgreSQL: the payloads are joined by line breaks, which no payload contains.
+
+To transfer many rows takes longer than to find them.
+"""
+
+# --- Pruning and deleting --------------------------------------------------------------------------
+
+
+def _is_lost(clock: Clock) -> str:
+    """Active streams whose writer's lease has expired, of one tenant or of all of them."""
+    of_tenant = "(CAST(%(tenant)s AS varchar) IS NULL OR tenant = %(tenant)s)"
+    return f"status = 'active' AND lease_expires_at <= {clock.now} AND {of_tenant}"
+
+
+def _fail_lost(clock: Clock, lock: str = "") -> str:
+    return f"""
+        UPDATE {_STREAM} SET
+            status = 'failed', error = %(error)s, lease_expires_at = NULL,
+            ended_at = {clock.now}, updated_at = {clock.now}, is_emptied = FALSE
+        WHERE id IN (SELECT id FROM {_STREAM} WHERE {_is_lost(clock)} ORDER BY id LIMIT %(limit)s {lock})
+        RETURNING id, last_sequence"""
+
+
+FAIL_LOST: Final = Statement(
+    postgresql=_fail_lost(POSTGRESQL, "FOR NO KEY UPDATE SKIP LOCKED"), sqlite=_fail_lost(SQLITE)
+)
+COUNT_LOST: Final = _with_clock(lambda clock: f"SELECT count(*) FROM {_STREAM} WHERE {_is_lost(clock)}")
+
+DELETE_CHUNKS: Final = Statement(f"DELETE FROM {_CHUNK} WHERE stream_id = %(key)s AND sequence <= %(last)s")
+DELETE_STREAM: Final = Statement(f"DELETE FROM {_STREAM} WHERE id = %(key)s")
+
+# --- Notifications ---------------------------------------------------------------------------------
+
+SEND_NOTIFICATIONS: Final = Statement(
+    """
+    SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, payload)
+    FROM unnest(%(payloads)s::text[]) AS payload"""
+)
+"""For PostgreSQL. Polling finds what a crash loses, so the commit does not wait for the disk."""

@@ -1,4 +1,4 @@
-"""Server-sent events, and the threads that answer such requests."""
+"""Server-sent events: their text, and the release of the request's thread while they are sent."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["events_of", "run_in_request", "truncated_event", "without_request_th
 
 
 async def run_in_request(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Run synchronous code of the request where its middleware runs."""
+    """Run synchronous code in the thread of the request's middleware."""
     return await sync_to_async(call, thread_sensitive=True)(*arguments)
 
 
 async def without_request_thread(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """A response's body that first ends the request's thread and its connections.
+    """Release the thread and the connections of the request, then send the body.
 
-    Otherwise every reader of a response that lasts for hours would keep a thread, and the connection with
-    which its session was loaded. Not before the body begins: middleware runs in that thread until then.
-    Synchronous code that runs later in the request gets another thread.
+    A response can last for hours. Until its end, Django keeps a thread for the request, with the connection
+    that loaded the session. Middleware uses that thread until the body starts. Synchronous code that runs
+    later in the request gets another thread.
     """
     async with aclosing(body):
         await _end_request_thread()
@@ -52,7 +52,7 @@ async def _end_request_thread() -> None:
 
 def _close_connections() -> None:
     for connection in connections.all(initialized_only=True):
-        # The caller's transaction is open where a test runs the view in it.
+        # A test may run the view inside a transaction.
         if not connection.in_atomic_block:
             connection.close()
 
@@ -64,11 +64,12 @@ _logger = logging.getLogger(__name__)
 
 
 async def events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenerator[bytes, None]:
-    """One event per chunk, a comment when nothing comes for ``heartbeat`` seconds, and how the stream ended.
+    """One event per chunk, a comment after every ``heartbeat`` seconds without one, and the last event.
 
-    When the store cannot be reached the events just stop: the browser connects again and goes on.
+    If the database cannot be read, the events stop without a last event: the browser connects again and
+    resumes.
     """
-    # A first line at once: proxies and browsers then know that the connection stands.
+    # An immediate first line shows proxies and browsers that the connection works.
     yield b": stream\n\n"
     try:
         async with aclosing(reader.texts(heartbeat=heartbeat)) as texts:
@@ -80,7 +81,11 @@ async def events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenera
     except StreamNotFound:
         yield _event("fail", {"status": StreamStatus.FAILED.value, "error": _DELETED})
     except HelixStoreError as exc:
-        _logger.warning("A stream was broken off: %s", exc.code)
+        _logger.warning(
+            "The response of a stream was cut off (%s); the browser connects again. If this repeats, check "
+            "that the database is reachable.",
+            exc.code,
+        )
 
 
 async def _last_event(reader: ResumableReader) -> bytes:
@@ -93,14 +98,14 @@ async def _last_event(reader: ResumableReader) -> bytes:
 
 
 def truncated_event(oldest: int) -> bytes:
-    """What a reader gets whose position is below the floor: where the chunks begin now."""
+    """The event for a position below the floor; ``oldest`` is the first sequence that is stored."""
     return _event("truncated", {"oldest": oldest})
 
 
 def _chunk_event(stored: StoredText) -> bytes:
     text = stored.text
     if text.startswith("~"):
-        # The stored form of texts that UTF-8 cannot hold; with escapes it can.
+        # The stored form of a chunk that UTF-8 cannot hold; JSON escapes can.
         text = json.dumps(decode(text), separators=(",", ":"))
     return f"id: {stored.sequence}\ndata: {text}\n\n".encode()
 

@@ -1,4 +1,4 @@
-"""Streams as server-sent events, for ASGI: one asynchronous generator per reader, and no thread."""
+"""The stream view: server-sent events for ASGI, with one asynchronous generator and no thread per reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from django.views.decorators.http import require_GET
 
 from helix_store import conf
 from helix_store.core import validation
-from helix_store.core.streams import position
 from helix_store.exceptions import (
     HelixStoreError,
     InvalidPayload,
@@ -24,6 +23,7 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 from helix_store.streams.database import DatabaseStreamManager
+from helix_store.streams.rules import position
 from helix_store.streams.sse import events_of, run_in_request, truncated_event, without_request_thread
 
 __all__ = ["stream_events"]
@@ -31,7 +31,7 @@ __all__ = ["stream_events"]
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # nginx would collect the events before it passes them on.
+    # Without it, nginx buffers the events.
     "X-Accel-Buffering": "no",
 }
 
@@ -43,9 +43,10 @@ _logger = logging.getLogger(__name__)
 async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
     """The chunks of a stream as they are written: ``id`` is the sequence and ``data`` the chunk.
 
-    Goes on after ``Last-Event-ID`` or, without one, ``?from=``. The last event is ``end``, ``fail``,
-    ``paused`` or ``truncated``. 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows it, 404 for an unknown
-    stream, 400 for a position that is none, and 501 under WSGI, where every reader would hold a worker.
+    Starts after ``Last-Event-ID`` or, without it, after ``?from=``. The last event is ``end``, ``fail``,
+    ``paused`` or ``truncated``. Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404
+    for an unknown stream, 400 for an invalid position, 503 if the database cannot be read, and 501 under
+    WSGI, where every reader would hold a worker.
     """
     tenant = await _permitted_tenant(request, stream_id)
     if tenant is None:
@@ -63,7 +64,11 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     except StreamTruncated as exc:
         return HttpResponse(truncated_event(exc.oldest), headers=_HEADERS)
     except HelixStoreError as exc:
-        _logger.warning("A stream could not be opened: %s", exc.code)
+        _logger.warning(
+            "A stream could not be opened (%s); the browser connects again. If this repeats, check that the "
+            "database is reachable.",
+            exc.code,
+        )
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
     if reader is None:
         return _refusal(HTTPStatus.NOT_FOUND)
@@ -72,7 +77,7 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
 
 
 async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
-    """The tenant whose stream may be read, or ``None``: without a permission nobody reads anything."""
+    """The tenant whose stream the request may read; ``None`` if access is denied, the default."""
     dotted_path = conf.stream_permission()
     if dotted_path is None:
         return None
@@ -93,11 +98,11 @@ async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
 
 
 def _position(request: HttpRequest) -> int:
-    """Raises `InvalidQuery`."""
-    # A browser that connects again sends the header with the address of before, which is the older one.
+    """The position of the request. Raises `InvalidQuery`."""
+    # A browser that connects again sends the header with the first address, so the header is newer.
     text = request.headers.get("Last-Event-ID") or request.GET.get("from") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise InvalidQuery("A stream is read from a whole number.", path="from")
+        raise InvalidQuery("A position must be a whole number.", path="from")
     return position(int(text))
 
 

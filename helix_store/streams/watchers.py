@@ -1,4 +1,4 @@
-"""Readers that wait, and those who wake them from any thread."""
+"""Readers that wait for a change, and how any thread wakes them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Generic, TypeVar
 __all__ = ["Watcher", "Watchers"]
 
 K = TypeVar("K", bound=Hashable)
+W = TypeVar("W", bound="Watcher")
 
 
 class Watcher:
-    """One reader of one event loop. Arm it before reading: what comes later is then never missed."""
+    """One reader of one event loop. Arm it before reading, so that no later change is missed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -22,7 +23,8 @@ class Watcher:
     def arm(self) -> None:
         self._event.clear()
 
-    async def woken(self, timeout: float | None) -> bool:  # noqa: ASYNC109  it ends the wait, not the reader
+    async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109  it ends the wait, not the reader
+        """Wait until `wake`; ``False`` after the timeout, in seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -37,36 +39,40 @@ class Watcher:
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            # The loop was closed under the reader: nobody is left to be woken.
+            # The loop was closed before the reader, which cannot run any more.
             return
 
 
-class Watchers(Generic[K]):
-    """Watchers by what they watch."""
+class Watchers(Generic[K, W]):
+    """Watchers by the key of their stream. Callable from any thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._by_key: dict[K, set[Watcher]] = {}
+        self._by_key: dict[K, set[W]] = {}
 
-    def add(self, key: K, watcher: Watcher) -> None:
+    def add(self, key: K, watcher: W) -> None:
         with self._mutex:
             self._by_key.setdefault(key, set()).add(watcher)
 
-    def remove(self, key: K, watcher: Watcher) -> None:
+    def remove(self, key: K, watcher: W) -> None:
         with self._mutex:
             watchers = self._by_key.get(key, set())
             watchers.discard(watcher)
             if not watchers:
                 self._by_key.pop(key, None)
 
-    def of(self, key: K) -> list[Watcher]:
+    def of(self, key: K) -> list[W]:
         with self._mutex:
             return list(self._by_key.get(key, ()))
 
-    def watched(self) -> list[K]:
+    def keys(self) -> list[K]:
         with self._mutex:
             return list(self._by_key)
 
     def wake(self, key: K) -> None:
         for watcher in self.of(key):
             watcher.wake()
+
+    def wake_all(self) -> None:
+        for key in self.keys():
+            self.wake(key)

@@ -1,4 +1,4 @@
-"""A writer in the hands of a worker."""
+"""Writing to a stream, with a lease that shows that the writer is alive."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Final, Self
 
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.core.streams import encode_chunks
 from helix_store.exceptions import (
     HelixStoreError,
     StreamClosed,
     StreamNotFound,
 )
 from helix_store.streams.backend import NewWriter, StreamBackend
+from helix_store.streams.rules import encode_chunks
 
 __all__ = ["StreamWriter"]
 
-_BEATS_PER_LEASE: Final = 3
+_RENEWALS_PER_LEASE: Final = 3
 
 _logger = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ _logger = logging.getLogger(__name__)
 class StreamWriter:
     """Writes chunks to one stream; several writers may share a stream.
 
-    It holds the stream's lease, which every write and `heartbeat` starts anew: `prune_streams` fails a stream
-    whose lease ran out. As an asynchronous context manager it beats by itself. Leaving that by an error keeps
-    the lease, so that readers are told unless another writer goes on.
+    It has the stream's lease, which every write and `heartbeat` renews: `prune_streams` fails a stream whose
+    lease has expired. As an asynchronous context manager it renews the lease in the background. An error
+    inside the block leaves the lease to expire, so that readers are notified unless another writer continues.
     Source: the stream manager of the in-memory store document.
     """
 
@@ -45,7 +45,7 @@ class StreamWriter:
         self._guard = guard
         self._limits = limits
         self._is_closed = False
-        self._beating: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     @property
     def stream_id(self) -> str:
@@ -62,16 +62,16 @@ class StreamWriter:
     async def write(self, chunk: dict[str, Any]) -> int:
         """Store a chunk, a dict with a ``type``, and return its sequence.
 
-        One statement. Raises `InvalidPayload`, `LimitExceeded` (no sequence is taken then), `StreamClosed`,
-        `FencedOutError` and `StreamNotFound`.
+        One statement. Raises `InvalidPayload`, `LimitExceeded`, `StreamClosed`, `FencedOutError` and
+        `StreamNotFound`; a refused chunk takes no sequence.
         """
         return await self.write_many([chunk])
 
     async def write_many(self, chunks: Iterable[dict[str, Any]]) -> int:
-        """Store chunks one after the other, all or none, and return the sequence of the last one.
+        """Store chunks in this order, all or none, and return the sequence of the last one.
 
-        One statement. Raises what `write` raises; without chunks it writes nothing and returns the last
-        sequence of the stream.
+        One statement. Without chunks it writes nothing and returns the last sequence of the stream. Raises
+        the errors of `write`.
         """
         texts = encode_chunks(chunks, self._limits)
         if self._is_closed:
@@ -85,20 +85,20 @@ class StreamWriter:
         return await self._backend.call(append)
 
     async def heartbeat(self) -> None:
-        """Start the lease anew without writing. Raises `StreamClosed` when the stream takes no chunks."""
+        """Renew the lease without writing. Raises `StreamClosed` if the stream is not active."""
         if self._is_closed:
             raise StreamClosed("This writer was closed; create another one.")
         await self._backend.call(partial(self._backend.renew, self._stream_id, self._writer))
 
     async def close(self) -> None:
-        """Write no more and give the lease up; the stream stays as it is. Safe to repeat."""
-        await self._stop_beating()
+        """Stop writing and end the lease; the status of the stream stays. Safe to repeat."""
+        await self._stop_renewing()
         if not self._is_closed:
             self._is_closed = True
             await self._backend.call(partial(self._backend.release, self._stream_id, self._writer))
 
     async def __aenter__(self) -> Self:
-        self._beating = asyncio.create_task(self._beat(), name="helix_store writer")
+        self._renewing = asyncio.create_task(self._renew_often(), name="helix_store stream writer")
         return self
 
     async def __aexit__(
@@ -107,22 +107,26 @@ class StreamWriter:
         if error is None:
             await self.close()
         else:
-            await self._stop_beating()
+            await self._stop_renewing()
             self._is_closed = True
 
-    async def _beat(self) -> None:
+    async def _renew_often(self) -> None:
         while True:
-            await asyncio.sleep(self._writer.lease_ms / 1000 / _BEATS_PER_LEASE)
+            await asyncio.sleep(self._writer.lease_ms / 1000 / _RENEWALS_PER_LEASE)
             try:
                 await self.heartbeat()
             except (StreamClosed, StreamNotFound):
                 return
             except HelixStoreError as exc:
-                _logger.warning("A stream's lease was not renewed (%s); trying again.", exc.code)
+                _logger.warning(
+                    "The lease of a stream was not renewed (%s); the writer tries again. If the lease "
+                    "expires, prune_streams fails the stream.",
+                    exc.code,
+                )
 
-    async def _stop_beating(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+    async def _stop_renewing(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
             with suppress(asyncio.CancelledError):
-                await self._beating
-            self._beating = None
+                await self._renewing
+            self._renewing = None

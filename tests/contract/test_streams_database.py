@@ -61,6 +61,16 @@ class TestDatabaseStreamManagerWithoutNotifications(DatabaseStreams):
             yield
 
 
+class TestDatabaseStreamManagerWithoutFastPaths(DatabaseStreams):
+    """The portable forms on PostgreSQL; on SQLite every test runs them."""
+
+    @pytest.fixture(autouse=True)
+    def committed_database(self, postgres_db: CommittedDatabase) -> Iterator[None]:
+        self.database = postgres_db
+        with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+            yield
+
+
 class TestDatabaseStreamManagerInATransaction(DatabaseStreams):
     """In the caller's transaction, as in a test of a Django project: what is not committed is read too."""
 

@@ -20,8 +20,8 @@ from helix_store.models import Stream
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.notifications import (
     Listener,
-    announce,
     channel,
+    notify,
 )
 from tests.databases import CommittedDatabase
 
@@ -147,7 +147,7 @@ class Heard:
 
 @contextmanager
 def _listener(alias: str, heard: Heard) -> Iterator[Listener]:
-    listener = Listener(alias, woken=heard.woken.append, missed=heard.miss, heartbeat=0.3)
+    listener = Listener(alias, changed=heard.woken.append, missed=heard.miss, probe_interval=0.3)
     try:
         heard.until(lambda: heard.missed)
         yield listener
@@ -168,7 +168,7 @@ def test_a_listener_whose_connection_was_ended_listens_again(postgres_db: Commit
         heard.until(lambda: listener.times_connected == 2)
         # Whatever was sent meanwhile is lost, so everybody has to look.
         heard.until(lambda: heard.missed == 2)
-        announce(postgres_db.alias, 7_000_000_001, 5)
+        notify(postgres_db.alias, 7_000_000_001, 5)
         heard.until(lambda: 7_000_000_001 in heard.woken)
 
 
@@ -187,7 +187,7 @@ def test_signs_of_life_keep_a_quiet_connection(postgres_db: CommittedDatabase) -
     with _listener(postgres_db.alias, heard) as listener:
         ends = time.monotonic() + 2
         while time.monotonic() < ends:
-            listener.ask_for_a_sign_of_life()
+            listener.probe()
             time.sleep(0.05)
         assert listener.times_connected == 1
 
@@ -195,12 +195,12 @@ def test_signs_of_life_keep_a_quiet_connection(postgres_db: CommittedDatabase) -
 def test_a_half_open_connection_is_given_up(postgres_db: CommittedDatabase) -> None:
     heard = Heard()
     with _freezing_proxy(postgres_db) as (alias, frozen), _listener(alias, heard) as listener:
-        announce(postgres_db.alias, 7_000_000_003, 1)
+        notify(postgres_db.alias, 7_000_000_003, 1)
         heard.until(lambda: 7_000_000_003 in heard.woken)
         frozen.set()
         # No end of the connection is ever seen; only the silence tells.
         heard.until(lambda: listener.times_connected >= 2)
-        announce(postgres_db.alias, 7_000_000_004, 1)
+        notify(postgres_db.alias, 7_000_000_004, 1)
         heard.until(lambda: 7_000_000_004 in heard.woken)
 
 

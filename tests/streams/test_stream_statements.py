@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.exceptions import IntegrityFault, StreamClosed
@@ -38,6 +40,32 @@ def test_a_hundred_chunks_are_one_insert(
     statements = _sql(captured)
     assert sum("INSERT INTO" in sql for sql in statements) == 1
     assert len(statements) == (1 if committed_db.vendor == "postgresql" else 2)
+
+
+def test_thousands_of_chunks_are_one_insert_too(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    chunks = [{"type": "t", "number": number, "text": "\x00 \ud83d '\\\n%s"} for number in range(5_000)]
+    with (
+        override_settings(HELIX_STORE={"FAST_PATHS": False}),
+        CaptureQueriesContext(committed_db.connection) as captured,
+    ):
+        assert streams.write_sync("stream", chunks) == 5_000
+    assert len(_sql(captured)) == 2
+    stored = streams.read_after("stream", 0, limit=5_000)
+    assert [each.chunk for each in stored] == chunks
+    assert [each.sequence for each in stored] == list(range(1, 5_001))
+
+
+def test_a_write_in_a_thread_leaves_no_connection_open(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    def write() -> bool:
+        streams.write_sync("stream", CHUNKS[:1])
+        return committed_db.connection.connection is None
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(write).result()
 
 
 def test_a_fence_is_one_statement_more(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 
-from helix_store.core.streams import (
-    StoredChunk,
-    StreamHead,
-    StreamPage,
-)
+from helix_store.core.streams import StoredChunk
 from helix_store.core.types import StreamStatus
+from helix_store.streams.rules import StreamHead, StreamPage
 
 HEAD = StreamHead((1, 0), StreamStatus.ACTIVE, 9, 0)
 

@@ -31,7 +31,6 @@ __all__ = [
     "admit",
     "advance",
     "changed_columns",
-    "hold_fence",
     "lock_session",
     "lock_sessions",
     "lock_sessions_of_tree",

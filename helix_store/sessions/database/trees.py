@@ -13,7 +13,7 @@ from helix_store.models import (
 )
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.sql import TREE_KEYS
-from helix_store.streams.trees import delete_unnamed, streams_of
+from helix_store.streams.database import delete_orphaned_streams, streams_of
 
 __all__ = ["delete_tree", "tree_keys"]
 
@@ -40,7 +40,7 @@ def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
         rows.filter(**{f"{relation.field.name}__in": locked}).delete()
     UsageEntry.objects.using(db.alias).filter(session_id__in=locked).update(session=None)
     Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
-    delete_unnamed(db, stream_ids)
+    delete_orphaned_streams(db, stream_ids)
     return len(locked)
 
 

@@ -1,0 +1,181 @@
+"""The rules of streams without a storage: status changes, positions, chunks and pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from itertools import count, repeat
+from typing import Any, Final, NamedTuple
+
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import decode_all, encode
+from helix_store.core.streams import LONGEST_SECONDS, StoredChunk
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import (
+    InvalidPayload,
+    InvalidQuery,
+    StreamClosed,
+    StreamNotFound,
+    StreamTruncated,
+)
+
+__all__ = [
+    "FIRST_PAGE_LENGTH",
+    "LARGEST_SEQUENCE",
+    "TERMINAL_STATUSES",
+    "WRITER_LOST",
+    "StreamHead",
+    "StreamPage",
+    "changes_status",
+    "duration_ms",
+    "encode_chunks",
+    "next_page_length",
+    "page_length",
+    "position",
+    "require_same_stream",
+    "seconds",
+]
+
+LARGEST_SEQUENCE: Final = 2**63 - 1
+FIRST_PAGE_LENGTH: Final = 20
+"""The number of chunks to read while their size is unknown."""
+TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
+WRITER_LOST: Final = {
+    "code": "writer_lost",
+    "message": "The writer stopped without ending the stream.",
+}
+"""The error of a stream whose writer's lease has expired."""
+
+_PAGE_BYTES: Final = 512 * 1024
+_LONGEST_PAGE: Final = 500
+
+_SET_CHUNK: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["chunk"].__set__
+_SET_SEQUENCE: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["sequence"].__set__
+
+
+class StreamHead(NamedTuple):
+    """The row of a stream without its chunks: two heads differ when a reader has something new to see.
+
+    ``identity`` is the key of the stream and the number of its resets: a stream that was deleted and created
+    again, or reset, has another one. Chunks up to ``floor`` were removed.
+    """
+
+    identity: tuple[int, int]
+    status: StreamStatus
+    last_sequence: int
+    floor: int
+
+    @property
+    def was_reset(self) -> bool:
+        return self.identity[1] > 0
+
+    def check_readable(self, after: int) -> None:
+        """Raise `StreamTruncated` if chunks after this position were removed.
+
+        In a stream that was reset, a position beyond the end belongs to chunks that the reset removed.
+        """
+        if after < self.floor:
+            raise StreamTruncated(self.floor + 1)
+        if self.was_reset and after > self.last_sequence:
+            raise StreamTruncated(1)
+
+
+class StreamPage(NamedTuple):
+    """A head and the encoded chunks that follow a position, both read at the same time."""
+
+    head: StreamHead
+    first_sequence: int
+    texts: Sequence[str]
+
+    def chunks(self) -> list[StoredChunk]:
+        """Decode the chunks.
+
+        This bypasses the constructor of `StoredChunk`, which takes twice as long because the class is frozen.
+        """
+        stored = list(map(object.__new__, repeat(StoredChunk, len(self.texts))))
+        for set_field, values in (
+            (_SET_CHUNK, decode_all(self.texts)),
+            (_SET_SEQUENCE, count(self.first_sequence)),
+        ):
+            deque(map(set_field, stored, values), maxlen=0)
+        return stored
+
+
+def require_same_stream(page: StreamPage | None, stream_id: str, identity: tuple[int, int]) -> StreamPage:
+    """Return the page if it belongs to the stream that the reader started with.
+
+    Raises `StreamNotFound` if the stream was deleted, and `StreamTruncated` if it was reset or replaced.
+    """
+    if page is None:
+        raise StreamNotFound(stream_id)
+    if page.head.identity != identity:
+        raise StreamTruncated(1)
+    return page
+
+
+def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:
+    """Whether a stream changes its status; ``False`` if it has the wanted one already.
+
+    A stream that ended or failed can only become active again; otherwise raises `StreamClosed`.
+    """
+    if current is wanted:
+        return False
+    if current in TERMINAL_STATUSES and wanted is not StreamStatus.ACTIVE:
+        raise StreamClosed
+    return True
+
+
+def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
+    """Encode chunks, each a dict with a ``type``. Raises `InvalidPayload` and `LimitExceeded`."""
+    if isinstance(chunks, dict | str | bytes) or not isinstance(chunks, Iterable):
+        raise InvalidPayload(path="chunks", reason=f"expected chunks, got {type(chunks).__name__}")
+    return [_encoded(chunk, f"chunks/{index}", limits) for index, chunk in enumerate(chunks)]
+
+
+def _encoded(chunk: Any, path: str, limits: Limits) -> str:
+    if type(chunk) is not dict:
+        raise InvalidPayload(path=path, reason=f"expected a dict, got {type(chunk).__name__}")
+    if type(chunk.get("type")) is not str or not chunk["type"]:
+        raise InvalidPayload(path=f"{path}/type", reason="expected a text that is not empty")
+    return encode(chunk, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path=path)
+
+
+def position(value: Any) -> int:
+    """Check a position: the last sequence that a reader has seen, 0 at the start. Raises `InvalidQuery`."""
+    if type(value) is not int or not 0 <= value <= LARGEST_SEQUENCE:
+        raise InvalidQuery(
+            "A position must be a whole number from 0 to 2**63 - 1: the last sequence that was seen.",
+            path="from_sequence",
+        )
+    return value
+
+
+def page_length(value: Any) -> int:
+    """Check how many chunks a caller wants at once. Raises `InvalidQuery`."""
+    if type(value) is not int or not 1 <= value <= LARGEST_SEQUENCE:
+        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
+    return value
+
+
+def next_page_length(texts: Sequence[str]) -> int:
+    """The number of chunks to read next, so that a page stays small whatever the size of the chunks."""
+    if not texts:
+        return FIRST_PAGE_LENGTH
+    average = sum(map(len, texts)) // len(texts) + 1
+    return max(1, min(_LONGEST_PAGE, _PAGE_BYTES // average))
+
+
+def seconds(value: Any, name: str) -> float:
+    """Seconds from a number or a timedelta, above 0 and at most seven days. Raises `InvalidPayload`."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if type(number) not in (int, float) or not 0 < number <= LONGEST_SECONDS:
+        raise InvalidPayload(path=name, reason="expected seconds above 0, at most seven days")
+    return float(number)
+
+
+def duration_ms(value: Any, name: str) -> int:
+    """Whole milliseconds of a timedelta that is not negative. Raises `InvalidPayload`."""
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise InvalidPayload(path=name, reason="expected a timedelta that is not negative")
+    return value // timedelta(milliseconds=1)
