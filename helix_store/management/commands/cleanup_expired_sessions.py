@@ -58,7 +58,7 @@ class Command(StoreCommand):
                 break
         if errors:
             raise CommandError(
-                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup.run says which.",
+                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup names them.",
                 returncode=PROBLEMS_FOUND,
             )
 
