@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     custom,
     rolled_up,
     tokens,

@@ -10,7 +10,7 @@ from helix_store.stores import (
     MemoryWorld,
 )
 from helix_store.testing import UsageStoreContract
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     custom,
     rolled_up,
     sub_agent,
