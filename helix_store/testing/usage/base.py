@@ -15,7 +15,6 @@ from helix_store.core.usage import UsageRollup
 
 __all__ = ["EVERY_KIND", "NOON", "UsageTests", "custom", "rolled_up", "sub_agent", "tokens", "tool"]
 
-
 T = TypeVar("T")
 
 

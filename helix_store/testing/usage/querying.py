@@ -22,7 +22,6 @@ from helix_store.testing.usage.base import (
 
 __all__ = ["UsageQueryContract", "UsageTenantContract"]
 
-
 MOMENT = datetime(2026, 3, 15, 12, tzinfo=UTC)
 
 

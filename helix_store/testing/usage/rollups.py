@@ -27,7 +27,6 @@ from helix_store.testing.usage.base import (
 
 __all__ = ["RollupContract", "UsageTreeContract"]
 
-
 NOTHING = UsageRollup(
     tokens=TokenCounts(),
     tokens_by_model={},
