@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, cast
 
-from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.limits import MAX_BIGINT, MAX_DEPTH, Limits
 from helix_store.core.payload_faults import (
     TOO_LONG_INTEGER,
     join_path,
@@ -48,8 +48,6 @@ __all__ = [
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _CONTAINERS: Final = frozenset({dict, list})
-_SMALLEST_BIGINT: Final = -(2**63)
-_LARGEST_BIGINT: Final = 2**63 - 1
 
 _ADJACENT_SURROGATES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -175,7 +173,7 @@ def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_byt
                 elif kind is dict or kind is list:
                     inner.append(item)
                 elif kind is int:
-                    if not _SMALLEST_BIGINT <= item <= _LARGEST_BIGINT:
+                    if not -MAX_BIGINT <= item <= MAX_BIGINT:
                         if abs(item) >= TOO_LONG_INTEGER:
                             _refuse(value, path)
                         least += least_digits(item) - 1

@@ -1,7 +1,7 @@
-"""What an argument must look like, decided before any SQL.
+"""Checks of arguments, before any SQL.
 
-Every function returns the value it accepted and refuses with `InvalidPayload`, or with `InvalidQuery` where
-the argument only selects rows; ``path`` of either is the argument's name. Values are never shown.
+Each function returns the value that it accepts. It raises `InvalidPayload`, or `InvalidQuery` where the
+argument only selects rows. ``path`` of the error is the argument's name. A message never shows a value.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payload_faults import join_path
 from helix_store.core.types import SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery
@@ -34,6 +35,7 @@ __all__ = [
     "optional_text",
     "page_limit",
     "page_offset",
+    "query_number",
     "statuses",
     "tags",
     "tenant",
@@ -44,9 +46,8 @@ __all__ = [
 E = TypeVar("E", bound=Enum)
 
 _LONGEST_IDENTIFIER: Final = 255
-_LARGEST_BIGINT: Final = 2**63 - 1
 MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that a Python datetime can hold."""
+"""The end of the year 9999, the largest time of a Python datetime."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -115,8 +116,8 @@ def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
 # --- Numbers and times ----------------------------------------------------------------------------
 
 
-def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LARGEST_BIGINT) -> int:
-    """An ``int`` within bounds; ``bool`` and ``float`` are none."""
+def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
+    """An ``int`` within bounds; ``bool`` and ``float`` are rejected."""
     if type(value) is not int:
         raise InvalidPayload(path=name, reason=f"expected a whole number, got {type(value).__name__}")
     if not minimum <= value <= maximum:
@@ -125,7 +126,7 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LAR
 
 
 def epoch_milliseconds(value: Any, name: str) -> int:
-    """Epoch milliseconds up to the year 9999; what looks like seconds is refused."""
+    """Epoch milliseconds up to the year 9999. A value that looks like seconds is refused."""
     whole_number(value, name, maximum=MAX_EPOCH_MILLISECONDS)
     if 10**8 <= value < 10**11:
         raise InvalidPayload(path=name, reason="it looks like epoch seconds; expected milliseconds")
@@ -137,13 +138,13 @@ def milliseconds_to_datetime(milliseconds: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 
-def datetime_to_milliseconds(moment: datetime) -> int:
+def datetime_to_milliseconds(time: datetime) -> int:
     """Epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
-    return (moment - _EPOCH) // _MILLISECOND
+    return (time - _EPOCH) // _MILLISECOND
 
 
 def aware_datetime(value: Any, name: str) -> datetime:
-    """A filter's point in time: an aware datetime or epoch milliseconds."""
+    """The time in a filter: an aware datetime or epoch milliseconds."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidQuery(f"{name} needs a time zone.", path=name)
@@ -209,18 +210,21 @@ def enum_text(cls: type[Enum]) -> Rule:
 # --- Pages ----------------------------------------------------------------------------------------
 
 
+def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """A whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
+    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
+        raise InvalidQuery(f"{name} must be a whole number from {minimum}.", path=name)
+    return value
+
+
 def page_limit(limit: Any, *, maximum: int = 200) -> int:
-    """How many rows a page may hold; more than `maximum` is `maximum`."""
-    if type(limit) is not int or limit < 1:
-        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
-    return min(limit, maximum)
+    """The number of rows of a page; more than `maximum` is `maximum`."""
+    return min(query_number(limit, "limit", minimum=1), maximum)
 
 
 def page_offset(offset: Any) -> int:
-    """How many rows to pass over."""
-    if type(offset) is not int or not 0 <= offset <= _LARGEST_BIGINT:
-        raise InvalidQuery("offset must be a whole number from 0.", path="offset")
-    return offset
+    """The number of rows to skip."""
+    return query_number(offset, "offset", maximum=MAX_BIGINT)
 
 
 # --- Messages -------------------------------------------------------------------------------------

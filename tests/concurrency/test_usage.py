@@ -13,7 +13,11 @@ from django.db import connections, transaction
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import custom, rolled_up, tokens
+from helix_store.testing.usage.base import (
+    custom,
+    rolled_up,
+    tokens,
+)
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes, run_in_threads
 

@@ -6,7 +6,13 @@ import pytest
 
 from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing import UsageStoreContract
-from helix_store.testing.usage.samples import custom, rolled_up, sub_agent, tokens, tool
+from helix_store.testing.usage.base import (
+    custom,
+    rolled_up,
+    sub_agent,
+    tokens,
+    tool,
+)
 
 
 class TestInMemoryUsageStore(UsageStoreContract):

@@ -16,7 +16,7 @@ from pytest_django import DjangoDbBlocker
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session, UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     NOON,
     custom,
     rolled_up,

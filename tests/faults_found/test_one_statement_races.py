@@ -24,7 +24,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
-from helix_store.testing.usage.samples import custom
+from helix_store.testing.usage.base import custom
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 from tests.faults_found.races import Writers, held, held_session, until, until_backends_wait

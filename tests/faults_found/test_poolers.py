@@ -22,7 +22,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
-from helix_store.testing.usage.samples import custom
+from helix_store.testing.usage.base import custom
 from tests.database.separate import execute, fetch, separate_connection
 from tests.databases import CommittedDatabase
 from tests.faults_found.races import held_session

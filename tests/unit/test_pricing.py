@@ -12,7 +12,7 @@ import pytest
 
 from helix_store.core.usage import TokenCounts
 from helix_store.stores import InMemoryUsageStore
-from helix_store.testing.usage.samples import rolled_up, tokens
+from helix_store.testing.usage.base import rolled_up, tokens
 from helix_store.usage.pricing import token_cost
 
 with_prices = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Usage entries: what sessions spent, newest first."""
+"""Locks and usage entries: plain lists and pages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from django.contrib import admin
 
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.elements import NOTHING
-from helix_store.models import UsageEntry
+from helix_store.models import Lock, UsageEntry
 
-__all__ = ["UsageEntryAdmin"]
+__all__ = ["LockAdmin", "UsageEntryAdmin"]
+
+
+@admin.register(Lock)
+class LockAdmin(ReadOnlyAdmin):
+    list_display = ("name", "tenant", "owner", "token", "acquired_at", "expires_at")
+    ordering = ("tenant", "name")
+    fields = ("tenant", "name", "owner", "token", "acquired_at", "expires_at")
 
 
 @admin.register(UsageEntry)
