@@ -27,7 +27,7 @@ PUBLIC_NAMES = {
         StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission
         SubmissionOutcome UsageKind""",
     "helix_store.core.usage": "CallStats TokenCounts ToolStats UsageEntry UsagePage UsageRollup UsageSource",
-    "helix_store.core.streams": "StoredChunk StreamHead StreamInfo StreamPage",
+    "helix_store.core.streams": "StoredChunk StreamInfo",
     "helix_store.exceptions": """
         CheckpointNotFound ConflictError FencedOutError HelixStoreError IdempotencyConflict IntegrityFault
         InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError

@@ -119,14 +119,15 @@ def encode_changed(
 ) -> tuple[str, dict[str, Entry] | None]:
     """What `encode_reusing` makes of a dict that shares values with another one, which was just encoded.
 
-    ``known`` are the entries of all of ``before``. A value that is the same object was checked there. The
-    limit holds for what has changed; the caller checks the whole.
+    ``known`` are the entries of all of ``before``. A value that is the same object was checked there.
     """
     changed = {key: item for key, item in value.items() if key not in before or before[key] is not item}
     _, written = encode_reusing(known, changed, limit=limit, path=path)
     if written is not None:
         entries = {key: written[key] if key in written else known[key] for key in value}
-        return _joined(entries), entries
+        text = _joined(entries)
+        if size_of(text) <= limit:
+            return text, entries
     return encode_reusing(known, value, limit=limit, path=path)
 
 
