@@ -13,7 +13,7 @@ from typing import Final
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 
-__all__ = ["CLOCKS", "POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_now"]
+__all__ = ["POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_now"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +21,22 @@ class Clock:
     """SQL expressions in the form in which Django stores a ``DateTimeField``."""
 
     now: str
-    in_milliseconds: str
+    _in_milliseconds: str
 
     def after(self, parameter: str) -> str:
         """The time so many milliseconds from now as a named parameter says."""
-        return self.in_milliseconds.replace("%s", f"%({parameter})s")
+        return self._in_milliseconds.replace("%s", f"%({parameter})s")
 
 
 # With its schema, so that no function of that name on the search path takes its place.
 POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
-    in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",
+    _in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",
 )
 SQLITE: Final = Clock(
     now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
-    in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
+    _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
 )
-CLOCKS: Final = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
 
 _NOW: Final = Statement(postgresql=f"SELECT {POSTGRESQL.now}", sqlite=f"SELECT {SQLITE.now}")
 

@@ -76,6 +76,19 @@ class Database:
         return self.connection.features.has_select_for_update
 
     @property
+    def is_postgresql(self) -> bool:
+        """For what has no place in a `Statement`: arrays as parameters, and NOTIFY."""
+        return self.connection.vendor == "postgresql"
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a write becomes part of a transaction of the caller."""
+        connection = self.connection
+        is_connected = connection.connection is not None
+        autocommit = connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"]
+        return connection.in_atomic_block or not autocommit
+
+    @property
     def has_fast_reads(self) -> bool:
         """Whether the forms that only PostgreSQL runs may be used for a read."""
         return _is_fast(self.connection)
@@ -98,7 +111,7 @@ class Database:
             raise
         return bool(connection.autocommit)
 
-    def read(self, statement: Statement | str, parameters: Parameters) -> Rows:
+    def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
         connection = self.connection
         try:
@@ -113,7 +126,7 @@ class Database:
         finally:
             release(connection)
 
-    def write(self, statement: Statement | str, parameters: Parameters) -> Rows:
+    def write(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that writes, and return its rows.
 
         Outside a block the statement is a transaction of its own, which saves the trips for ``BEGIN`` and
@@ -136,7 +149,7 @@ class Database:
             release(connection)
         return self.transaction(lambda: _run(connection, statement, parameters))
 
-    def try_write(self, statement: Statement | str, parameters: Parameters) -> Rows:
+    def try_write(self, statement: Statement, parameters: Parameters) -> Rows:
         """`write`, right after `has_fast_writes`: no rows when it was given up for another transaction."""
         connection = self.connection
         is_alone = not connection.in_atomic_block
@@ -175,7 +188,7 @@ class Database:
                 time.sleep(pause)
             return _attempt(connection, body)
 
-    def execute(self, statement: Statement | str, parameters: Parameters) -> Rows:
+    def execute(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement as part of the transaction or query that is open, and return its rows."""
         return _run(self.connection, statement, parameters)
 
@@ -221,10 +234,8 @@ def _connect(connection: BaseDatabaseWrapper) -> None:
         connection.ensure_connection()
 
 
-def _run(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Parameters) -> Rows:
+def _run(connection: BaseDatabaseWrapper, statement: Statement, parameters: Parameters) -> Rows:
     """Run a statement by a cursor of Django."""
-    if isinstance(statement, str):
-        statement = Statement(statement)
     # Not closed: a cursor of either driver holds nothing once its rows were fetched.
     cursor = connection.cursor()
     if connection.vendor == "sqlite":
@@ -236,13 +247,11 @@ def _run(connection: BaseDatabaseWrapper, statement: Statement | str, parameters
     return rows
 
 
-def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Any) -> Rows:
+def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement, parameters: Any) -> Rows:
     """Run a statement on an open connection, prepared if the driver can.
 
     In an open transaction it leaves no trace if it fails.
     """
-    if isinstance(statement, str):
-        statement = _statement_of(statement)
     in_savepoint = connection.in_atomic_block or not connection.autocommit
     fetch = _fetch_prepared()
     rows: Rows | None = None
@@ -254,11 +263,6 @@ def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement | str, p
         return _run(connection, statement, parameters)
     with transaction.atomic(using=connection.alias):
         return _run(connection, statement, parameters)
-
-
-@functools.lru_cache(512)
-def _statement_of(text: str) -> Statement:
-    return Statement(text)
 
 
 @functools.cache

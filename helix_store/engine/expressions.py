@@ -176,7 +176,7 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
 
 def list_parameter(db: Database, values: Sequence[Any]) -> Sequence[Any] | str:
     """Values as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
-    return list(values) if _has_arrays(db) else json.dumps(values, ensure_ascii=False)
+    return list(values) if db.is_postgresql else json.dumps(values, ensure_ascii=False)
 
 
 def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -184,10 +184,6 @@ def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[st
 
     A column that a row does not have is null.
     """
-    if _has_arrays(db):
+    if db.is_postgresql:
         return [[row.get(name) for row in rows] for name in names]
     return [row.get(name) for row in rows for name in names]
-
-
-def _has_arrays(db: Database) -> bool:
-    return db.connection.vendor == "postgresql"

@@ -48,7 +48,7 @@ class DatabaseLocks:
             # On SQLite a write waits for every other write, even if it only finds that the name is held.
             return None
         parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
-        for statement in sql.ACQUIRE_AFTER_SESSION if self._joins_transaction else sql.ACQUIRE:
+        for statement in sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE:
             for token, expires_at in self.db.write(statement, parameters):
                 return Term(token, as_utc(expires_at))
         return None
@@ -74,14 +74,6 @@ class DatabaseLocks:
             LockInfo(name=name, owner=owner, fencing_token=token, expires_at=as_utc(expires_at))
             for name, owner, token, expires_at in rows
         ]
-
-    @property
-    def _joins_transaction(self) -> bool:
-        """Whether a write becomes part of a transaction of the caller."""
-        connection = self.db.connection
-        is_connected = connection.connection is not None
-        autocommit = connection.autocommit if is_connected else connection.settings_dict["AUTOCOMMIT"]
-        return connection.in_atomic_block or not autocommit
 
     def _row(self, name: str) -> dict[str, Any]:
         return {"tenant": self.db.tenant, "name": name}
