@@ -284,7 +284,7 @@ def _has_session(db: Database, stream_id: str) -> bool:
 
 
 def _delete_stream(db: Database, stream_id: str) -> bool:
-    """Delete a stream with its chunks, in the open transaction; ``False`` if there is none."""
+    """Delete a stream with its chunks, in the open transaction; ``False`` if it does not exist."""
     head = _lock_head(db, stream_id)
     if head is None:
         return False
