@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
@@ -15,7 +16,7 @@ from benchmarks.payloads import STATES, message, staged_changes, state_of
 from benchmarks.pgbench import Script
 from benchmarks.races import Limit
 from benchmarks.reference import execute
-from benchmarks.sessions import AGENT_TYPE, PER_WORKER, column_names, sessions_of
+from benchmarks.sessions import PER_WORKER, column_names, sessions_of
 from helix_store.core.ids import new_id
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.models import (
@@ -24,7 +25,6 @@ from helix_store.models import (
     Session,
     StagedChange,
 )
-from helix_store.sessions.database.bases import bases
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["Step", "StepInFull", "StepInsideAtomic", "step_evidence", "step_limit", "used_staging"]
@@ -61,6 +61,7 @@ class Step(Operation):
         self.stage = self._stage_elsewhere if is_staged_elsewhere else self._stage
         self.tag = new_id()
         self.numbers = itertools.count(1)
+        self.loaded: dict[str, SessionState] = {}
         self.versions: dict[str, int] = {}
         self.last = 0
 
@@ -68,6 +69,7 @@ class Step(Operation):
         for session_id in self.sessions:
             state = self.store.load_state(session_id)
             assert state is not None, session_id
+            self.loaded[session_id] = state
             self.versions[session_id] = state.version
         if self.is_staged:
             self.stage(range(self.last + 1, self.last + count + 1))
@@ -82,12 +84,9 @@ class Step(Operation):
     def next_request(self) -> tuple[str, SessionState, StepInfo]:
         self.last = number = next(self.numbers)
         session_id = self._session_of(number)
-        state = SessionState(
-            session_id=session_id,
-            agent_type=AGENT_TYPE,
-            custom_state=self._state_of(number),
-            step_count=number,
-        )
+        state = self.loaded[session_id]
+        state.custom_state = self._state_of(number)
+        state.step_count = number
         return session_id, state, StepInfo(self._step_id(number), number)
 
     def check(self) -> None:
@@ -143,11 +142,11 @@ class Step(Operation):
 
 
 class StepInFull(Step):
-    """A step that stores the whole state, as the first of a process and one that changes everything do."""
+    """A step that stores the whole state, as one with a state that was made and not loaded does."""
 
-    def __call__(self) -> None:
-        bases.reset()
-        super().__call__()
+    def next_request(self) -> tuple[str, SessionState, StepInfo]:
+        session_id, state, step = super().next_request()
+        return session_id, replace(state), step
 
 
 class StepInsideAtomic(Step):

@@ -1,7 +1,7 @@
-"""A small agent loop on the store: each step is one transaction, and what is stored is enough to go on.
+"""A small agent loop on the store: each step is one transaction, and any worker can continue a session.
 
-A worker may die at any moment. The next one loads the session and does what the history says is next; what
-the dead one had not committed never happened.
+A worker may die at any time. The next one loads the session and continues from its history. A step that was
+not committed has no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from example_project.events import Event, Report
 from example_project.spending import Spending
@@ -32,12 +32,12 @@ __all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval"
 
 
 _DAYS_TO_DECIDE = 7
-"""After that the cleanup of expired sessions refuses in the person's place."""
+"""After this time the cleanup of expired sessions rejects the call."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answered, and the tokens that it took."""
+    """The answer of a model, and the tokens that it used."""
 
     message: Message
     tokens: Mapping[str, int]
@@ -49,7 +49,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool, and where its changes are to be staged."""
+    """One call of a tool, and the step in which its changes are staged."""
 
     store: DatabaseStateStore
     session_id: str
@@ -61,7 +61,7 @@ class ToolCall:
     spending: Spending
 
     def stage(self, **changes: Any) -> None:
-        """Keep changes to the custom state until the step commits."""
+        """Stage changes to the custom state; the step promotes them."""
         staged = {"tool_call_id": self.tool_call_id, **changes}
         self.store.stage_changes(self.session_id, self.step.step_id, staged)
         text = f"{self.tool_call_id} staged its changes"
@@ -73,7 +73,7 @@ Tool = Callable[[ToolCall], Any]
 
 @dataclass(frozen=True)
 class AgentKind:
-    """What makes an agent: its model, its tools, and which of them a person must approve."""
+    """An agent: its model, its tools, and the tools that a person must approve."""
 
     agent_type: str
     model: Model
@@ -91,9 +91,9 @@ class Agent:
         self.usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
 
     def run(self, session_id: str) -> SessionState:
-        """Go on from wherever the session is until it is finished or waits for a person.
+        """Continue the session until it is finished or waits for a person. Safe to repeat.
 
-        A run that is still open belongs to a worker that died: this one takes its place. Safe to repeat.
+        A run that is still open belongs to a worker that died, and is superseded.
         """
         state = existing_state(self.store, session_id)
         if state.status.is_terminal:
@@ -106,7 +106,7 @@ class Agent:
                 return state
             self.store.resume(session_id, expected_version=state.version)
         run = self.store.start_run(session_id, supersede=True)
-        # Before the first step and not after resuming: a worker may have died in between.
+        # Before the first step, not in the branch above: a worker may have died after `resume`.
         self.store.take_tool_results(session_id)
         state = self._step(session_id, run.run_id)
         while state.status is SessionStatus.ACTIVE:
@@ -127,11 +127,11 @@ class Agent:
         self._tell(outcome, f"step-{state.step_count}", f"turn {run.turn} {outcome}")
 
     def _step(self, session_id: str, run_id: str) -> SessionState:
-        """Ask the model unless tool calls are open, run them, and commit all of it at once."""
+        """Call the model unless tool calls are open, run the tool calls, and commit all of it at once."""
         state = existing_state(self.store, session_id)
         history = self.store.get_messages(session_id).messages
         step = StepInfo(f"step-{state.step_count + 1}", state.step_count + 1)
-        # A worker that died in this step may have left changes of tool calls that this attempt will not make.
+        # A worker that died in this step may have staged changes of calls that this attempt does not make.
         self.store.discard_staging(session_id, step.step_id)
         spending = Spending(self.usage, session_id, run_id, self.kind.agent_type)
         new_messages: list[Message] = []
@@ -149,7 +149,7 @@ class Agent:
             state.status = SessionStatus.COMPLETED
             state.output = {"answer": new_messages[-1]["content"]}
         state.step_count = step.step_count
-        # The step and its pause commit together: no worker sees the one without the other.
+        # The step and its pause commit together.
         with transaction.atomic(using=self.store.alias):
             commit = self.store.save_state_and_promote_staging(
                 session_id, state, new_messages, step, expected_version=state.version, run_id=run_id
@@ -177,7 +177,7 @@ class Agent:
     def _results(
         self, state: SessionState, step: StepInfo, calls: Sequence[dict[str, Any]], spending: Spending
     ) -> list[Message]:
-        """Run the calls side by side; their results are in the order of the calls."""
+        """Run the calls in parallel; their results are in the order of the calls."""
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
             return list(pool.map(lambda call: self._result(state, step, call, spending), calls))
 
@@ -209,19 +209,15 @@ class Agent:
             report=self.report,
             spending=spending,
         )
-        try:
-            with spending.tool(step, call["id"], name):
-                return self.kind.tools[name](tool_call)
-        finally:
-            # Django closes connections at the end of requests; a tool's thread belongs to none.
-            connections.close_all()
+        with spending.tool(step, call["id"], name):
+            return self.kind.tools[name](tool_call)
 
     def _tell(self, kind: str, step_id: str, text: str) -> None:
         self.report(Event(kind, self.kind.agent_type, step_id, text))
 
 
 def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
-    """Decide on every pending call of a session, in whichever process, and return their ids."""
+    """Answer each pending call of a session, in any process, and return the ids of the calls."""
     pending = existing_state(store, session_id).pending_client_tool_calls
     for tool_call_id, call in pending.items():
         store.submit_tool_result(session_id, tool_call_id, approved=approved, approval_id=call["approval_id"])
@@ -229,7 +225,7 @@ def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: boo
 
 
 def existing_state(store: DatabaseStateStore, session_id: str) -> SessionState:
-    """The state of a session that has to be there. Raises `SessionNotFound`."""
+    """The state of a session. Raises `SessionNotFound`."""
     state = store.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
@@ -237,7 +233,7 @@ def existing_state(store: DatabaseStateStore, session_id: str) -> SessionState:
 
 
 def _open_calls(history: Sequence[Message]) -> list[dict[str, Any]]:
-    """The tool calls of the last message, if it is one that asks for any."""
+    """The tool calls of the last message."""
     calls: list[dict[str, Any]] = history[-1].get("tool_calls", []) if history else []
     return calls
 

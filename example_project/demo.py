@@ -1,4 +1,4 @@
-"""What ``manage.py demo`` shows: a trip planned with a killed worker, undisturbed, and up to approval."""
+"""The sessions of ``manage.py demo``: a trip with a killed worker, one without, one up to approval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TripSummary:
-    """A session as the demo leaves it."""
+    """A session of the demo."""
 
     state: SessionState
     messages: list[Message]
@@ -30,7 +30,7 @@ class TripSummary:
     spent: UsageRollup
 
     def same_outcome(self, other: TripSummary) -> bool:
-        """Whether messages, state and the number of steps are equal; times and ids never are."""
+        """Whether messages, state and number of steps are equal. Times and ids are not compared."""
         return self.messages == other.messages and all(
             getattr(self.state, name) == getattr(other.state, name)
             for name in ("status", "step_count", "message_count", "custom_state", "output")
@@ -50,7 +50,7 @@ class TripSummary:
 
 
 def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> list[TripSummary]:
-    """Plan a trip with a worker that is killed, undisturbed, and once more up to its approval."""
+    """Plan a trip with a worker that is killed, one without, and one up to its approval."""
     return [
         _with_killed_worker(store, alias, report),
         _undisturbed(store, report),

@@ -1,4 +1,4 @@
-"""What agents report while they work. Without models, so that a process can import it first of all."""
+"""Events that agents report. Imports no models, so that a new process can import it before setup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Event", "Report"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something an agent did; ``kind`` is ``model``, ``staged``, ``step``, ``paused`` or ``finished``."""
+    """An action of an agent; ``kind`` is ``model``, ``staged``, ``step``, ``paused`` or ``finished``."""
 
     kind: str
     agent_type: str

@@ -1,4 +1,4 @@
-"""An agent that answers live, one word after the other, into a stream that any worker can read."""
+"""An agent that writes its answer word by word into a stream, which any worker can read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from typing import Final
 
 from asgiref.sync import async_to_sync
-from django.db import connections
 from django.http import HttpRequest
 
 from helix_store.core.ids import new_id
@@ -21,30 +20,22 @@ ANSWER: Final = (
     "flight costs 30 euros less, but arrives after the last train into the city. I would take the early one."
 )
 STREAMS_KEY: Final = "live_streams"
-"""Where a visitor's session keeps the ids of the streams that were started for them."""
+"""The key of a visitor's Django session for the ids of their streams."""
 
 _SECONDS_PER_WORD: Final = 0.05
 
 
 def may_watch(request: HttpRequest, stream_id: str) -> bool:
-    """Named by ``HELIX_STORE["STREAM_PERMISSION"]``: everyone sees their own answers and nobody else's."""
+    """For ``HELIX_STORE["STREAM_PERMISSION"]``: a visitor may read only their own streams."""
     return stream_id in request.session.get(STREAMS_KEY, [])
 
 
 def start_answering() -> str:
-    """Let an agent answer in the background and return the id of its stream, which exists already."""
+    """Create a stream, start an agent that answers into it in the background, and return its id."""
     stream_id = f"live-{new_id()}"
     async_to_sync(DatabaseStreamManager().create_writer)(stream_id, new_id(), "travel")
-    threading.Thread(target=_answer_in_thread, args=[stream_id], daemon=True).start()
+    threading.Thread(target=async_to_sync(_answer), args=[stream_id], daemon=True).start()
     return stream_id
-
-
-def _answer_in_thread(stream_id: str) -> None:
-    try:
-        async_to_sync(_answer)(stream_id)
-    finally:
-        # Django closes connections at the end of requests; this thread belongs to none.
-        connections.close_all()
 
 
 async def _answer(stream_id: str) -> None:

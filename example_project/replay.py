@@ -1,4 +1,4 @@
-"""A whole file of recorded conversations through a store, with progress, and a look at what came of it."""
+"""Replays a file of recorded conversations through a store, with progress and verification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Progress = Callable[[str, bool], None]
 
 @dataclass
 class ReplaySummary:
-    """``sessions`` counts the conversations of the file, the next two what this replay wrote of them."""
+    """``sessions`` counts the conversations that were read; the next two fields count what was written."""
 
     sessions: int = 0
     messages_written: int = 0
@@ -35,7 +35,7 @@ class ReplaySummary:
         return asdict(self)
 
     def figures(self) -> dict[str, Any]:
-        """What fits in a line."""
+        """The figures for one line of progress."""
         return {
             "sessions": self.sessions,
             "messages written": self.messages_written,
@@ -48,9 +48,9 @@ class ReplaySummary:
 def replay_file(
     store: DatabaseStateStore, path: Path, *, progress: Progress, stop: Sized, verify: bool
 ) -> ReplaySummary:
-    """Replay every conversation of a file, then verify them all if asked. Safe to repeat.
+    """Replay each conversation of a file, then verify them if ``verify``. Safe to repeat.
 
-    Ends after the conversation in hand as soon as ``stop`` holds anything.
+    Stops after the current conversation once ``stop`` is not empty.
     """
     summary = ReplaySummary()
     started = time.monotonic()
@@ -60,7 +60,7 @@ def replay_file(
         summary.messages_written += written.messages
         summary.steps_written += written.steps
         summary.seconds = round(time.monotonic() - started, 3)
-        # With DEBUG on, Django keeps the text of thousands of statements, and these hold whole messages.
+        # With DEBUG, Django keeps the text of thousands of statements, which contain whole messages.
         reset_queries()
         progress(_line(summary), False)
         if stop:

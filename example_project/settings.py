@@ -59,14 +59,14 @@ ASGI_APPLICATION = "example_project.asgi.application"
 WSGI_APPLICATION = "example_project.wsgi.application"
 
 # IMMEDIATE takes the write lock when a transaction starts: one that reads first and asks for the lock later
-# is refused at once under load, whatever the timeout. FULL keeps a commit through a power cut.
+# is refused at once under load, regardless of the timeout. FULL keeps a commit after a power failure.
 SQLITE_OPTIONS: dict[str, Any] = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
 }
 
-# Written here and not in the URL, where django-environ would read "?pool=true" as the text "true".
+# Not in the URL, where django-environ reads "?pool=true" as the text "true".
 # A pool and not CONN_MAX_AGE: under ASGI a persistent connection would outlive its request.
 POSTGRES_OPTIONS: dict[str, Any] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 10}}
 

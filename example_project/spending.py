@@ -1,7 +1,7 @@
-"""What agents spend, written to the usage ledger: while they run, and for recorded conversations afterwards.
+"""Usage of agents, recorded while they run, and of recorded conversations.
 
-An entry is recorded as soon as something was spent, and not with its step: what a killed worker has spent is
-spent. Its id names the run, so that the worker that goes on counts apart and a repeat counts once.
+An entry is recorded at once and not with its step, because the tokens of a killed worker are used too. Its id
+contains the run id: the next worker records entries with other ids, and a repeat records nothing twice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from helix_store.stores import DatabaseUsageStore
 __all__ = ["PRICED_AS", "Spending", "estimated_tokens", "recorded_entries"]
 
 PRICED_AS: Final = "gpt-4o"
-"""The model whose prices stand in for a script and for recordings."""
+"""The model whose prices are used for scripts and recordings."""
 
 _CHARACTERS_PER_TOKEN: Final = 4
 
 
 def estimated_tokens(read: int, message: Message) -> dict[str, int]:
-    """Tokens of an answer to so many characters; a real model says how many they were."""
+    """Estimated tokens of an answer to ``read`` characters; a real model returns the exact numbers."""
     prompt = read // _CHARACTERS_PER_TOKEN
     completion = len(json.dumps(message)) // _CHARACTERS_PER_TOKEN
     return {"prompt": prompt, "completion": completion, "total": prompt + completion}
@@ -33,7 +33,7 @@ def estimated_tokens(read: int, message: Message) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Spending:
-    """The ledger of one run."""
+    """Records the usage of one run."""
 
     usage: DatabaseUsageStore
     session_id: str
@@ -46,13 +46,13 @@ class Spending:
 
     @contextmanager
     def tool(self, step: StepInfo, tool_call_id: str, tool_name: str) -> Iterator[None]:
-        """Time the call of a tool that is made inside, and see whether it fails."""
+        """Record the duration of the tool call in the block, and whether it fails."""
         with self._timed("tool", step, f"{self.run_id} {tool_call_id}", {"tool_name": tool_name}):
             yield
 
     @contextmanager
     def sub_agent(self, step: StepInfo, agent_type: str, sub_session_id: str) -> Iterator[None]:
-        """The same for a sub-agent, whose own session records what it spends."""
+        """The same for a sub-agent. Its tokens are recorded for its session."""
         own = {"agent_type": agent_type, "sub_session_id": sub_session_id}
         with self._timed("subagent", step, f"{self.run_id} {sub_session_id}", own):
             yield

@@ -42,7 +42,7 @@ class Transcript:
 
     @property
     def title(self) -> str:
-        """The beginning of what the user said first."""
+        """The start of the first user message."""
         wishes = (message.get("content") for message in self.messages if message["role"] == "user")
         first = next((wish for wish in wishes if isinstance(wish, str)), "")
         return _column_text(first[:_TITLE_LENGTH])
@@ -50,14 +50,14 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay wrote; nothing for a conversation that is stored already."""
+    """The counts of what a replay wrote; 0 for a conversation that was stored before."""
 
     messages: int = 0
     steps: int = 0
 
 
 def read_transcripts(path: Path) -> Iterator[Transcript]:
-    """The conversations of a file one by one, in constant memory. Raises `TranscriptError`."""
+    """Iterate over the conversations of a file, in constant memory. Raises `TranscriptError`."""
     name = path.name.removesuffix(".xz").removesuffix(".json")
     try:
         with _opened(path) as stream:
@@ -68,7 +68,7 @@ def read_transcripts(path: Path) -> Iterator[Transcript]:
 
 
 def replay(store: DatabaseStateStore, transcript: Transcript) -> Replayed:
-    """Write a conversation as a session, going on where an earlier replay was stopped. Safe to repeat.
+    """Write a conversation as a session, or continue an earlier replay. Safe to repeat.
 
     A step holds what was said since the one before, up to and including the assistant's message.
     """
@@ -108,14 +108,14 @@ def _commit_turn(store: DatabaseStateStore, state: SessionState, step: StepInfo,
 
 
 def difference(store: DatabaseStateStore, transcript: Transcript) -> str | None:
-    """Where a stored session is not exactly the conversation: in count, order, role, content or type."""
+    """The first difference of a session from its conversation: count, order, role, content or type."""
     stored_count = store.get_message_count(transcript.session_id)
     if stored_count != len(transcript.messages):
         return f"{transcript.session_id}: {stored_count} messages instead of {len(transcript.messages)}"
     for number, (stored, recorded) in enumerate(
         zip(store.iter_messages(transcript.session_id), transcript.messages, strict=True), start=1
     ):
-        # As text, since 1, 1.0 and True are equal in Python, and dicts with another order of keys too.
+        # As text: in Python 1, 1.0 and True are equal, and so are dicts with another order of keys.
         if json.dumps(stored) != json.dumps(recorded):
             return f"{transcript.session_id}: message {number} is not the recorded one"
     return None
@@ -128,7 +128,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _entries(stream: TextIO) -> Iterator[Any]:
-    """The entries of one JSON array, holding little more than the one being read."""
+    """The entries of one JSON array, with little more than one entry in memory."""
     read = json.JSONDecoder().raw_decode
     buffer = stream.read(_CHUNK).lstrip()
     if buffer[:1] != "[":
@@ -141,7 +141,7 @@ def _entries(stream: TextIO) -> Iterator[Any]:
         try:
             entry, position = read(buffer, position)
         except json.JSONDecodeError:
-            # As much again as there is: an entry is then parsed a few times, however long it is.
+            # Doubled each time, so that a long entry is parsed only a few times.
             more = stream.read(max(_CHUNK, len(buffer) - position))
             if not more:
                 raise
@@ -170,7 +170,7 @@ def _transcript(session_id: str, entry: Any) -> Transcript:
 
 
 def _column_text(text: str) -> str:
-    """Without what messages may hold and columns may not: NUL and lone surrogates."""
+    """Without NUL and lone surrogates, which columns do not accept."""
     return "".join(character for character in text if character.isprintable())
 
 

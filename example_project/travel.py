@@ -17,7 +17,7 @@ __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
 
 @dataclass(frozen=True)
 class ScriptedModel:
-    """Says its lines one after the other; the history alone decides which is next, as with a real model."""
+    """Returns its lines in order. Only the history decides which is next, as with a real model."""
 
     lines: tuple[Message, ...]
 
@@ -47,7 +47,7 @@ def _says(text: str) -> Message:
 
 
 def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
-    """Run the adviser as a session of its own; a second attempt goes on with the session of the first."""
+    """Run the adviser in a sub-session. A second attempt continues the sub-session of the first."""
     store, question = call.store, call.arguments["question"]
     sub_session_id = f"{call.session_id}.{call.tool_call_id}"
     ref = SubSessionRef(
@@ -118,13 +118,13 @@ PLANNER: Final = AgentKind(
 
 
 def start_trip(store: DatabaseStateStore, session_id: str, *, title: str) -> None:
-    """Open a session with the traveller's wish; nothing has run yet."""
+    """Create a session with the traveller's request."""
     wish = "Plan a weekend in Lisbon for two of us from Vienna, and book it."
     _start(store, session_id, PLANNER.agent_type, wish, title=title, user_id="ana@example.org")
 
 
 def _start(store: DatabaseStateStore, session_id: str, agent_type: str, wish: str, **fields: Any) -> None:
-    """Open a session with a wish, or find it as a worker that died has left it."""
+    """Create a session with a request, or find the session of a worker that died."""
     state = store.load_state(session_id) or store.create_session(
         session_id, agent_type=agent_type, tags=["demo"], **fields
     )

@@ -1,4 +1,4 @@
-"""The page on which an agent answers live."""
+"""The page with a live answer of an agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from example_project.live import STREAMS_KEY, start_answering
 
 __all__ = ["ask", "ask_page", "live_page"]
 
-# Nothing inline and nothing from elsewhere: stored text could run nothing even if it were taken for markup.
+# No inline scripts and no other hosts: stored text cannot run, even if it were read as markup.
 _CONTENT_SECURITY_POLICY = "default-src 'self'"
 
 
@@ -28,7 +28,7 @@ def ask(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def live_page(request: HttpRequest, stream_id: str) -> HttpResponse:
-    """The answer as it is written; reloading goes on after the last word that was shown."""
+    """The answer while it is written. A reload continues after the last word that was shown."""
     return _page(request, stream_id)
 
 

@@ -1,4 +1,4 @@
-"""Agents in processes of their own: one that is killed in the middle of a step, and one that goes on."""
+"""Agents in separate processes: one is killed in the middle of a step, the next one continues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_in_process(alias: str, tenant: str, session_id: str, *, approves: bool =
 
 
 def run_until_killed(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
-    """Run the session in another process and kill that when a call of its second step has staged changes.
+    """Run the session in another process, and kill it when a call of its second step has staged changes.
 
     The first step is committed then, and the second one is half done. The signal is SIGKILL: nothing in the
     process can tidy up.
@@ -62,7 +62,7 @@ class _Worker:
         self, alias: str, tenant: str, session_id: str, *, stops_at: str | None, approves: bool = False
     ) -> None:
         self._connection, connection = _PROCESSES.Pipe()
-        # The settings as they are here, so that the tests' process works on the tests' database.
+        # The current settings, so that a test's process uses the test database.
         database = dict(connections[alias].settings_dict)
         self.process = _PROCESSES.Process(
             target=_work,
@@ -98,11 +98,11 @@ def _work(
     approves: bool,
     connection: Connection,
 ) -> None:
-    # Ctrl-C reaches every process of a terminal; the parent ends this one.
+    # Ctrl-C is sent to all processes of a terminal; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not apps.ready:
         django.setup()
-    # Models can be imported only now.
+    # Models can be imported only after setup.
     from example_project.agent import Agent, answer_approval
     from example_project.travel import PLANNER
     from helix_store.stores import DatabaseStateStore
@@ -115,7 +115,7 @@ def _work(
         with sending:
             connection.send(event)
         if _is_end(event, stops_at):
-            # Nothing is ever sent here: this waits until the process is killed, or ends with its parent.
+            # The parent sends nothing: this waits until the process is killed or its parent ends.
             connection.recv()
 
     try:

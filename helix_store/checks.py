@@ -1,7 +1,7 @@
-"""System checks: what would lose data or fail later, said before it does.
+"""System checks of settings and databases that would lose data or fail later.
 
-Only `check_postgres_durability` and the live half of `check_sqlite_settings` ask a database, and only when
-``check --database`` or ``migrate`` names one.
+Only `check_postgres_durability` and `check_sqlite_settings` query a database, and only one that
+``check --database`` or ``migrate`` names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SQLITE_OPTIONS_HINT: Final = (
 
 @register("helix_store")
 def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown keys, E002 a table prefix that cannot be used, E004 values of the wrong kind."""
+    """E001 unknown keys, E002 an invalid table prefix, E004 invalid values."""
     try:
         configured = conf.configured()
     except ImproperlyConfigured as exc:
@@ -97,7 +97,7 @@ def _wrong_values() -> Iterable[str]:
 
 @register("helix_store")
 def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """E003: the routers send sessions to a database that is not configured."""
+    """E003: the database of sessions is not in DATABASES."""
     alias = router.db_for_write(Session)
     if alias in connections:
         return []
@@ -114,7 +114,7 @@ def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckM
 def check_sqlite_settings(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits that are not synced."""
+    """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits without sync."""
     messages: list[CheckMessage] = []
     for connection in _store_connections("sqlite"):
         options = connection.settings_dict.get("OPTIONS", {})
@@ -149,7 +149,7 @@ def check_sqlite_settings(
 
 
 def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
-    """Journal mode and synchronous level: of the database when it may be asked, else of its settings."""
+    """Journal mode and synchronous level: of the database if ``ask``, else of its settings."""
     if ask:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode")
@@ -166,7 +166,7 @@ def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str,
 
 @register("helix_store", deploy=True)
 def check_sqlite_version(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """W004: an SQLite that can lose a WAL reset; only under ``check --deploy``."""
+    """W004: an SQLite version with the WAL-reset bug; only under ``check --deploy``."""
     if sqlite3.sqlite_version_info >= _FIRST_SAFE_SQLITE:
         return []
     return [
@@ -182,13 +182,13 @@ def check_sqlite_version(app_configs: Apps = None, **kwargs: Any) -> list[CheckM
 
 @register("helix_store")
 def check_connections_under_asgi(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """W005: persistent connections in an ASGI project; I005: the same where ASGI is not known."""
+    """W005: persistent connections in an ASGI project; I005: in a project without ASGI_APPLICATION."""
     served_by_asgi = bool(getattr(settings, "ASGI_APPLICATION", None))
     level, id_ = (Warning, "helix_store.W005") if served_by_asgi else (Info, "helix_store.I005")
     return [
         level(
-            f"The database {connection.alias!r} keeps connections open (CONN_MAX_AGE): under ASGI every "
-            "request has a thread of its own, so that they are never used again and pile up.",
+            f"The database {connection.alias!r} keeps connections open (CONN_MAX_AGE): under ASGI each "
+            "request has a new thread, so that connections are not used again and accumulate.",
             hint='Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
             id=id_,
         )
@@ -201,7 +201,7 @@ def check_connections_under_asgi(app_configs: Apps = None, **kwargs: Any) -> lis
 def check_postgres_durability(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E010: commits are acknowledged before they are on disk. E011: a crash can corrupt the database."""
+    """E010: commits return before they are on disk. E011: a crash can corrupt the database."""
     messages: list[CheckMessage] = []
     for connection in _store_connections("postgresql"):
         if connection.alias not in (databases or ()):
@@ -231,7 +231,7 @@ def check_postgres_durability(
 
 
 def _store_connections(vendor: str) -> list[BaseDatabaseWrapper]:
-    """Connections of the databases that may hold sessions: those that the app may migrate."""
+    """Connections of the databases that may have the app's tables."""
     return [
         connections[alias]
         for alias in connections

@@ -1,6 +1,6 @@
-"""The one settings dict, ``HELIX_STORE``: typed accessors that read it live.
+"""The settings dict ``HELIX_STORE``: one typed function per key, which reads the current value.
 
-Only ``TABLE_PREFIX`` is fixed at start, because Django fixes table names when models are loaded.
+Only ``TABLE_PREFIX`` is fixed at start, because Django sets table names when it loads the models.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
 
 def configured() -> dict[str, Any]:
-    """The dict as the project wrote it; an empty one when there is none."""
+    """The dict of the project's settings; an empty one by default."""
     value = getattr(settings, "HELIX_STORE", {})
     if not isinstance(value, dict):
         raise ImproperlyConfigured("HELIX_STORE must be a dict.")
@@ -54,32 +54,32 @@ def configured() -> dict[str, Any]:
 
 
 def get(name: str) -> Any:
-    """The value of one key, or its default, as the project wrote it. For the checks of settings."""
+    """The unchecked value of one key, or its default. For the system checks."""
     return configured().get(name, DEFAULTS[name])
 
 
 def default_lock_ttl_ms() -> int:
-    """How long a term of a lock lasts, in milliseconds."""
+    """The default term of a lock, in milliseconds."""
     return get("DEFAULT_LOCK_TTL_MS")  # type: ignore[no-any-return]
 
 
 def workspace_providers() -> dict[str, str]:
-    """Dotted paths of workspace providers, by the name that workspace refs use."""
+    """Dotted paths of workspace providers, by the name in workspace refs."""
     return get("WORKSPACE_PROVIDERS")  # type: ignore[no-any-return]
 
 
 def stream_permission() -> str | None:
-    """The dotted path of the function that decides who may read a stream."""
+    """The dotted path of the function that checks the permission to read a stream."""
     return get("STREAM_PERMISSION")  # type: ignore[no-any-return]
 
 
 def async_threads() -> int:
-    """How many threads run asynchronous calls; 0 for the thread that Django keeps for synchronous code."""
+    """The number of threads for asynchronous calls; 0 for Django's own thread for synchronous code."""
     return get("ASYNC_THREADS")  # type: ignore[no-any-return]
 
 
 def page_size() -> int:
-    """How many rows background work reads at once."""
+    """The number of rows that background work reads at once."""
     return get("PAGE_SIZE")  # type: ignore[no-any-return]
 
 
@@ -88,13 +88,15 @@ def fast_paths() -> bool:
     return bool(get("FAST_PATHS"))
 
 
-def limits() -> Limits:
-    """The byte limits of ``HELIX_STORE["LIMITS"]`` over the defaults."""
-    given = get("LIMITS")
-    if given == {}:
+def limits(given: Limits | None = None) -> Limits:
+    """The limits that a store was given, else ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    if given is not None:
+        return given
+    configured = get("LIMITS")
+    if configured == {}:
         return _DEFAULT_LIMITS
     try:
-        return Limits(**given)
+        return Limits(**configured)
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["LIMITS"]: {exc}') from exc
 
@@ -120,7 +122,7 @@ def table_prefix_problem(prefix: object) -> str | None:
 
 
 def require_usable_prefix() -> None:
-    """Refuse to work under a bad prefix: models fall back to the default one so that checks can report it."""
+    """Raise `ImproperlyConfigured` for a bad prefix. Models load with the default, so that checks can run."""
     if problem := table_prefix_problem(get("TABLE_PREFIX")):
         raise ImproperlyConfigured(f'HELIX_STORE["TABLE_PREFIX"] cannot be used: {problem}.')
 

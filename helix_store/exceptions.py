@@ -1,6 +1,6 @@
-"""Every error the package raises, under one root.
+"""The errors of the package, under one root class.
 
-The class docstring is the default message. Errors carry attributes, survive pickling, and never hold
+The class docstring is the default message. Errors have attributes, can be pickled, and never contain
 payload text, connection strings or the database's DETAIL.
 """
 
@@ -41,7 +41,7 @@ Applied = Literal["no", "yes", "unknown"]
 
 
 class HelixStoreError(Exception):
-    """The store could not do what was asked."""
+    """The store could not run the operation."""
 
     code: ClassVar[str] = "store_error"
     retryable: bool = False
@@ -61,7 +61,7 @@ class HelixStoreError(Exception):
         return (_rebuild, (type(self), str(self), self.attributes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Code, message, flags and attributes as plain values, for logs and HTTP answers."""
+        """Code, message, flags and attributes as plain values, for logs and HTTP responses."""
         return {
             "code": self.code,
             "message": str(self),
@@ -81,13 +81,13 @@ def _rebuild(cls: type[HelixStoreError], message: str, attributes: dict[str, Any
 
 
 class NotFoundError(HelixStoreError):
-    """Nothing with this id is known here."""
+    """There is nothing with this id."""
 
     code = "not_found"
 
 
 class SessionNotFound(NotFoundError):
-    """No session with this id is known here."""
+    """There is no session with this id."""
 
     code = "session_not_found"
     session_id: str
@@ -117,7 +117,7 @@ class RunNotFound(NotFoundError):
 
 
 class StreamNotFound(NotFoundError):
-    """No stream with this id is known here."""
+    """There is no stream with this id."""
 
     code = "stream_not_found"
     stream_id: str
@@ -156,7 +156,7 @@ class IdempotencyConflict(ConflictError):
 
 
 class StaleStateError(HelixStoreError):
-    """The session has moved on since it was read; load it again and redo the change."""
+    """The session was changed after it was read; load it again and redo the change."""
 
     code = "stale_state"
     expected_version: int
@@ -172,7 +172,7 @@ class StaleStateError(HelixStoreError):
 
 
 class FencedOutError(HelixStoreError):
-    """A newer holder has taken this lock; this worker must stop."""
+    """A newer holder has the lock; this worker must stop."""
 
     code = "fenced_out"
     token: int
@@ -180,7 +180,7 @@ class FencedOutError(HelixStoreError):
 
     def __init__(self, token: int, current_token: int) -> None:
         super().__init__(
-            f"Fencing token {token} is older than {current_token}: a newer holder has taken the lock; "
+            f"Fencing token {token} is older than {current_token}: a newer holder has the lock; "
             "this worker must stop.",
             token=token,
             current_token=current_token,
@@ -188,7 +188,7 @@ class FencedOutError(HelixStoreError):
 
 
 class LockLostError(HelixStoreError):
-    """This term of the lock is over; acquire it again before going on."""
+    """The lock has expired or was released; acquire it again before you continue."""
 
     code = "lock_lost"
 
@@ -242,13 +242,13 @@ class PatchError(HelixStoreError):
 
 
 class InvalidCursor(HelixStoreError):
-    """The cursor is not one that this query handed out; start from the first page."""
+    """The cursor does not belong to this query; start from the first page."""
 
     code = "invalid_cursor"
 
 
 class InvalidQuery(HelixStoreError):
-    """The query is not one the store understands."""
+    """The query is invalid."""
 
     code = "invalid_query"
 
@@ -257,13 +257,13 @@ class InvalidQuery(HelixStoreError):
 
 
 class StreamClosed(HelixStoreError):
-    """The stream takes no more chunks; reactivate it or write to another one."""
+    """The stream accepts no more chunks; reactivate it or write to another stream."""
 
     code = "stream_closed"
 
 
 class StreamTruncated(HelixStoreError):
-    """Chunks before this position have been removed; load the session and read on from the oldest."""
+    """Chunks before this position were removed; load the session and read from the oldest chunk."""
 
     code = "stream_truncated"
     oldest: int
@@ -319,6 +319,6 @@ class IntegrityFault(HelixStoreError):
 
 
 class NotSupportedOnBackend(HelixStoreError):
-    """This database cannot do what was asked."""
+    """This database does not support the operation."""
 
     code = "not_supported_on_backend"

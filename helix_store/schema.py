@@ -1,4 +1,4 @@
-"""Which version of the schema a database has."""
+"""The schema version of a database."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from django.db.migrations.recorder import MigrationRecorder
 __all__ = ["LATEST_VERSION", "current_version"]
 
 LATEST_VERSION = 7
-"""The newest schema version of the source documents; the package's own additions are migrations 0008 on."""
+"""The newest schema version of the source documents. Migrations from 0008 are additions to it."""
 
 
 def current_version(using: str | None = None) -> int:
-    """The schema version (1 to 7) that ``migrate`` has brought this database to; 0 before the first one.
+    """The schema version (1 to 7) of a database by its applied migrations; 0 without any.
 
-    Reads the migration record in one query. Source: the migrations table of the PostgreSQL store document.
+    Runs one query. Source: the migrations table of the PostgreSQL store document.
     """
     recorder = MigrationRecorder(connections[using or DEFAULT_DB_ALIAS])
     applied = {int(name[:4]) for app, name in recorder.applied_migrations() if app == "helix_store"}

@@ -1,4 +1,4 @@
-"""What every page has in common: nothing is written, lists read heads, and no list counts a whole table."""
+"""The base of all pages: read-only, without payloads in lists, and without counts of whole tables."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ else:
 __all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
 
 OF_SESSION: Final = "session__id__exact"
-"""The filter of a list that shows the rows of one session."""
+"""The filter of a list for the rows of one session."""
 
 _KEY: Final = re.compile("[0-9]{1,18}")
 
 
 class BoundedPaginator(AnyPaginator):
-    """Counts and shows the first rows only: counting all of a large table takes longer than its page."""
+    """Counts and shows the first rows only: to count a large table takes longer than to show a page."""
 
     max_rows = 10_000
 
@@ -53,10 +53,10 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """A page to look at, whatever the user may do elsewhere.
+    """A page without add, change and delete, whatever permissions the user has.
 
-    Payloads, which may be megabytes each, are read by the pages that show them. Columns are not sortable: no
-    index would serve most of them.
+    Payloads may be megabytes: only the pages that show them read them. Columns are not sortable, because most
+    have no index.
     """
 
     actions = None
@@ -86,7 +86,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return self._url(model, "change", key)
 
     def list_url(self, model: type[Model], **filters: Any) -> str:
-        """The list of a model, narrowed by exact values."""
+        """The list of a model, filtered by exact values."""
         return f"{self._url(model, 'changelist')}?{urlencode(filters)}"
 
     def _url(self, model: type[Model], view: str, *arguments: Any) -> str:
@@ -95,9 +95,9 @@ class ReadOnlyAdmin(ModelAdmin):
 
 
 class SessionChildAdmin(ReadOnlyAdmin):
-    """A page of rows that belong to a session; a row whose session is gone does not appear.
+    """A page of rows that belong to a session; rows of deleted sessions are not shown.
 
-    A list of one session's rows names the session once, above it.
+    A list of one session's rows shows the session once, above the list.
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -114,7 +114,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
         return super().changelist_view(request, above | (extra_context or {}))
 
     def _named_session(self, key: str) -> SafeString | None:
-        # The list itself answers what is no key; Python refuses to read numbers of thousands of digits.
+        # The list reports an invalid key. Python refuses to parse numbers of thousands of digits.
         session = Session.objects.filter(pk=key).only("session_id").first() if _KEY.fullmatch(key) else None
         return None if session is None else self.session_link(session)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what a session's state was after a step."""
+"""Checkpoints: the state of a session after a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import (
     NOTHING,
     badge,
+    hide_secrets,
     identifier,
     json_block,
 )
@@ -21,7 +22,6 @@ from helix_store.admin.payloads import (
     payload_of,
     whole_state,
 )
-from helix_store.admin.readable import hide_secrets
 from helix_store.models import Checkpoint, CheckpointKind
 
 __all__ = ["CheckpointAdmin", "without_secrets"]
@@ -54,7 +54,7 @@ class CheckpointAdmin(SessionChildAdmin):
     readonly_fields = ("of_session", "status_badge", "custom_state", "rest_of_state")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # A state between checkpoints is shown on its session's page, a base in the states that build on it.
+        # A state between checkpoints is shown on its session's page, a base in the states that need it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
     @admin.display(description="checkpoint")
@@ -91,7 +91,7 @@ class CheckpointAdmin(SessionChildAdmin):
 
 
 def without_secrets(envelope: Any) -> Any:
-    """The rest of a state with its tracing context hidden."""
+    """The rest of a state, with a hidden tracing context."""
     if not isinstance(envelope, dict) or "tracing_context" not in envelope:
         return envelope
     return {**envelope, "tracing_context": hide_secrets(envelope["tracing_context"])}

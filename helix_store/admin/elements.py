@@ -1,7 +1,9 @@
-"""Pieces of pages. Everything stored passes ``format_html``, so that it is text and nothing else."""
+"""Pieces of pages. Stored text passes `format_html` or `printable`, so that it is displayed as text only."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
@@ -12,28 +14,33 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
 
-from helix_store.admin.readable import json_start, printable
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 
 __all__ = [
+    "HIDDEN",
     "JSON_LIMIT",
     "NOTHING",
     "badge",
     "counted",
     "distance",
+    "format_time",
+    "hide_secrets",
     "identifier",
     "json_block",
+    "json_start",
     "link",
-    "moment",
     "narrow",
     "note",
+    "one_line",
+    "printable",
     "table",
     "text_block",
     "under",
 ]
 
 NOTHING: Final = "-"
+HIDDEN: Final = "[hidden]"
 
 JSON_LIMIT: Final = 20_000
 """Characters of a document that a page shows."""
@@ -53,8 +60,21 @@ _TONES: Final = {
 }
 
 
+# A page with a lone surrogate cannot be encoded. Marks of the reading direction make a text look like
+# another text.
+_NOT_PRINTABLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+_write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
+
+_NO_SECRETS: Final = frozenset(
+    {"trace_id", "span_id", "parent_id", "parent_span_id", "trace_flags", "traceparent", "sampled"}
+)
+
+
 def badge(label: str) -> SafeString:
-    """A status as a coloured label; one that is not known is grey."""
+    """A status as a coloured label; an unknown status is grey."""
     return format_html(
         '<span class="helix-badge helix-badge-{}">{}</span>', _TONES.get(label, "plain"), printable(label)
     )
@@ -70,12 +90,12 @@ def identifier(text: str) -> SafeString:
 
 
 def narrow(text: str) -> SafeString:
-    """A text that may break anywhere rather than push other columns out."""
+    """A text that may break at each character, so that it keeps its column narrow."""
     return format_html('<span class="helix-narrow">{}</span>', printable(text))
 
 
 def under(text: str) -> SafeString:
-    """A second, quiet line of a cell."""
+    """A second line of a cell, in a weaker colour."""
     return format_html('<span class="helix-under">{}</span>', printable(text))
 
 
@@ -83,20 +103,22 @@ def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
-def moment(value: datetime) -> str:
-    """A time as the admin shows times, but as text, which a list may break into two lines."""
+def format_time(value: datetime) -> str:
+    """A time in the admin's format, as text, which a list may break into two lines."""
     return str(formats.localize(timezone.localtime(value) if timezone.is_aware(value) else value))
 
 
 def distance(value: datetime) -> SafeString:
-    """How far a time is from now, which is short; the time itself appears under the pointer."""
+    """The distance of a time from now, with the time as a tooltip."""
     is_past = value <= timezone.now()
     words = f"{timesince(value, depth=1)} ago" if is_past else f"in {timeuntil(value, depth=1)}"
-    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment(value), words)
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', value.isoformat(), format_time(value), words
+    )
 
 
 def text_block(text: str) -> SafeString:
-    """A text with its lines, cut when it is very long."""
+    """A text with its lines, cut if it is very long."""
     ending = note(f"Cut after {JSON_LIMIT:,} characters.") if len(text) > JSON_LIMIT else ""
     return format_html('<pre class="helix-text">{}</pre>{}', printable(text[:JSON_LIMIT]), ending)
 
@@ -106,9 +128,9 @@ def note(text: str) -> SafeString:
 
 
 def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None) -> SafeString | str:
-    """A stored document to read: folded when it is long, cut when it is very long.
+    """A stored document: folded if it is long, cut if it is very long.
 
-    ``shown`` turns the document into what may be seen of it. A text that cannot be read becomes a note.
+    ``shown`` returns the part of the document that may be shown. A text that cannot be read becomes a note.
     """
     if stored is None:
         return NOTHING
@@ -116,7 +138,7 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
         document = decode(stored)
         text, is_cut = json_start(document if shown is None else shown(document), JSON_LIMIT)
     except (IntegrityFault, RecursionError):
-        return note("What is stored here cannot be read as JSON.")
+        return note("The stored text cannot be read as JSON.")
     line_count = text.count("\n") + 1
     return format_html(
         '<details class="helix-json"{}><summary>{} lines of JSON</summary><pre>{}</pre>{}</details>',
@@ -128,7 +150,7 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int) -> SafeString | str:
-    """At most ``limit`` rows, with a note when there are more; nothing at all without any row."""
+    """At most ``limit`` rows, with a note if there are more; a dash without any."""
     seen = list(islice(rows, limit + 1))
     if not seen:
         return NOTHING
@@ -148,5 +170,46 @@ def _cell(value: Any) -> Any:
     if value is None:
         return NOTHING
     if isinstance(value, datetime):
-        return moment(value)
+        return format_time(value)
     return printable(value) if type(value) is str else value
+
+
+def printable(text: str) -> str:
+    """The text with invisible characters as escapes."""
+    return _NOT_PRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def one_line(text: str, limit: int) -> str:
+    """The start of a text in one line."""
+    line = " ".join(printable(text[: 4 * limit]).split())
+    return line if len(line) <= limit and len(text) <= 4 * limit else line[:limit].rstrip() + "…"
+
+
+def json_start(value: Any, limit: int) -> tuple[str, bool]:
+    """The first ``limit`` characters of a value as indented JSON, and whether there are more.
+
+    The rest is not written. Raises ``RecursionError`` for a value nested deeper than Python's stack.
+    """
+    pieces: list[str] = []
+    length = 0
+    for piece in _write_in_pieces(value):
+        pieces.append(piece)
+        length += len(piece)
+        if length > limit:
+            return "".join(pieces)[:limit], True
+    return "".join(pieces), False
+
+
+def hide_secrets(tracing: Any) -> Any:
+    """A tracing context in which only the values that identify a trace are shown.
+
+    Vendors store keys and headers under various names, so a list of secret names would not be complete.
+    """
+    if isinstance(tracing, dict):
+        return {
+            key: value if key in _NO_SECRETS and not isinstance(value, dict | list) else hide_secrets(value)
+            for key, value in tracing.items()
+        }
+    if isinstance(tracing, list):
+        return [hide_secrets(item) for item in tracing]
+    return None if tracing is None else HIDDEN

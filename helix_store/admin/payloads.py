@@ -1,7 +1,7 @@
-"""Payload columns, read so that one damaged text does not take its whole page along.
+"""Reading payload columns, so that one damaged text does not break a whole page.
 
-SQLite stores any bytes as text, and a statement that fetches what is not UTF-8 fails. So pages fetch a row
-without its payloads, and the payloads in a form that always arrives.
+SQLite stores any bytes as text, and a statement that fetches text which is not UTF-8 fails. So pages fetch a
+row without its payloads, and the payloads as bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from helix_store.sessions.deltas import apply_deltas
 __all__ = ["PayloadText", "payload_of", "whole_state", "with_payloads", "without_payloads"]
 
 _UNREADABLE: Final = ""
-"""What stands for text that is not UTF-8: no payload is empty, so this cannot be read either."""
+"""Replaces text that is not UTF-8. No payload is empty, so this cannot be read either."""
 
 _SUFFIX: Final = "_text"
 
 
-class _ArrivingText(TextField):  # type: ignore[type-arg]  # not a generic class at run time
+class _TextOrUnreadable(TextField):  # type: ignore[type-arg]  # not a generic class at run time
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
         try:
             text: str | None = value.decode() if isinstance(value, bytes) else value
@@ -34,30 +34,30 @@ class _ArrivingText(TextField):  # type: ignore[type-arg]  # not a generic class
 
 
 class PayloadText(Func):
-    """A payload, or a part of one, that can be fetched whatever it holds."""
+    """A payload, or a part of one, that can be fetched even if it is damaged."""
 
     template = "%(expressions)s"
     arity = 1
-    output_field = _ArrivingText()
+    output_field = _TextOrUnreadable()
 
     def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper, **context: Any) -> Any:
         return super().as_sql(compiler, connection, template="CAST(%(expressions)s AS BLOB)", **context)
 
 
 def without_payloads(queryset: QuerySet[Any], *, session: bool = False) -> QuerySet[Any]:
-    """Rows, and with ``session`` the sessions joined to them, whose payloads are not fetched."""
+    """Rows without their payloads; with ``session`` also without those of the joined session."""
     joined = [f"session__{column}" for column in _columns(Session)] if session else []
     return queryset.defer(*_columns(queryset.model), *joined)
 
 
 def with_payloads(queryset: QuerySet[Any]) -> QuerySet[Any]:
-    """Rows whose payloads `payload_of` finds without a query for each."""
+    """Rows with their payloads, so that `payload_of` needs no query."""
     rows: QuerySet[Any] = without_payloads(queryset).annotate(**_texts(queryset.model))
     return rows
 
 
 def payload_of(row: Any, column: str) -> str | None:
-    """The text of a payload column; one query for all of a row's payloads, the first time."""
+    """The text of a payload column. The first call for a row reads all of its payloads by one query."""
     if column + _SUFFIX not in row.__dict__:
         same_row = type(row)._base_manager.using(row._state.db).filter(pk=row.pk)
         row.__dict__.update(same_row.values(**_texts(type(row))).get())
@@ -66,7 +66,7 @@ def payload_of(row: Any, column: str) -> str | None:
 
 
 def whole_state(payload: str, base: str | None) -> str:
-    """The state that a delta and its base stand for, or the delta as it is stored when they do not fit."""
+    """The state of a delta and its base, or the stored delta if it cannot be applied."""
     try:
         return apply_deltas(base or _UNREADABLE, [payload])
     except IntegrityFault:

@@ -10,13 +10,13 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import (
     NOTHING,
     badge,
+    format_time,
     identifier,
     json_block,
-    moment,
+    one_line,
     under,
 )
 from helix_store.admin.payloads import payload_of
-from helix_store.admin.readable import one_line
 from helix_store.models import Run
 
 __all__ = ["RunAdmin"]
@@ -59,11 +59,11 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description="started")
     def started(self, run: Run) -> str:
-        return moment(run.started_at)
+        return format_time(run.started_at)
 
     @admin.display(description="ended", empty_value=NOTHING)
     def ended(self, run: Run) -> str | None:
-        return None if run.ended_at is None else moment(run.ended_at)
+        return None if run.ended_at is None else format_time(run.ended_at)
 
     @admin.display(description="status")
     def status_badge(self, run: Run) -> SafeString:

@@ -16,6 +16,7 @@ from helix_store.admin.elements import (
     NOTHING,
     badge,
     counted,
+    hide_secrets,
     identifier,
     json_block,
     link,
@@ -28,7 +29,6 @@ from helix_store.admin.payloads import (
     whole_state,
     with_payloads,
 )
-from helix_store.admin.readable import hide_secrets
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
@@ -70,7 +70,7 @@ _IN_ENVELOPE_ONLY = ("output", "error", "workspace_refs")
 
 
 class SessionPage(ReadOnlyAdmin):
-    """The fields of a session's page, each a column or a piece that is read for it."""
+    """The page of a session: its columns, and related rows."""
 
     fieldsets = (
         (
@@ -145,7 +145,7 @@ class SessionPage(ReadOnlyAdmin):
     )
 
     def get_fieldsets(self, request: HttpRequest, obj: Session | None = None) -> Any:
-        """Without the fields that this session has no value for."""
+        """The fields that have a value."""
         return [
             (heading, {"fields": [name for name in options["fields"] if _has_value(obj, name)]})
             for heading, options in self.fieldsets
@@ -212,7 +212,7 @@ class SessionPage(ReadOnlyAdmin):
     def _session_links(
         self, session: Session, session_ids: Iterable[str | None]
     ) -> dict[str | None, SafeString | str]:
-        """A link per id whose session exists in the same tenant, else the id itself."""
+        """A link for each id of a session of the same tenant; for other ids the id."""
         wanted = {session_id for session_id in session_ids if session_id is not None}
         found = _sessions_beside(session).filter(tenant=session.tenant, session_id__in=wanted)
         links: dict[str | None, SafeString | str] = {each: identifier(each) for each in wanted}
@@ -283,7 +283,7 @@ class SessionPage(ReadOnlyAdmin):
 
 
 def _has_value(session: Session | None, name: Any) -> bool:
-    """Whether there is anything to show; an empty payload is damage, and shown."""
+    """Whether there is a value to show. An empty payload is damaged, and shown."""
     if name in _PAYLOADS:
         return payload_of(session, _PAYLOADS[name]) is not None
     return name not in _MAY_BE_EMPTY or getattr(session, name) not in (None, "", [], {})
@@ -302,7 +302,7 @@ def _current_row(session: Session, *columns: str | PayloadText) -> tuple[Any, ..
 
 
 def _outcome(envelope: Any) -> Any:
-    """What a state holds beside the columns of its session."""
+    """The fields of a state that are not columns of its session."""
     if not isinstance(envelope, dict):
         return envelope
     return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}

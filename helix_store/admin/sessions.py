@@ -16,9 +16,9 @@ from helix_store.admin.elements import (
     distance,
     identifier,
     narrow,
+    one_line,
     under,
 )
-from helix_store.admin.readable import one_line
 from helix_store.admin.session_page import SessionPage
 from helix_store.models import Session
 
@@ -28,7 +28,7 @@ _TITLE_LENGTH = 80
 
 
 class AgentTypeFilter(SimpleListFilter):
-    """Offers the agent types of the newest sessions: the types of all of them would take a scan."""
+    """Offers the agent types of the newest sessions: those of all sessions would need a full scan."""
 
     title = "agent type"
     parameter_name = "agent_type"

@@ -1,4 +1,4 @@
-"""Two more faces of the store: checkpoints of graphs, and snapshots of agents."""
+"""Checkpointers on the tables of the state store: checkpoints of graphs, and snapshots of agents."""
 
 from helix_store.checkpointers.graph.store import GraphCheckpointStore
 from helix_store.checkpointers.snapshots.claims import Claim

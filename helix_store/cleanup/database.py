@@ -1,161 +1,147 @@
-"""Expired sessions and overdue calls in the database, of one tenant or of all."""
+"""Cleanup of a database, for one tenant or for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from helix_store.cleanup.any_store import Page
-from helix_store.cleanup.candidates import (
-    SeenSession,
-    SessionKey,
-    Settlement,
-)
+from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
 from helix_store.core.contracts import StateStore
 from helix_store.core.payloads import decode
 from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Unindexed, beyond
+from helix_store.engine.expressions import NoIndexHint, after_keyset
+from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
-from helix_store.models.sessions import NON_TERMINAL
+from helix_store.models.sessions import NON_TERMINAL, SessionQuerySet
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.database.trees import delete_tree, tree_keys
 from helix_store.sessions.tool_calls import due_calls
 
-__all__ = ["DatabaseExpiry", "mark_without_refs"]
+__all__ = ["DatabaseCleanup"]
+
+_MARK: Final = f"""UPDATE {table(Session)}
+    SET status = '{SessionStatus.FAILED.value}', failure_reason = '{SESSION_EXPIRED}',
+        version = version + 1, updated_at = %(marked_at)s
+    WHERE id IN ({{unchanged}}) RETURNING id"""
+_IS_EXPIRED: Final = f"""
+    status IN ({", ".join(f"'{status}'" for status in NON_TERMINAL)}) AND expires_at <= %(now)s"""
+
+_MARK_IN_BULK: Final = Statement(
+    # A session that another transaction has locked is skipped: it is marked later and alone.
+    postgresql=_MARK.format(
+        unchanged=f"""
+            SELECT s.id FROM {table(Session)} AS s
+            JOIN jsonb_to_recordset(%(candidates)s::jsonb) AS c(id bigint, version bigint)
+                ON s.id = c.id AND s.version = c.version
+            WHERE {_IS_EXPIRED} FOR NO KEY UPDATE OF s SKIP LOCKED"""
+    ),
+    sqlite=_MARK.format(
+        unchanged=f"""
+            SELECT id FROM {table(Session)}
+            WHERE (id, version) IN (
+                SELECT json_extract(value, '$.id'), json_extract(value, '$.version')
+                FROM json_each(%(candidates)s)
+            ) AND {_IS_EXPIRED}"""
+    ),
+)
+"""Mark those of the candidates whose version is unchanged, and return their keys."""
 
 
-def mark_without_refs(db: Database, keys: Sequence[SessionKey], now: datetime) -> list[SessionKey]:
-    """Mark the sessions that own nothing and that nobody is busy with; return the others."""
-    seen = db.query(
-        lambda: list(
-            Session.objects.using(db.alias)
-            .filter(pk__in=[key.key for key in keys])
-            .values_list("pk", "version", "current__envelope")
-        )
-    )
-    free = [(key, version) for key, version, envelope in seen if _owns_nothing(envelope)]
-    if not free:
-        return list(keys)
-    sql, parameters = _marking(db, free, now)
-    marked = {key for (key,) in db.transaction(lambda: db.execute(sql, parameters))}
-    return [key for key in keys if key.key not in marked]
-
-
-def _owns_nothing(envelope: str | None) -> bool:
-    if envelope is None:
-        return False
-    try:
-        return not decode(envelope).get("workspace_refs")
-    except (IntegrityFault, AttributeError):
-        # Nobody knows what an unreadable session owns.
-        return False
-
-
-def _marking(db: Database, free: Sequence[tuple[int, int]], now: datetime) -> tuple[str, list[Any]]:
-    """What was seen holds while the version does; a session that is locked is somebody else's business."""
-    connection = db.connection
-    table = connection.ops.quote_name(Session._meta.db_table)
-    moment = connection.ops.adapt_datetimefield_value
-    marks = [SessionStatus.FAILED.value, SESSION_EXPIRED, moment(timezone.now())]
-    ours = [*NON_TERMINAL, moment(now)]
-    is_open = f"status IN ({', '.join(['%s'] * len(NON_TERMINAL))}) AND expires_at <= %s"
-    keys, versions = map(list, zip(*free, strict=True))
-    update = f"""UPDATE {table} SET status = %s, failure_reason = %s, version = version + 1, updated_at = %s
-        WHERE id IN ({{found}}) RETURNING id"""
-    if connection.vendor == "postgresql":
-        found = f"""
-            SELECT s.id FROM {table} AS s JOIN unnest(%s::bigint[], %s::bigint[]) AS seen(id, version)
-                ON s.id = seen.id AND s.version = seen.version
-            WHERE {is_open} FOR NO KEY UPDATE OF s SKIP LOCKED"""
-        return update.format(found=found), [*marks, keys, versions, *ours]
-    pairs = ", ".join(["(%s, %s)"] * len(free))
-    found = f"SELECT id FROM {table} WHERE (id, version) IN (VALUES {pairs}) AND {is_open}"
-    return update.format(found=found), [*marks, *(value for pair in free for value in pair), *ours]
-
-
-class DatabaseExpiry:
-    """``using`` is an alias as in a store; ``tenant`` is one tenant, or ``None`` for all of them."""
+class DatabaseCleanup:
+    """A `CleanupBackend`. ``tenant`` is one tenant, or ``None`` for all of them."""
 
     def __init__(self, using: str | None, tenant: str | None) -> None:
         self._using = using
         self._tenant = tenant
-        self._db = Database(using, tenant or "", None)
+        self._db = Database(using, tenant or "")
 
     def now(self) -> datetime:
         return self._db.query(lambda: database_now(self._db))
 
     def expired(self, now: datetime, after: Any, limit: int) -> Page:
-        return self._page(self._ours.non_terminal().expired(now), "expires_at", after, limit)
+        return self._page(self._of_tenant.non_terminal().expired(now), "expires_at", after, limit)
 
     def overdue(self, now: datetime, after: Any, limit: int) -> Page:
-        return self._page(self._ours.non_terminal().overdue(now), "pending_deadline", after, limit)
+        return self._page(self._of_tenant.non_terminal().overdue(now), "pending_deadline", after, limit)
 
     def deletable(self, before: datetime, after: Any, limit: int) -> Page:
         # By the reason alone, as in the index: with the status too PostgreSQL expects a fraction of the rows.
-        marked = self._ours.filter(failure_reason=SESSION_EXPIRED)
+        marked = self._of_tenant.filter(failure_reason=SESSION_EXPIRED)
         return self._page(marked.expired(before), "expires_at", after, limit)
 
-    def still_open(self, keys: list[SessionKey]) -> list[SessionKey]:
-        rows = self._all.non_terminal().filter(pk__in=[key.key for key in keys]).values_list("pk", flat=True)
+    def non_terminal(self, keys: list[SessionKey]) -> list[SessionKey]:
+        rows = self._with_keys(keys).non_terminal().values_list("pk", flat=True)
         found = self._db.query(lambda: set(rows))
         return [key for key in keys if key.key in found]
 
-    def mark(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
-        return mark_without_refs(self._db, keys, now)
+    def mark_in_bulk(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
+        """Mark the sessions without workspaces that no other worker has locked; return the others."""
+        rows = self._with_keys(keys).values_list("pk", "version", "current__envelope")
+        candidates = [
+            {"id": key, "version": version}
+            for key, version, envelope in self._db.query(lambda: list(rows))
+            if _has_no_workspaces(envelope)
+        ]
+        if not candidates:
+            return list(keys)
+        parameters = {"candidates": json.dumps(candidates), "now": now, "marked_at": timezone.now()}
+        marked = {key for (key,) in self._db.write(_MARK_IN_BULK, parameters)}
+        return [key for key in keys if key.key not in marked]
 
-    def see(self, key: SessionKey) -> SeenSession | None:
-        columns = self._all.filter(pk=key.key).values_list(
-            "version", "status", "expires_at", "current__envelope"
-        )
-        row = self._db.query(lambda: first_row(columns))
+    def inspect(self, key: SessionKey) -> ExpiryCandidate | None:
+        columns = ("version", "status", "expires_at", "current__envelope")
+        row = self._db.query(lambda: first_row(self._with_keys([key]).values_list(*columns)))
         if row is None:
             return None
         version, status, expires_at, envelope = row
         refs = decode(envelope).get("workspace_refs", {})
-        return SeenSession(key, version, SessionStatus(status).is_terminal, expires_at, refs)
+        return ExpiryCandidate(key, version, SessionStatus(status).is_terminal, expires_at, refs)
 
-    def settle(self, seen: SeenSession, release: Callable[[], None], *, wait: bool) -> Settlement:
-        def claim_and_mark() -> Settlement:
-            claim = self._all.select_for_update(no_key=True, skip_locked=not wait).values_list("pk")
-            if first_row(claim.filter(pk=seen.key.key, version=seen.version)) is None:
-                return Settlement.BUSY
-            release()
-            return self._marked(seen)
+    def mark(
+        self, candidate: ExpiryCandidate, delete_snapshots: Callable[[], None], *, wait: bool
+    ) -> CleanupOutcome:
+        """One transaction: lock the row, delete the snapshots, mark the session."""
+        unchanged = self._with_keys([candidate.key]).filter(version=candidate.version)
 
-        return self._db.transaction(claim_and_mark)
+        def lock_delete_and_mark() -> CleanupOutcome:
+            locked = unchanged.select_for_update(no_key=True, skip_locked=not wait).values_list("pk")
+            if first_row(locked) is None:
+                return CleanupOutcome.BUSY
+            delete_snapshots()
+            # With the version again: the row lock does not stop a provider that writes on this connection.
+            marked = unchanged.update(
+                status=SessionStatus.FAILED.value,
+                failure_reason=SESSION_EXPIRED,
+                version=F("version") + 1,
+                updated_at=timezone.now(),
+            )
+            return CleanupOutcome.MARKED if marked else CleanupOutcome.BUSY
 
-    def _marked(self, seen: SeenSession) -> Settlement:
-        # By its version: the lock does not hold off a provider that writes through this very connection.
-        marked = self._all.filter(pk=seen.key.key, version=seen.version).update(
-            status=SessionStatus.FAILED.value,
-            failure_reason=SESSION_EXPIRED,
-            version=F("version") + 1,
-            updated_at=timezone.now(),
-        )
-        return Settlement.MARKED if marked else Settlement.BUSY
+        return self._db.transaction(lock_delete_and_mark)
 
-    def due(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
-        pending = self._all.filter(pk=key.key).values_list("pending_client_tool_calls", flat=True)
+    def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
+        pending = self._with_keys([key]).values_list("pending_client_tool_calls", flat=True)
         text = self._db.query(lambda: first_row(pending))
         store = DatabaseStateStore(self._using, tenant=key.tenant)
         return store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
 
     def delete(self, key: SessionKey, before: datetime) -> int:
-        db = Database(self._using, key.tenant, None)
+        db = Database(self._using, key.tenant)
 
         def delete_if_all_have_ended() -> int:
             locked = lock_sessions(db, tree_keys(db, key.session_id))
-            tree = self._all.filter(pk__in=[head.pk for head in locked])
+            tree = self._sessions.filter(pk__in=[head.pk for head in locked])
             marked = tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)
             top = marked.filter(pk=key.key).expired(before)
             if tree.non_terminal().exists() or not top.exists():
@@ -164,22 +150,36 @@ class DatabaseExpiry:
 
         return db.transaction(delete_if_all_have_ended)
 
-    def _page(self, sessions: Any, order: str, after: Any, limit: int) -> Page:
+    def _page(self, sessions: QuerySet[Session], order: str, after: Any, limit: int) -> Page:
         """The next sessions in the order of an index."""
         if after is not None:
-            moment, key = after
-            sessions = sessions.filter(beyond(Session, {order: moment, "id": key}))
+            time, key = after
+            sessions = sessions.filter(after_keyset(Session, {order: time, "id": key}))
         page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
         rows = self._db.query(lambda: list(page))
         keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]
         return Page(keys, (rows[-1][3], rows[-1][2]) if len(rows) == limit else None)
 
     @property
-    def _all(self) -> Any:
-        return Session.objects.using(self._db.alias)
+    def _sessions(self) -> SessionQuerySet:
+        return Session.objects.using(self._db.alias).all()
 
     @property
-    def _ours(self) -> Any:
+    def _of_tenant(self) -> SessionQuerySet:
         if self._tenant is None:
-            return self._all.all()
-        return self._all.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=self._tenant)
+            return self._sessions
+        unindexed = self._sessions.alias(unindexed_tenant=NoIndexHint("tenant"))
+        return unindexed.filter(unindexed_tenant=self._tenant)
+
+    def _with_keys(self, keys: list[SessionKey]) -> SessionQuerySet:
+        return self._sessions.filter(pk__in=[key.key for key in keys])
+
+
+def _has_no_workspaces(envelope: str | None) -> bool:
+    if envelope is None:
+        return False
+    try:
+        return not decode(envelope).get("workspace_refs")
+    except (IntegrityFault, AttributeError):
+        # It cannot be read which workspaces an unreadable session has.
+        return False

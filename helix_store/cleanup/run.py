@@ -1,45 +1,62 @@
-"""Cleaning up what nobody came back for: expired sessions, their snapshots, and calls past their deadline."""
+"""Cleanup of expired sessions, their workspace snapshots, and tool calls past their deadline."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
-from helix_store.cleanup.any_store import (
-    Expiry,
+from helix_store.cleanup.any_store import StateStoreCleanup
+from helix_store.cleanup.backend import (
+    CleanupBackend,
+    CleanupOutcome,
+    ExpiryCandidate,
     Page,
-    StateStoreExpiry,
-)
-from helix_store.cleanup.candidates import (
-    CleanupSummary,
-    SeenSession,
     SessionKey,
-    Settlement,
-    settlement_of,
+    known_outcome,
 )
-from helix_store.cleanup.database import DatabaseExpiry
+from helix_store.cleanup.database import DatabaseCleanup
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store
+from helix_store.core.limits import UNLIMITED
+from helix_store.core.serialization import Serializable
 from helix_store.core.types import SubmissionOutcome
 from helix_store.exceptions import InvalidQuery
+from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.tool_calls import default_answer
-from helix_store.stores import DatabaseStateStore
 
 __all__ = ["CleanupSummary", "expired_session_cleanup", "expired_session_cleanup_batches"]
 
 logger = logging.getLogger("helix_store.cleanup")
 
-_LOOKS_AT_A_BUSY_SESSION: Final = 10
+_MAX_ATTEMPTS: Final = 10
 _LARGEST_PAGE: Final = 1_000
-_NO_LIMIT: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupSummary(Serializable):
+    """The counts of one cleanup. A dry run only detects.
+
+    ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed.
+    ``errors`` counts sessions and tool calls with a problem, ``defaults_applied`` tool calls that got their
+    default after their deadline, ``deleted`` deleted sessions.
+    """
+
+    detected: int = 0
+    marked: int = 0
+    already_terminal: int = 0
+    snapshots_deleted: int = 0
+    errors: int = 0
+    renewed: int = 0
+    defaults_applied: int = 0
+    deleted: int = 0
 
 
 def expired_session_cleanup(
@@ -54,20 +71,21 @@ def expired_session_cleanup(
     progress: Callable[[CleanupSummary], object] | None = None,
     delete_after: timedelta | float | None = None,
 ) -> CleanupSummary:
-    """Fail the sessions that have expired, and delete the workspace snapshots that they own.
+    """Mark expired sessions as failed, and delete the workspace snapshots that they own.
 
-    It works on every tenant of the database ``using``, or on one ``state_store``. Each session is claimed,
-    its snapshots are deleted, and it becomes ``failed`` with the reason ``session_expired``: one transaction
-    under its row lock, so that a cleaner which dies leaves it for the next one, and a session renewed or
-    resumed before the claim keeps its snapshots. In a database, the sessions of a page that own no snapshots
-    become so in one statement. Calls past their deadline then get their ``on_expiry``
-    default. Any number of cleaners may run at once; repeating is safe.
+    Cleans up every tenant of the database ``using``, or one ``state_store``. Each session is one transaction:
+    it locks the session's row, deletes the snapshots, and sets the status ``failed`` with the reason
+    ``session_expired``. If the cleanup is killed, the next one completes it. A session that was renewed or
+    resumed before the lock keeps its snapshots. In a database, the sessions of a page without workspaces
+    are marked by one statement. Then each call past its deadline gets its ``on_expiry`` default. Any number
+    of cleanups may run at once; a repeat is safe.
 
-    ``workspace_providers`` by name, by default those of the settings. ``limit`` is the most sessions to
-    detect. ``now`` is an aware datetime or epoch milliseconds, by default the database's clock. A dry run
-    changes nothing. ``progress`` is called after every page. ``delete_after`` (a timedelta, or days) deletes
-    the trees of sessions that expired longer ago and were marked, but keeps their usage. A session that
-    cannot be settled is logged, counted in ``errors`` and tried again by the next cleanup.
+    ``workspace_providers`` are providers by name, by default those of the settings. ``limit`` is the largest
+    number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by default the
+    database's clock. A dry run changes nothing. ``progress`` is called after each page. ``delete_after`` (a
+    timedelta, or days) also deletes the trees of marked sessions that expired longer ago, but keeps their
+    usage. A session that cannot be cleaned up is logged, counted in ``errors`` and tried again by the next
+    cleanup. Raises `InvalidQuery` for invalid arguments.
     Source: the operator-driven session cleanup of the state store document.
     """
     summary = CleanupSummary()
@@ -97,29 +115,29 @@ def expired_session_cleanup_batches(
     dry_run: bool = False,
     delete_after: timedelta | float | None = None,
 ) -> Iterator[CleanupSummary]:
-    """`expired_session_cleanup` step by step: the sums so far after each page, to be left at any of them."""
+    """`expired_session_cleanup` as a generator of the counts so far, after each page. It may be stopped."""
     if using is not None and state_store is not None:
         raise InvalidQuery("Give using or state_store, not both.")
     providers = configured_workspace_providers() if workspace_providers is None else workspace_providers
     for name, provider in providers.items():
         if not isinstance(provider, WorkspaceProvider):
-            raise TypeError(f"{name!r} is no workspace provider: it cannot list or delete snapshots.")
-    expiry = _expiry(using, state_store)
-    moment = expiry.now() if now is None else validation.aware_datetime(now, "now")
-    before = None if delete_after is None else moment - _age(delete_after)
+            raise TypeError(f"{name!r} is not a workspace provider: it cannot list or delete snapshots.")
+    backend = _backend(using, state_store)
+    time = backend.now() if now is None else validation.aware_datetime(now, "now")
+    delete_before = None if delete_after is None else time - _age(delete_after)
     if limit is not None:
-        limit = validation.page_limit(limit, maximum=_NO_LIMIT)
-    cleaner = _Cleaner(expiry, providers, moment, validation.page_limit(page_size, maximum=_LARGEST_PAGE))
-    return cleaner.detect(limit) if dry_run else cleaner.clean(limit, delete_before=before)
+        limit = validation.page_limit(limit, maximum=UNLIMITED)
+    cleaner = _Cleaner(backend, providers, time, validation.page_limit(page_size, maximum=_LARGEST_PAGE))
+    return cleaner.detect(limit) if dry_run else cleaner.clean(limit, delete_before)
 
 
-def _expiry(using: str | None, state_store: StateStore | None) -> Expiry:
+def _backend(using: str | None, state_store: StateStore | None) -> CleanupBackend:
     if state_store is None:
-        return DatabaseExpiry(using, tenant=None)
+        return DatabaseCleanup(using, tenant=None)
     if isinstance(state_store, DatabaseStateStore):
-        return DatabaseExpiry(state_store.alias, tenant=state_store.tenant)
+        return DatabaseCleanup(state_store.alias, tenant=state_store.tenant)
     require_state_store(state_store)
-    return StateStoreExpiry(state_store)
+    return StateStoreCleanup(state_store)
 
 
 def _age(delete_after: timedelta | float) -> timedelta:
@@ -133,12 +151,16 @@ def _age(delete_after: timedelta | float) -> timedelta:
 
 
 class _Cleaner:
-    """One run of a cleanup, and its sums."""
+    """One run of a cleanup, and its counts."""
 
     def __init__(
-        self, expiry: Expiry, providers: Mapping[str, WorkspaceProvider], now: datetime, page_size: int
+        self,
+        backend: CleanupBackend,
+        providers: Mapping[str, WorkspaceProvider],
+        now: datetime,
+        page_size: int,
     ) -> None:
-        self.expiry = expiry
+        self.backend = backend
         self.providers = providers
         self.now = now
         self.page_size = page_size
@@ -152,29 +174,29 @@ class _Cleaner:
     def clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
         busy: list[SessionKey] = []
         for keys in self._expired_pages(limit):
-            busy.extend(self._settle_page(keys))
+            busy.extend(self._mark_page(keys))
             yield self.summary
         for first in range(0, len(busy), self.page_size):
             for key in busy[first : first + self.page_size]:
-                self._settle_busy(key)
+                self._mark_busy(key)
             yield self.summary
-        for keys in self._pages(partial(self.expiry.overdue, self.now)):
+        for keys in self._pages(partial(self.backend.overdue, self.now)):
             for key in keys:
                 self._apply_defaults(key)
             yield self.summary
         if delete_before is not None:
-            for keys in self._pages(partial(self.expiry.deletable, delete_before)):
+            for keys in self._pages(partial(self.backend.deletable, delete_before)):
                 for key in keys:
                     self._delete(key, delete_before)
                 yield self.summary
 
     def _expired_pages(self, limit: int | None) -> Iterator[list[SessionKey]]:
-        seen = 0
-        for keys in self._pages(partial(self.expiry.expired, self.now)):
-            wanted = keys if limit is None else keys[: limit - seen]
-            seen += len(wanted)
+        detected = 0
+        for keys in self._pages(partial(self.backend.expired, self.now)):
+            wanted = keys if limit is None else keys[: limit - detected]
+            detected += len(wanted)
             yield wanted
-            if seen == limit:
+            if detected == limit:
                 return
 
     def _pages(self, page_after: Callable[[Any, int], Page]) -> Iterator[list[SessionKey]]:
@@ -184,73 +206,83 @@ class _Cleaner:
             keys, position = page_after(position, self.page_size)
             yield keys
 
-    # --- One session: whatever goes wrong with it is counted and logged, and the loop goes on ---------
+    # An error of one session is counted and logged. It does not stop the cleanup of the others.
 
-    def _settle_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
-        """Settle what nobody else is busy with, and yield the rest.
+    def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
+        """Mark the sessions of a page, and yield those that are `BUSY`.
 
-        What owns nothing is settled at once. The rest goes in any order, so that cleaners at the same page
-        part; where they meet, one looks what is left of it.
+        The order is random, so that cleaners at the same page diverge. Where they meet, the sessions that
+        are left are read again.
         """
-        keys = self._mark(keys)
+        keys = self._mark_in_bulk(keys)
         random.shuffle(keys)
         while keys:
             key = keys.pop()
-            settlement = self._settle(key, wait=False)
-            if settlement is Settlement.BUSY:
+            outcome = self._mark(key, wait=False)
+            if outcome is CleanupOutcome.BUSY:
                 yield key
-            if settlement in (Settlement.BUSY, Settlement.ALREADY_TERMINAL):
-                keys = self.expiry.still_open(keys)
+            if outcome in (CleanupOutcome.BUSY, CleanupOutcome.ALREADY_TERMINAL):
+                keys = self.backend.non_terminal(keys)
 
-    def _mark(self, keys: list[SessionKey]) -> list[SessionKey]:
-        """Mark what can be marked at once, and return what is left."""
+    def _mark_in_bulk(self, keys: list[SessionKey]) -> list[SessionKey]:
+        """Mark the sessions that can be marked at once, and return the others."""
         try:
-            left = self.expiry.mark(keys, self.now)
+            rest = self.backend.mark_in_bulk(keys, self.now)
         except Exception:
-            logger.exception("%d sessions could not be marked at once; they are settled singly.", len(keys))
+            logger.exception(
+                "%d sessions could not be marked by one statement; they are marked one by one.", len(keys)
+            )
             return keys
-        marked = len(keys) - len(left)
+        marked = len(keys) - len(rest)
         self._count(detected=marked, marked=marked)
-        return self.expiry.still_open(left) if marked and left else left
+        return self.backend.non_terminal(rest) if marked and rest else rest
 
-    def _settle_busy(self, key: SessionKey) -> None:
-        for _ in range(_LOOKS_AT_A_BUSY_SESSION):
-            if self._settle(key, wait=True) is not Settlement.BUSY:
+    def _mark_busy(self, key: SessionKey) -> None:
+        for _ in range(_MAX_ATTEMPTS):
+            if self._mark(key, wait=True) is not CleanupOutcome.BUSY:
                 return
         self._count(detected=1, errors=1)
-        logger.warning("Session %r was written to all the time; it was not cleaned up.", key.session_id)
+        logger.warning(
+            "Session %r was changed during each of %d attempts; it was not cleaned up.",
+            key.session_id,
+            _MAX_ATTEMPTS,
+        )
 
-    def _settle(self, key: SessionKey, *, wait: bool) -> Settlement | None:
-        """Settle and count one session that is not `BUSY`; ``None`` is a problem."""
+    def _mark(self, key: SessionKey, *, wait: bool) -> CleanupOutcome:
+        """Delete the snapshots of one session, mark it, and count the outcome unless it is `BUSY`."""
         deleted: set[str] = set()
         try:
-            seen = self.expiry.see(key)
-            settlement = settlement_of(seen, self.now)
-            if seen is not None and settlement is None:
-                snapshots = self._snapshots(seen)
-                settlement = self.expiry.settle(
-                    seen, partial(_delete_snapshots, snapshots, deleted), wait=wait
-                )
+            outcome = self._attempt(key, deleted, wait=wait)
         except Exception:
-            self._count(detected=1, errors=1, snapshots_deleted=len(deleted))
+            self._count(errors=1)
             logger.exception("Session %r could not be cleaned up.", key.session_id)
-            return None
-        self._count(snapshots_deleted=len(deleted))
-        if settlement is Settlement.MARKED:
-            self._count(detected=1, marked=1)
-        elif settlement is Settlement.ALREADY_TERMINAL:
-            self._count(detected=1, already_terminal=1)
-        elif settlement is Settlement.RENEWED:
-            self._count(detected=1, renewed=1)
-        return settlement
+            outcome = CleanupOutcome.FAILED
+        self._count(
+            detected=outcome not in (CleanupOutcome.BUSY, CleanupOutcome.GONE),
+            marked=outcome is CleanupOutcome.MARKED,
+            already_terminal=outcome is CleanupOutcome.ALREADY_TERMINAL,
+            renewed=outcome is CleanupOutcome.RENEWED,
+            snapshots_deleted=len(deleted),
+        )
+        return outcome
 
-    def _snapshots(self, seen: SeenSession) -> list[tuple[WorkspaceProvider, str]]:
-        """What the session owns; raises before anything is deleted when a ref has no provider."""
-        providers = [self._provider(ref["provider"]) for ref in seen.workspace_refs.values()]
+    def _attempt(self, key: SessionKey, deleted: set[str], *, wait: bool) -> CleanupOutcome:
+        candidate = self.backend.inspect(key)
+        if candidate is None:
+            return CleanupOutcome.GONE
+        if outcome := known_outcome(candidate, self.now):
+            return outcome
+        snapshots = self._snapshots(candidate)
+        return self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
+
+    def _snapshots(self, candidate: ExpiryCandidate) -> list[tuple[WorkspaceProvider, str]]:
+        """The snapshots that the session owns. A ref without a provider raises before any is deleted."""
+        refs = candidate.workspace_refs.values()
+        providers = [self._provider(ref["provider"]) for ref in refs]
         return [
             (provider, snapshot_id)
-            for provider, ref in zip(providers, seen.workspace_refs.values(), strict=True)
-            for snapshot_id in provider.list_snapshots(seen.key.session_id, ref)
+            for provider, ref in zip(providers, refs, strict=True)
+            for snapshot_id in provider.list_snapshots(candidate.key.session_id, ref)
         ]
 
     def _provider(self, name: str) -> WorkspaceProvider:
@@ -261,7 +293,7 @@ class _Cleaner:
 
     def _apply_defaults(self, key: SessionKey) -> None:
         try:
-            store, calls = self.expiry.due(key, self.now)
+            store, calls = self.backend.overdue_calls(key, self.now)
             for call in calls:
                 answer = default_answer(call)
                 if answer is None:
@@ -271,17 +303,17 @@ class _Cleaner:
                     self._count(defaults_applied=1)
         except Exception:
             self._count(errors=1)
-            logger.exception("Overdue calls of session %r did not get their default.", key.session_id)
+            logger.exception("Overdue calls of session %r did not all get their default.", key.session_id)
 
     def _delete(self, key: SessionKey, before: datetime) -> None:
         try:
-            self._count(deleted=self.expiry.delete(key, before))
+            self._count(deleted=self.backend.delete(key, before))
         except Exception:
             self._count(errors=1)
             logger.exception("Session %r could not be deleted.", key.session_id)
 
-    def _count(self, **more: int) -> None:
-        sums = {name: getattr(self.summary, name) + number for name, number in more.items()}
+    def _count(self, **numbers: int) -> None:
+        sums = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
         self.summary = replace(self.summary, **sums)
 
 

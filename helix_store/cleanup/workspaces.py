@@ -1,8 +1,8 @@
-"""Where workspaces of sessions keep their snapshots, so that a cleanup can delete them.
+"""Workspace providers, through which a cleanup deletes the snapshots of expired sessions.
 
-A session names its workspaces in ``workspace_refs``: ``{workspace name: {"provider": provider name, …}}``.
-``HELIX_STORE["WORKSPACE_PROVIDERS"]`` names the providers: ``{provider name: dotted path}`` to an object, or
-to something that is called without arguments to get one.
+``workspace_refs`` of a session: ``{workspace name: {"provider": provider name, …}}``.
+``HELIX_STORE["WORKSPACE_PROVIDERS"]``: ``{provider name: dotted path}`` of a provider, or of a callable that
+returns one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from helix_store.exceptions import InvalidPayload
 __all__ = ["StorageWorkspaceProvider", "WorkspaceProvider", "configured_workspace_providers"]
 
 _LONGEST_FOLDER: Final = 200
-"""Below the 255 bytes that file systems allow for one name."""
+"""In characters; file systems allow 255 bytes for one name."""
 
 
 @runtime_checkable
 class WorkspaceProvider(Protocol):
-    """What the cleanup needs of whatever keeps snapshots.
+    """Lists and deletes the workspace snapshots of sessions.
 
-    Both calls may be repeated: deleting a snapshot that is gone is no error. Other sessions' snapshots must
-    never be listed. Snapshots are deleted while the session's row is locked, so neither call may wait for a
-    write to that session.
+    Both calls are repeated after a failure: to delete a snapshot that does not exist is no error. A provider
+    lists no snapshot of another session. Snapshots are deleted while the session's row is locked, so neither
+    call may wait for a write to that session.
     """
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
-        """The ids of the snapshots that this session owns in the workspace of this ref."""
+        """The ids of the snapshots that this session owns in the workspace of ``ref``."""
         ...
 
     def delete_snapshot(self, snapshot_id: str) -> None: ...
@@ -45,17 +45,17 @@ class WorkspaceProvider(Protocol):
 class StorageWorkspaceProvider:
     """Snapshots as files of a Django storage: a local folder, or any back end of django-storages.
 
-    A session owns every file below its `folder`; the snapshot's id is the file's name in the storage.
-    Without a storage it is the project's default one.
+    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. The
+    default is the project's default storage.
     """
 
     def __init__(self, storage: Storage | None = None) -> None:
         self.storage: Storage = default_storage if storage is None else storage
 
     def folder(self, session_id: str, ref: Mapping[str, Any] | None = None) -> str:
-        """Where a session keeps its snapshots: ``path`` of the ref, or else a folder named after its id.
+        """The folder of a session's snapshots: ``path`` of the ref, or else a folder named after the id.
 
-        Two tenants that share a storage need paths of their own, because ids are unique within a tenant.
+        Session ids are unique within a tenant only: tenants that share a storage must set ``path``.
         """
         path = None if ref is None else ref.get("path")
         return _folder_of(session_id) if path is None else _checked_path(path)
@@ -75,7 +75,7 @@ class StorageWorkspaceProvider:
 
 
 def _folder_of(session_id: str) -> str:
-    """A session id as the name of one folder: ids hold any character, also slashes and dots."""
+    """The name of one folder for a session id, which may contain slashes and dots."""
     name = quote(session_id, safe=" ")
     if not name.strip("."):
         name = name.replace(".", "%2E")
@@ -86,7 +86,7 @@ def _folder_of(session_id: str) -> str:
 
 
 def _checked_path(path: Any) -> str:
-    """A folder below the storage's root, and never that root itself: everything in it is deleted."""
+    """A folder below the storage's root, but not the root: every file in the folder is deleted."""
     if type(path) is not str or "\\" in path or "\x00" in path:
         raise InvalidPayload(path="/workspace_refs/path", reason="expected the path of a folder")
     parts = PurePosixPath(path).parts
@@ -107,5 +107,7 @@ def _loaded(name: str, path: str) -> WorkspaceProvider:
     except (ImportError, TypeError) as exc:
         raise ImproperlyConfigured(f"Workspace provider {name!r} cannot be loaded from {path!r}.") from exc
     if not isinstance(provider, WorkspaceProvider):
-        raise ImproperlyConfigured(f"{path!r} is no workspace provider: it cannot list or delete snapshots.")
+        raise ImproperlyConfigured(
+            f"{path!r} is not a workspace provider: it cannot list or delete snapshots."
+        )
     return provider

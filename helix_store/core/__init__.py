@@ -1,1 +1,1 @@
-"""The rules, in pure Python: what the store decides, without knowing where anything is kept."""
+"""Types, contracts, ids, validation and payloads: pure Python, used by every room."""

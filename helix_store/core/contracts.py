@@ -1,4 +1,4 @@
-"""What a state store must offer, and the check that one does."""
+"""Protocols of a state store and a usage store, and the check that an object is a state store."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ __all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"
 
 
 class StateStore(Protocol):
-    """Durable agent sessions. `helix_store.testing.StateStoreContract` says what each method must do.
+    """Durable agent sessions. `helix_store.testing.StateStoreContract` tests what each method must do.
 
-    Every method has an async twin of the same signature under the prefix ``a``: ``aload_state``. The twin of
-    ``iter_messages`` is an async iterator.
+    Each method has an async counterpart with the same signature and the prefix ``a``: ``aload_state``. The
+    counterpart of ``iter_messages`` is an async iterator.
     """
 
     # Sessions
@@ -334,20 +334,20 @@ class StateStore(Protocol):
 _SYNCHRONOUS: Final = tuple(name for name in vars(StateStore) if not name.startswith("_"))
 
 REQUIRED_METHODS: Final = (*_SYNCHRONOUS, *(f"a{name}" for name in _SYNCHRONOUS))
-"""Names of every method a state store must have, the async twins included."""
+"""The names of all methods that a state store must have, the async ones included."""
 
 
 def require_state_store(store: object) -> None:
-    """Raise `TypeError`, naming every missing method, for an object that is no complete state store."""
+    """Raise `TypeError` with the names of the missing methods if an object is not a state store."""
     missing = [name for name in REQUIRED_METHODS if not callable(getattr(store, name, None))]
     if missing:
-        raise TypeError(f"{type(store).__name__} is no state store; it lacks {', '.join(missing)}.")
+        raise TypeError(f"{type(store).__name__} is not a state store; it lacks {', '.join(missing)}.")
 
 
 class UsageStore(Protocol):
-    """What sessions spend. `helix_store.testing.UsageStoreContract` says what each method must do.
+    """Usage of sessions. `helix_store.testing.UsageStoreContract` tests what each method must do.
 
-    Every method has an async twin of the same signature under the prefix ``a``: ``aget_rollup``.
+    Each method has an async counterpart with the same signature and the prefix ``a``: ``aget_rollup``.
     """
 
     def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str: ...

@@ -14,17 +14,24 @@ from helix_store.core.processes import after_fork
 from helix_store.core.validation import identifier, whole_number
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["IdGenerator", "ParsedCheckpointId", "checkpoint_id", "new_id", "parse_checkpoint_id"]
+__all__ = [
+    "IdGenerator",
+    "ParsedCheckpointId",
+    "checkpoint_id",
+    "new_checkpoint_id",
+    "new_id",
+    "parse_checkpoint_id",
+]
 
 _RANDOM_BITS: Final = 74
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
 
 
 class IdGenerator:
-    """Strictly increasing UUIDv7 texts, whatever the clock does.
+    """Generates strictly increasing UUIDv7 texts, also when the clock is set back.
 
-    Time and randomness are one number of 48 + 74 bits. While the clock has not moved past the last id, the
-    next one is a random step above it, which carries into the time when the random bits are used up.
+    Time and random bits form one number of 48 + 74 bits. If the clock is not later than the last id, the next
+    id is the last one plus a random number. An overflow of the random bits increases the time.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -32,7 +39,7 @@ class IdGenerator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last id and the lock, as a forked child must: both belong to its parent."""
+        """Forget the last id and the lock. A forked child must do so: both belong to its parent."""
         self._lock = threading.Lock()
         self._last = 0
 
@@ -41,7 +48,7 @@ class IdGenerator:
         with self._lock:
             now = self._clock_ns() // 1_000_000
             if now > self._last >> _RANDOM_BITS:
-                # One bit stays free, so that a burst has room above its first id.
+                # One bit stays free, so that many ids fit into one millisecond.
                 number = now << _RANDOM_BITS | random >> 7
             else:
                 number = self._last + 1 + (random & 0xFFFF_FFFF)
@@ -66,18 +73,23 @@ class ParsedCheckpointId:
 
 
 def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None) -> str:
-    """A new step checkpoint id, at `epoch_ms` or now."""
+    """A new step checkpoint id for the time `epoch_ms`, by default now."""
     identifier(session_id, "session_id")
     whole_number(step_count, "step_count")
     if epoch_ms is None:
         epoch_ms = time.time_ns() // 1_000_000
     else:
         whole_number(epoch_ms, "epoch_ms")
+    return new_checkpoint_id(session_id, step_count, epoch_ms)
+
+
+def new_checkpoint_id(session_id: str, step_count: int, epoch_ms: int) -> str:
+    """`checkpoint_id` of arguments that were checked."""
     return f"cpv1-{session_id}-s{step_count}-t{epoch_ms}-{os.urandom(3).hex()}"
 
 
 def parse_checkpoint_id(text: str) -> ParsedCheckpointId:
-    """The parts of a step checkpoint id, read from the right since session ids hold ``-`` themselves."""
+    """The parts of a step checkpoint id, read from the right because session ids may contain ``-``."""
     match = _CHECKPOINT_ID.fullmatch(text) if type(text) is str else None
     if match is None:
         raise InvalidPayload(path="checkpoint_id", reason="not a step checkpoint id")

@@ -1,16 +1,22 @@
-"""Byte limits of what a store accepts."""
+"""The largest payloads and numbers that a store accepts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["AS_STORED", "MAX_DEPTH", "MAX_INT_DIGITS", "Limits"]
+__all__ = ["AS_STORED", "MAX_BIGINT", "MAX_DEPTH", "MAX_INT_DIGITS", "UNLIMITED", "Limits"]
 
 MAX_DEPTH = 200
 """Deepest nesting of a payload. Python 3.11's parser gives up from about 1,000."""
 
 MAX_INT_DIGITS = 1_000
 """Longest integer in decimal digits. Python refuses to read more than 4,300."""
+
+MAX_BIGINT = 2**63 - 1
+"""The largest value of a ``bigint`` column."""
+
+UNLIMITED = 2**62
+"""A limit that nothing reaches, and to which small numbers can be added within a ``bigint``."""
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -32,5 +38,5 @@ class Limits:
                 raise ValueError(f"{field.name} must be a whole number of bytes, at least 1; got {value!r}")
 
 
-AS_STORED = Limits(max_state_bytes=2**62)
-"""For what was stored already: it fitted the limits of its day, and going back must not need today's."""
+AS_STORED = Limits(max_state_bytes=UNLIMITED)
+"""For a state that is stored already: a restore or branch must not fail because limits are lower today."""

@@ -1,4 +1,4 @@
-"""The merge form of a change, and the promotion of staged changes in either form."""
+"""Merging changes into a document, and promoting staged changes (merges or patches)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def merge_changes(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a copy of the document with the changes merged in, and warnings.
 
-    Per top-level key the new value replaces the old one, but an array is appended to the stored array,
-    unless its key is in ``array_replacements``. Where an array meets a stored value that is no array, it
-    replaces that value and a warning says so. The result shares nothing with the input.
+    A new value replaces the stored value of its top-level key. An array is appended to a stored array, unless
+    its key is in ``array_replacements``. An array replaces a stored value of another type, with a warning.
+    The result shares no references with the input.
     """
     merged: dict[str, Any] = copy_json(_object(document, "the document"))
     incoming: dict[str, Any] = copy_json(_object(changes, "the changes"))
@@ -38,9 +38,10 @@ def promote_staged(
 ) -> dict[str, Any]:
     """Return a copy of ``custom_state`` with all staged changes applied, in the order given.
 
-    Of a change that holds both forms the patches are applied. The input is never changed and the result
-    shares nothing with it. Raises `PatchError` for the first operation that cannot be applied or that leaves
-    no object, and `LimitExceeded` as `apply_patches` does, with the copies of all changes added up.
+    If a change has patches and a merge, only the patches are applied. The input is not changed and the result
+    shares no references with it. Raises `PatchError` for the first operation that cannot be applied or whose
+    result is not an object, and `LimitExceeded` as `apply_patches` does, for the copies of all changes
+    together.
     """
     promoted = _promoted(document, staged, limits or Limits())
     promoted.check_limits()
@@ -50,9 +51,9 @@ def promote_staged(
 def with_staged(
     document: dict[str, Any], staged: Sequence[StagedChanges], *, limits: Limits
 ) -> dict[str, Any]:
-    """What `promote_staged` returns, for a caller that encodes it: whether it can be stored shows then.
+    """The result of `promote_staged`, for a caller that encodes it, which checks the limits.
 
-    It shares what it can with the document, which stays as it is, and takes the changes over.
+    The result shares references with the document, which is not changed, and with the staged changes.
     """
     if any(change.patches for change in staged):
         return _object(_promoted(document, staged, limits).document, "the document")
@@ -83,7 +84,7 @@ def _merge_into(
     document: dict[str, Any], incoming: dict[str, Any], array_replacements: Iterable[str]
 ) -> list[str]:
     if isinstance(array_replacements, str):
-        raise InvalidPayload(path="", reason="array_replacements is a collection of keys, not one text")
+        raise InvalidPayload(path="", reason="array_replacements must be a collection of keys, not one text")
     replacements = frozenset(array_replacements)
     warnings = []
     for key, value in incoming.items():
@@ -92,7 +93,7 @@ def _merge_into(
             if isinstance(stored, list):
                 stored.extend(value)
                 continue
-            warnings.append(f"{key!r} held no array to append to; its value was replaced")
+            warnings.append(f"{key!r} had a value that is not an array; it was replaced")
         document[key] = value
     return warnings
 
@@ -104,6 +105,6 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _not_an_object(patches: list[Any]) -> PatchError:
-    """Blame the last operation on the whole document: no other can have left something else there."""
+    """An error for the last operation on the whole document: no other can have replaced the object."""
     index = max(index for index, operation in enumerate(patches) if not operation["path"])
     return PatchError(index=index, op=patches[index]["op"], reason="custom_state must stay an object")

@@ -1,6 +1,6 @@
-"""Where a value is wrong, and how to say so without showing it.
+"""Finding the fault in a refused payload, and describing it without showing the value.
 
-Only a refused value comes here, so this is written to be exact and bounded, not fast.
+Only refused values are searched, so the code is exact and bounded, not fast.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LONGEST_SHOWN_PATH: Final = 1_000
 
 
 def refuse_faults(value: Any, path: str) -> None:
-    """Raise for the first thing, in document order, that no limit would allow; return if there is none.
+    """Raise for the first fault in document order; return if the value has none.
 
-    Each distinct container is read once, so cycles and shared references cost no more than their memory.
+    Each container is read once, so cycles and shared references take no extra time.
     """
     pending: list[Iterator[tuple[str | int, Any]]] = [enumerate([value])]
     keys: list[str | int] = []
@@ -68,7 +68,7 @@ def least_digits(integer: int) -> int:
 
 
 def _reason_against(item: Any) -> str | None:
-    """Why a value cannot be stored, looking at the keys of a container and not at what it holds."""
+    """Why a value cannot be stored, or ``None``. Checks the keys of a container, but not its values."""
     kind = type(item)
     if kind is dict:
         odd_kinds = (type(key) for key in item if type(key) is not str)
@@ -82,7 +82,7 @@ def _reason_against(item: Any) -> str | None:
 
 
 def _pointer(path: str, keys: Sequence[str | int]) -> str:
-    # The first key belongs to the list that was put around the value.
+    # The first key is the index in the list around the value.
     for key in keys[1:]:
         if len(path) > _LONGEST_SHOWN_PATH:
             return path + "/…"

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn, cast
 
-from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.limits import MAX_BIGINT, MAX_DEPTH, Limits
 from helix_store.core.payload_faults import (
     TOO_LONG_INTEGER,
     join_path,
@@ -34,13 +34,12 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
-    "check_metadata",
-    "check_tags",
-    "check_text",
+    "check_value",
     "copy_json",
     "decode",
     "decode_all",
     "encode",
+    "encode_all",
     "is_plain_json",
     "join_path",
     "size_of",
@@ -49,11 +48,8 @@ __all__ = [
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _CONTAINERS: Final = frozenset({dict, list})
-_SMALLEST_BIGINT: Final = -(2**63)
-_LARGEST_BIGINT: Final = 2**63 - 1
 
 _ADJACENT_SURROGATES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_NOT_QUERYABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def encode(
@@ -62,20 +58,18 @@ def encode(
     limit: int | None = None,
     name: str = "max_state_bytes",
     path: str = "",
-    write: Callable[[Any], str] | None = None,
 ) -> str:
     """The exact JSON text of `value`, as it is stored.
 
     `limit` is in bytes of UTF-8 and belongs to the setting `name`; without one, the default of
     ``max_state_bytes`` holds, since nothing may grow without bounds. Raises `InvalidPayload`, whose path is
-    `path` and a JSON pointer from there, or `LimitExceeded`. `write` is another way to write a value that
-    has passed the check, of which `write_json` makes the same text.
+    `path` and a JSON pointer from there, or `LimitExceeded`.
     """
     if limit is None:
         limit = _DEFAULT_LIMIT
-    _check(value, limit, name, path)
+    check_value(value, limit=limit, name=name, path=path)
     try:
-        text = (write or write_json)(value)
+        text = write_json(value)
     except ValueError:  # NaN and infinity
         text = None
     # Refused out here, since the writer's own error would become its context.
@@ -87,6 +81,13 @@ def encode(
     if size > limit:
         raise LimitExceeded(name=name, limit=limit, actual=size)
     return text
+
+
+def encode_all(values: Sequence[Any], *, limit: int, name: str, path: str) -> list[str]:
+    """What `encode` gives for each of the values; ``path`` is that of the sequence."""
+    return [
+        encode(value, limit=limit, name=name, path=f"{path}/{index}") for index, value in enumerate(values)
+    ]
 
 
 def decode(text: str) -> Any:
@@ -119,9 +120,12 @@ def is_plain_json(text: str) -> bool:
     return not text.startswith("~")
 
 
-def size_of(text: str) -> int:
-    """Bytes of a stored text."""
-    return len(text) if text.isascii() else len(text.encode("utf-8"))
+def size_of(*texts: str) -> int:
+    """Bytes of stored texts together."""
+    size = 0
+    for text in texts:
+        size += len(text) if text.isascii() else len(text.encode("utf-8"))
+    return size
 
 
 def copy_json(value: Any) -> Any:
@@ -139,38 +143,10 @@ def copy_json(value: Any) -> Any:
     return result
 
 
-# --- What is queried, and therefore stored as plain text and jsonb ---------------------------------
-
-
-def check_text(value: Any, path: str) -> str:
-    """`value`, if a text column takes it: a ``str`` without NUL and lone surrogates."""
-    if type(value) is not str:
-        raise InvalidPayload(path=path, reason=f"expected str, got {type(value).__name__}")
-    if _NOT_QUERYABLE.search(value):
-        raise InvalidPayload(path=path, reason="text that is queried cannot hold NUL or lone surrogates")
-    return value
-
-
-def check_tags(tags: Any, path: str = "tags") -> list[str]:
-    """The tags as a new list."""
-    if type(tags) not in (list, tuple):
-        raise InvalidPayload(path=path, reason=f"expected a list of str, got {type(tags).__name__}")
-    return [check_text(tag, join_path(path, index)) for index, tag in enumerate(tags)]
-
-
-def check_metadata(metadata: Any, path: str = "metadata") -> dict[str, str]:
-    """The metadata as a new dict."""
-    if type(metadata) is not dict:
-        raise InvalidPayload(
-            path=path, reason=f"expected a dict of str to str, got {type(metadata).__name__}"
-        )
-    return {check_text(key, path): check_text(text, join_path(path, key)) for key, text in metadata.items()}
-
-
 # --- The check ------------------------------------------------------------------------------------
 
 
-def _check(value: Any, limit: int, name: str, path: str) -> None:
+def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_bytes") -> None:
     """Refuse what cannot be stored, one level of nesting at a time.
 
     ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would
@@ -197,7 +173,7 @@ def _check(value: Any, limit: int, name: str, path: str) -> None:
                 elif kind is dict or kind is list:
                     inner.append(item)
                 elif kind is int:
-                    if not _SMALLEST_BIGINT <= item <= _LARGEST_BIGINT:
+                    if not -MAX_BIGINT <= item <= MAX_BIGINT:
                         if abs(item) >= TOO_LONG_INTEGER:
                             _refuse(value, path)
                         least += least_digits(item) - 1

@@ -1,4 +1,4 @@
-"""The one hook for forks: values of a process that a forked child must make again."""
+"""The fork hook: values of one process, which a forked child creates again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def after_fork(reset: Callable[[], object]) -> None:
-    """Call ``reset`` in every forked child. Windows cannot fork, and has no hook for it."""
+    """Call ``reset`` in each forked child. Windows has neither fork nor this hook."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 

@@ -1,4 +1,4 @@
-"""``to_dict()`` and ``from_dict()`` for the value objects, by their own annotations."""
+"""``to_dict()`` and ``from_dict()`` of the value objects, from their annotations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from helix_store.exceptions import InvalidPayload
 __all__ = ["Serializable"]
 
 _Reader = Callable[[str, Any], Any]
-"""Rebuilds a plain value; the first argument is its path, for errors."""
+"""Converts a plain value. The first argument is the path, for errors."""
 
 
 class Serializable:
-    """A dataclass that reads and writes plain JSON values under its own field names."""
+    """A dataclass that converts to and from a dict of plain JSON values by field name."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class Serializable:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote. Unknown and missing keys raise `InvalidPayload`."""
+        """The object of a dict from `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
         if not isinstance(data, Mapping):
             raise InvalidPayload(
                 path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"
@@ -55,7 +55,7 @@ class Serializable:
 
 @cache
 def _readers(cls: type) -> dict[str, _Reader | None]:
-    """Per field, what rebuilds its values; ``None`` for values that are plain already."""
+    """For each field the function that converts its values; ``None`` for plain values."""
     hints = get_type_hints(cls)
     return {field.name: _reader(hints[field.name]) for field in fields(cls)}
 
@@ -98,7 +98,7 @@ def _rebuilt(cls: type, value: Any) -> Any:
     if issubclass(cls, datetime):
         return cls.fromisoformat(value)
     if issubclass(cls, Decimal):
-        # How many digits of a float are meant is for the check of the value to say.
+        # A float stays: the check of the value refuses it.
         return cls(value) if isinstance(value, str) else value
     return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
 

@@ -1,12 +1,12 @@
-"""JSON text for values that plain JSON does not have, in which value and type come back.
+"""JSON text for Python values beyond plain JSON, which keeps value and type.
 
-Beyond what the payload gate takes: ``datetime``, ``date``, ``Decimal``, ``UUID``, ``tuple``, ``set``,
-``frozenset``, ``bytes`` and dicts with keys of any of these kinds. Classes must match exactly; subclasses are
-refused, because what comes back would be something else. A time zone comes back as its offset from UTC.
+In addition to plain JSON: ``datetime``, ``date``, ``Decimal``, ``UUID``, ``tuple``, ``set``,
+``frozenset``, ``bytes`` and dicts with keys of any of these kinds. Classes must match exactly: a subclass is
+refused, because it would be read as its base class. A time zone is read as its offset from UTC.
 
-A tagged value is an object with a single key that begins with ``$``. A dict of the caller's that looks like
-one is written as a ``$dict`` of pairs, the form of dicts with other keys, so no dict is mistaken for a tag.
-The set of tags is closed: nothing is imported, called or looked up by a name that was read.
+A tagged value is an object with a single key that begins with ``$``. A plain dict of that form is written as
+a ``$dict`` of pairs, as are dicts with other keys, so no dict is read as a tag. The set of tags is closed:
+no name in the text is imported, called or looked up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def loads(text: str) -> Any:
 
 
 class _Tagging:
-    """One walk over a value, which turns every container into a new one of plain JSON.
+    """One walk over a value, which converts each container to plain JSON.
 
     One Python frame per level, so that the deepest value fits into the interpreter's stack.
     """
@@ -73,7 +73,7 @@ class _Tagging:
         self._keys: list[str | int] = []
         self._around: set[int] = set()
         # A container that occurs many times is tagged once, so that a small graph of shared references stays
-        # small until the gate has counted what it stands for.
+        # small until `encode` has checked its size.
         self._finished: dict[int, Any] = {}
 
     def tagged(self, value: Any) -> Any:
@@ -176,7 +176,7 @@ def _tagged_value(tag: str, content: Any, depth: int) -> Any:
     _require(build is not None and type(content) is list)
     items = _values_of(content, depth + 1)
     value = build(items)  # type: ignore[misc]  # it was required just now
-    # Two equal members or keys are one in Python: not what was written.
+    # Equal items or keys become one in Python: `dumps` does not write them.
     _require(len(value) == len(items))
     return value
 
@@ -198,11 +198,11 @@ _DATETIME: Final = re.compile(
     r"([^+]{19,26}?)(?:([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{6}))?)?)?( fold)?"
 )
 _DECIMALS: Final = Context(capitals=1)
-"""A caller's own context may write another spelling."""
+"""The context that the caller has set may write a different text."""
 
 
 def _write_datetime(value: datetime) -> str:
-    # The second of two equal wall-clock times when clocks are put back; ISO 8601 has no word for it.
+    # The second of two equal wall-clock times when clocks are set back; ISO 8601 cannot express it.
     return value.isoformat() + (_FOLD if value.fold else "")
 
 
@@ -213,7 +213,7 @@ def _read_datetime(text: str) -> datetime:
     wall_clock, sign, hours, minutes, seconds, microseconds, fold = match.groups()
     tzinfo = None
     if sign is not None:
-        # Not left to fromisoformat: CPython takes an offset of less than a second for UTC.
+        # Not by fromisoformat: CPython reads an offset of less than a second as UTC.
         offset = timedelta(
             hours=int(hours),
             minutes=int(minutes),
@@ -249,7 +249,7 @@ _SCALARS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]
 
 
 def _exact_reader(write: Callable[[Any], str], read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of nothing but what ``write`` writes; parsers accept more spellings than there are values."""
+    """A reader that accepts only the text that ``write`` writes. Parsers accept other forms too."""
 
     def exact(text: str) -> Any:
         value = read(text)

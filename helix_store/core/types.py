@@ -1,8 +1,8 @@
-"""The vocabulary: enumerations and value objects that cross the store's API.
+"""Enumerations and value objects of the stores' API.
 
-Results are frozen; ``SessionState`` is mutable (load, change, save). Every object has ``to_dict()`` with
-plain JSON values under snake_case keys, and ``from_dict()`` that reads it back. Times named ``…_at`` are
-aware datetimes, except ``expires_at``: epoch milliseconds.
+Results are frozen; ``SessionState`` is mutable (load, change, save). Each object has ``to_dict()``, which
+returns plain JSON values under snake_case keys, and ``from_dict()``. Times named ``…_at`` are aware
+datetimes, except ``expires_at``: epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Message: TypeAlias = dict[str, Any]
 """A JSON object with at least ``role``."""
 
 SESSION_EXPIRED: Final = "session_expired"
-"""The failure reason of a session that nobody renewed or resumed in time."""
+"""The failure reason of a session that was not renewed or resumed before its expiry."""
 
 T = TypeVar("T", bound=Serializable)
 
@@ -152,12 +152,19 @@ class InterruptKind(StrEnum):
 # --- Sessions --------------------------------------------------------------------------------------
 
 
+class _WithOrigin(Serializable):
+    """Remembers privately where it was read from, as an instance of a model keeps its ``_state``."""
+
+    __slots__ = ("_origin",)
+    _origin: Any
+
+
 @dataclass(slots=True, kw_only=True)
-class SessionState(Serializable):
+class SessionState(_WithOrigin):
     """The whole state of one session, without its messages.
 
-    The store owns ``version``, ``message_count``, ``created_at`` and ``updated_at``: what a state to be
-    saved holds there is ignored. ``expires_at`` is epoch milliseconds.
+    The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores those
+    of the given state. ``expires_at`` is epoch milliseconds.
     """
 
     session_id: str
@@ -197,7 +204,7 @@ class SessionState(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionHead(Serializable):
-    """A listed session: what `SessionState` has, less the payloads."""
+    """A session in a list: a `SessionState` without the payloads."""
 
     session_id: str
     agent_type: str
@@ -226,7 +233,7 @@ class SessionHead(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange(Serializable):
-    """A compare-and-set that won."""
+    """The result of a successful compare-and-set."""
 
     new_version: int
     ok: Literal[True] = True
@@ -237,7 +244,7 @@ class StatusChange(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusConflict(Serializable):
-    """A compare-and-set that lost, with the status and version that refused it."""
+    """The result of a failed compare-and-set, with the current status and version."""
 
     current_status: SessionStatus
     current_version: int
@@ -265,9 +272,9 @@ class StepCommit(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedChanges(Serializable):
-    """What one tool call wants changed in ``custom_state``; where both forms are given, patches win.
+    """The changes of one tool call to ``custom_state``. If both forms are given, only patches are applied.
 
-    ``timestamp`` is epoch milliseconds and plays no part in the order: staging order does.
+    ``timestamp`` is epoch milliseconds. It does not decide the order: changes are applied as staged.
     """
 
     tool_call_id: str
@@ -278,7 +285,7 @@ class StagedChanges(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointHead(Serializable):
-    """A listed checkpoint: everything but the state."""
+    """A checkpoint in a list: a `Checkpoint` without the state."""
 
     checkpoint_id: str
     session_id: str
@@ -293,7 +300,7 @@ class CheckpointHead(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(CheckpointHead):
-    """A step's result: the state, and the message history by its boundary ``message_count``."""
+    """The result of a step: the state, and the first ``message_count`` messages."""
 
     state: SessionState
 
@@ -319,7 +326,7 @@ class Run(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubSessionRef(Serializable):
-    """A sub-agent that a session started; ``location`` never changes."""
+    """A sub-agent that a session started. ``location`` cannot be changed."""
 
     sub_session_id: str
     agent_type: str
@@ -333,7 +340,7 @@ class SubSessionRef(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptRequest(Serializable):
-    """A durable wish that a session stop: softly (``interrupt``) or for good (``abort``)."""
+    """A stored request to stop a session, so that it can continue (``interrupt``) or not (``abort``)."""
 
     session_id: str
     kind: InterruptKind
@@ -353,7 +360,7 @@ class SubmissionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission(Serializable):
-    """What became of an answer; ``session_id`` is the session that owns the call, if any does."""
+    """The result of an answer. ``session_id`` is the session that owns the call, if there is one."""
 
     outcome: SubmissionOutcome
     tool_call_id: str
@@ -363,7 +370,7 @@ class Submission(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingToolCall(Serializable):
-    """A call that nobody has answered; ``deadline`` is epoch milliseconds."""
+    """A tool call without an answer. ``deadline`` is epoch milliseconds."""
 
     session_id: str
     tool_call_id: str
@@ -378,7 +385,7 @@ class PendingToolCall(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage(Serializable):
-    """``total`` is ``None`` when it was not asked for."""
+    """``total`` is ``None`` if the list was queried with ``count=False``."""
 
     sessions: list[SessionHead]
     total: int | None

@@ -1,4 +1,4 @@
-"""The usage ledger's vocabulary: entries, and the sums that are made of them."""
+"""Value objects of usage: entries, and sums of entries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from enum import StrEnum
 from typing import Final
 
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import UsageKind
 
@@ -29,17 +30,17 @@ __all__ = [
 ]
 
 COST_PLACES: Final = 12
-"""Decimal places of a cost. Prices go down to a millionth of a dollar for a million tokens."""
+"""Decimal places of a cost. The lowest prices are a millionth of a dollar for a million tokens."""
 
-MAX_COST_UNITS: Final = 2**63 - 1
-"""The highest cost of one entry: a little over nine million dollars."""
+MAX_COST_UNITS: Final = MAX_BIGINT
+"""The highest cost of one entry: about nine million dollars."""
 
-# More digits than a sum of costs can have, whatever context the caller has set.
+# More digits than a sum of costs can have, and independent of the context that the caller has set.
 _EXACT: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
 
 
 def cost_units(cost: Decimal) -> int:
-    """A cost as a whole number of its smallest unit, rounded half to even: what is stored and summed."""
+    """A cost as a whole number of its smallest unit, rounded half to even, as it is stored and summed."""
     return int(_EXACT.to_integral_value(_EXACT.scaleb(cost, COST_PLACES)))
 
 
@@ -52,7 +53,7 @@ def cost_from_units(units: int) -> Decimal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSource(Serializable):
-    """What spent: an agent, a tool or a sub-agent, by its name."""
+    """The agent, tool or sub-agent that caused the usage."""
 
     type: str
     name: str
@@ -60,7 +61,7 @@ class UsageSource(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts(Serializable):
-    """Tokens by field; one that was not given counts as 0, ``total`` as well: it is never derived."""
+    """Tokens by field. A field that was not given is 0; ``total`` is not computed from the others."""
 
     prompt: int = 0
     completion: int = 0
@@ -80,11 +81,11 @@ class TokenCounts(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEntry(Serializable):
-    """One thing that was spent. ``timestamp`` is epoch milliseconds; without an ``id`` the store makes one.
+    """One event with usage. ``timestamp`` is epoch milliseconds. The store sets an ``id`` that is missing.
 
-    What else belongs to it depends on ``kind``: of tokens ``model`` and ``tokens``; of a tool ``tool_name``,
-    ``success`` and ``duration_ms``; of a sub-agent ``agent_type``, ``sub_session_id``, ``success`` and
-    ``duration_ms``; of anything custom ``type``, ``name``, ``amount`` and, if wanted, ``unit``.
+    Further fields by ``kind``: ``model`` and ``tokens`` of tokens; ``tool_name``, ``success`` and
+    ``duration_ms`` of a tool; ``agent_type``, ``sub_session_id``, ``success`` and ``duration_ms`` of a
+    sub-agent; ``type``, ``name``, ``amount`` and optionally ``unit`` of a custom entry.
     """
 
     kind: UsageKind
@@ -110,7 +111,7 @@ class UsageEntry(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsagePage(Serializable):
-    """``total`` is ``None`` when it was not asked for."""
+    """``total`` is ``None`` if the list was queried with ``count=False``."""
 
     entries: list[UsageEntry]
     total: int | None
@@ -125,7 +126,7 @@ class UsagePage(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStats(Serializable):
-    """Calls of one tool, or of sub-agents of one type."""
+    """Calls of one tool, or of the sub-agents of one type."""
 
     calls: int = 0
     failures: int = 0
@@ -147,10 +148,10 @@ class ToolStats(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRollup(Serializable):
-    """What a session spent, or a tree of sessions; names are in order.
+    """The usage of a session, or of a tree of sessions. Dicts are sorted by name.
 
-    ``sub_agents`` is by agent type and ``custom`` by type and name. ``cost_usd`` sums the costs that are
-    known. ``session_count`` counts the sessions of the tree, also those without entries.
+    Keys of ``sub_agents`` are agent types; those of ``custom`` are types and names. ``cost_usd`` is the sum
+    of the known costs. ``session_count`` includes sessions without entries.
     """
 
     tokens: TokenCounts
@@ -164,7 +165,7 @@ class UsageRollup(Serializable):
 
 
 class UsageTimeBucket(StrEnum):
-    """How long a bucket of a time series is; weeks start on Monday, everything is UTC."""
+    """The length of a bucket in a time series. All times are UTC; weeks start on Monday."""
 
     HOUR = "hour"
     DAY = "day"
@@ -173,7 +174,7 @@ class UsageTimeBucket(StrEnum):
 
 
 class UsageGrouping(StrEnum):
-    """What a time series is split by; ``agent_type`` and ``user_id`` are the session's."""
+    """The groups of a time series; ``agent_type`` and ``user_id`` are those of the session."""
 
     MODEL = "model"
     AGENT_TYPE = "agent_type"
@@ -183,7 +184,7 @@ class UsageGrouping(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageBucket(Serializable):
-    """What one group spent from ``start`` on; ``group`` is ``None`` where entries have no such value."""
+    """The usage of one group in one bucket; ``group`` is ``None`` for entries without a value."""
 
     start: datetime
     group: str | None

@@ -1,35 +1,43 @@
-"""What an argument must look like, decided before any SQL.
+"""Checks of arguments, before any SQL.
 
-Every function returns the value it accepted and refuses with `InvalidPayload`, or with `InvalidQuery` where
-the argument only selects rows; ``path`` of either is the argument's name. Values are never shown.
+Each function returns the value that it accepts. It raises `InvalidPayload`, or `InvalidQuery` where the
+argument only selects rows. ``path`` of the error is the argument's name. A message never shows a value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from helix_store.core.payloads import check_text
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.payload_faults import join_path
 from helix_store.core.types import SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
 __all__ = [
     "MAX_EPOCH_MILLISECONDS",
+    "arguments",
     "aware_datetime",
     "datetime_to_milliseconds",
     "enum",
+    "enum_text",
     "epoch_milliseconds",
+    "fields",
     "identifier",
-    "message",
+    "messages",
+    "metadata",
     "milliseconds_to_datetime",
+    "optional",
     "optional_identifier",
     "optional_text",
     "page_limit",
     "page_offset",
+    "query_number",
     "statuses",
+    "tags",
     "tenant",
     "text",
     "whole_number",
@@ -38,12 +46,12 @@ __all__ = [
 E = TypeVar("E", bound=Enum)
 
 _LONGEST_IDENTIFIER: Final = 255
-_LARGEST_BIGINT: Final = 2**63 - 1
 MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that a Python datetime can hold."""
+"""The end of the year 9999, the largest time of a Python datetime."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_NOT_QUERYABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -78,20 +86,38 @@ def tenant(value: Any, name: str = "tenant") -> str:
 
 
 def text(value: Any, name: str) -> str:
-    """Text of any length, also empty, without NUL and lone surrogates."""
-    return check_text(value, name)
+    """Text of any length, also empty, without NUL and lone surrogates: a text column takes it."""
+    if type(value) is not str:
+        raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
+    if not (value.isascii() and "\x00" not in value) and _NOT_QUERYABLE.search(value):
+        raise InvalidPayload(path=name, reason="text that is queried cannot hold NUL or lone surrogates")
+    return value
 
 
 def optional_text(value: Any, name: str) -> str | None:
     """Text or ``None``."""
-    return None if value is None else check_text(value, name)
+    return None if value is None else text(value, name)
+
+
+def tags(value: Any, name: str = "tags") -> list[str]:
+    """The tags as a new list."""
+    if type(value) not in (list, tuple):
+        raise InvalidPayload(path=name, reason=f"expected a list of str, got {type(value).__name__}")
+    return [text(tag, join_path(name, index)) for index, tag in enumerate(value)]
+
+
+def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
+    """The metadata as a new dict."""
+    if type(value) is not dict:
+        raise InvalidPayload(path=name, reason=f"expected a dict of str to str, got {type(value).__name__}")
+    return {text(key, name): text(item, join_path(name, key)) for key, item in value.items()}
 
 
 # --- Numbers and times ----------------------------------------------------------------------------
 
 
-def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LARGEST_BIGINT) -> int:
-    """An ``int`` within bounds; ``bool`` and ``float`` are none."""
+def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
+    """An ``int`` within bounds; ``bool`` and ``float`` are rejected."""
     if type(value) is not int:
         raise InvalidPayload(path=name, reason=f"expected a whole number, got {type(value).__name__}")
     if not minimum <= value <= maximum:
@@ -100,7 +126,7 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = _LAR
 
 
 def epoch_milliseconds(value: Any, name: str) -> int:
-    """Epoch milliseconds up to the year 9999; what looks like seconds is refused."""
+    """Epoch milliseconds up to the year 9999. A value that looks like seconds is refused."""
     whole_number(value, name, maximum=MAX_EPOCH_MILLISECONDS)
     if 10**8 <= value < 10**11:
         raise InvalidPayload(path=name, reason="it looks like epoch seconds; expected milliseconds")
@@ -112,13 +138,13 @@ def milliseconds_to_datetime(milliseconds: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 
-def datetime_to_milliseconds(moment: datetime) -> int:
+def datetime_to_milliseconds(time: datetime) -> int:
     """Epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
-    return (moment - _EPOCH) // _MILLISECOND
+    return (time - _EPOCH) // _MILLISECOND
 
 
 def aware_datetime(value: Any, name: str) -> datetime:
-    """A filter's point in time: an aware datetime or epoch milliseconds."""
+    """The time in a filter: an aware datetime or epoch milliseconds."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidQuery(f"{name} needs a time zone.", path=name)
@@ -154,32 +180,66 @@ def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
     return frozenset(enum(SessionStatus, status, name) for status in expected)
 
 
+# --- Records --------------------------------------------------------------------------------------
+
+Rule = Callable[[Any, str], Any]
+"""Takes a value and its name, and returns the value that it accepts."""
+
+
+def fields(record: object, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """The attributes of a record, by name, each checked by its rule."""
+    return {name: rule(getattr(record, name), name) for name, rule in rules.items()}
+
+
+def arguments(rules: Mapping[str, Rule], **values: Any) -> None:
+    """Check arguments, each by the rule of its name."""
+    for name, value in values.items():
+        rules[name](value, name)
+
+
+def optional(rule: Rule) -> Rule:
+    """The rule, or ``None``."""
+    return lambda value, name: None if value is None else rule(value, name)
+
+
+def enum_text(cls: type[Enum]) -> Rule:
+    """A member of `cls`, from itself or its text, as text."""
+    return lambda value, name: enum(cls, value, name).value
+
+
 # --- Pages ----------------------------------------------------------------------------------------
 
 
+def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """A whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
+    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
+        raise InvalidQuery(f"{name} must be a whole number from {minimum}.", path=name)
+    return value
+
+
 def page_limit(limit: Any, *, maximum: int = 200) -> int:
-    """How many rows a page may hold; more than `maximum` is `maximum`."""
-    if type(limit) is not int or limit < 1:
-        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
-    return min(limit, maximum)
+    """The number of rows of a page; more than `maximum` is `maximum`."""
+    return min(query_number(limit, "limit", minimum=1), maximum)
 
 
 def page_offset(offset: Any) -> int:
-    """How many rows to pass over."""
-    if type(offset) is not int or not 0 <= offset <= _LARGEST_BIGINT:
-        raise InvalidQuery("offset must be a whole number from 0.", path="offset")
-    return offset
+    """The number of rows to skip."""
+    return query_number(offset, "offset", maximum=MAX_BIGINT)
 
 
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def message(value: Any, index: int) -> dict[str, Any]:
-    """A message: a dict with a ``role``. The rest of it is the payload gate's business."""
-    path = f"messages/{index}"
+def messages(values: Any) -> list[str]:
+    """The roles of messages: each is a dict with a ``role``. Their other contents pass the payload gate."""
+    if type(values) not in (list, tuple):
+        raise InvalidPayload(path="/messages", reason="expected a list of messages")
+    return [_role(value, f"messages/{index}") for index, value in enumerate(values)]
+
+
+def _role(value: Any, path: str) -> str:
     if type(value) is not dict:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(value).__name__}")
     if "role" not in value:
         raise InvalidPayload(path=path, reason="a message needs a role")
-    identifier(value["role"], f"{path}/role")
-    return value
+    return identifier(value["role"], f"{path}/role")

@@ -68,7 +68,7 @@ class Database:
 
     @property
     def limits(self) -> Limits:
-        return self.given_limits or conf.limits()
+        return conf.limits(self.given_limits)
 
     @property
     def has_row_locks(self) -> bool:
@@ -91,17 +91,22 @@ class Database:
             return False
         if connection.in_atomic_block:
             return True
-        with mapped_errors(connection):
+        try:
             _connect(connection)
+        except Exception as exc:
+            raise_mapped(connection, exc)
+            raise
         return bool(connection.autocommit)
 
     def read(self, statement: Statement | str, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
         connection = self.connection
         try:
-            if _is_fast(connection):
-                return _run_prepared(connection, statement, parameters)
-            return _run(connection, statement, parameters)
+            if not _is_fast(connection):
+                return _run(connection, statement, parameters)
+            if not connection.in_atomic_block:
+                _connect(connection)
+            return _run_prepared(connection, statement, parameters)
         except Exception as exc:
             raise_mapped(connection, exc)
             raise
@@ -132,13 +137,18 @@ class Database:
         return self.transaction(lambda: _run(connection, statement, parameters))
 
     def try_write(self, statement: Statement | str, parameters: Parameters) -> Rows:
-        """`write`, but return no rows when the database gave the statement up for another transaction."""
+        """`write`, right after `has_fast_writes`: no rows when it was given up for another transaction."""
+        connection = self.connection
+        is_alone = not connection.in_atomic_block
         try:
-            return self.write(statement, parameters)
-        except StoreBusy as exc:
-            if self.connection.in_atomic_block or not is_retryable_transaction(exc):
-                raise
-            return []
+            return _run_prepared(connection, statement, parameters)
+        except Exception as exc:
+            if is_alone and is_retryable_transaction(exc):
+                return []
+            raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
+            raise
+        finally:
+            release(connection)
 
     def query(self, body: Callable[[], R]) -> R:
         """Run queries of the ORM that only read."""
@@ -215,22 +225,24 @@ def _run(connection: BaseDatabaseWrapper, statement: Statement | str, parameters
     """Run a statement by a cursor of Django."""
     if isinstance(statement, str):
         statement = Statement(statement)
-    is_sqlite = connection.vendor == "sqlite"
-    with connection.cursor() as cursor:
-        if is_sqlite:
-            cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
-        else:
-            cursor.execute(statement.postgresql, parameters)
-        rows: Rows = [] if cursor.description is None else cursor.fetchall()
+    # Not closed: a cursor of either driver holds nothing once its rows were fetched.
+    cursor = connection.cursor()
+    if connection.vendor == "sqlite":
+        cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
+        rows: Rows = cursor.fetchall()
         return rows
+    cursor.execute(statement.postgresql, parameters)
+    rows = [] if cursor.description is None else cursor.fetchall()
+    return rows
 
 
 def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement | str, parameters: Any) -> Rows:
-    """Run a statement prepared if the driver can; in an open transaction it leaves no trace if it fails."""
+    """Run a statement on an open connection, prepared if the driver can.
+
+    In an open transaction it leaves no trace if it fails.
+    """
     if isinstance(statement, str):
         statement = _statement_of(statement)
-    if not connection.in_atomic_block:
-        _connect(connection)
     in_savepoint = connection.in_atomic_block or not connection.autocommit
     fetch = _fetch_prepared()
     rows: Rows | None = None
@@ -260,7 +272,7 @@ def _fetch_prepared() -> Any:
 
 
 def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) -> Parameters:
-    if isinstance(parameters, Mapping):
+    if type(parameters) is dict:
         return {
             name: _stored_time(connection, value) if type(value) is datetime else value
             for name, value in parameters.items()

@@ -1,15 +1,19 @@
-"""Query expressions that PostgreSQL and SQLite write differently."""
+"""Query expressions and parameters that PostgreSQL and SQLite write differently.
+
+A pair of strings is the SQL for PostgreSQL and for SQLite, as `Statement` takes them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db.models import (
     Aggregate,
     BigIntegerField,
     BooleanField,
+    CharField,
     Expression,
     F,
     Func,
@@ -19,11 +23,45 @@ from django.db.models import (
 )
 from django.db.models.lookups import GreaterThan, LessThan
 
-__all__ = ["ExactSum", "Unindexed", "beyond", "exact_sum", "has_metadata", "has_tag", "summed"]
+from helix_store.engine.database import Database
+
+__all__ = [
+    "ExactSum",
+    "NoIndexHint",
+    "after_keyset",
+    "exact_sum",
+    "has_metadata",
+    "has_tag",
+    "is_in_list",
+    "list_parameter",
+    "rows_parameter",
+    "summed",
+    "tenant_parameter",
+]
 
 
-class Unindexed(Func):
-    """A column that SQLite is to find no rows by: it prefers an equal column to an order, and sorts."""
+def tenant_parameter(tenant: str) -> Func:
+    """The value of a tenant, hidden from PostgreSQL's planner: ``(SELECT …)``.
+
+    The statistics know nothing of a new tenant, so PostgreSQL expects it to have no rows. Every index that
+    begins with the tenant then looks equally good, and a look-up by key may read all rows of the tenant. A
+    hidden value is planned for as an average tenant.
+    """
+    return _HiddenValue(Value(tenant), output_field=CharField())
+
+
+class _HiddenValue(Func):
+    template = "(SELECT %(expressions)s)"
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="%(expressions)s", **extra_context)
+
+
+class NoIndexHint(Func):
+    """A column whose index SQLite must not use.
+
+    SQLite prefers an index of an equal column to one that has the order, and sorts the rows afterwards.
+    """
 
     arity = 1
     template = "%(expressions)s"
@@ -36,15 +74,15 @@ class _Row(Func):
     template = "(%(expressions)s)"
 
 
-def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Lookup[Any]:
-    """The rows after the last one seen, in the order of these columns: ``(a, b) > (1, 2)``.
+def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Lookup[Any]:
+    """The rows that follow the last row of a page, in the order of these columns: ``(a, b) > (1, 2)``.
 
-    That is one range of an index. The same said with OR reads every row again that has the last row's ``a``.
-    All columns are in the same direction.
+    This is one range of an index. The same condition with OR reads all rows with the last row's ``a`` again.
+    All columns have the same direction.
     """
     fields: Any = model._meta.get_field
     values = [Value(value, output_field=fields(name)) for name, value in last.items()]
-    # A comparison, which stands in a condition by itself: Django compares any other expression with true.
+    # A lookup is a condition without a comparison; Django compares any other expression with true.
     follows = LessThan if descending else GreaterThan
     return follows(
         _Row(*map(F, last), output_field=BooleanField()), _Row(*values, output_field=BooleanField())
@@ -52,7 +90,7 @@ def beyond(model: type[Model], last: Mapping[str, Any], *, descending: bool = Fa
 
 
 class _JSONContains(Expression):
-    """Whether a jsonb column contains a document; on SQLite, whether ``json_each`` finds the same."""
+    """Whether a jsonb column contains a document; on SQLite the same by ``json_each``."""
 
     conditional = True
 
@@ -72,7 +110,7 @@ class _JSONContains(Expression):
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.column)
-        # Spelled as the index spells it, which leaves out what is empty.
+        # The second half is the condition of the partial index, which has no empty documents.
         empty = "[]" if isinstance(self.value, list) else "{}"
         condition = f"({column} @> %s::jsonb AND {column} <> '{empty}'::jsonb)"
         return condition, (*params, self.document, *params)
@@ -94,11 +132,7 @@ def has_metadata(key: str, value: str) -> Expression:
 
 
 class ExactSum(Aggregate):
-    """SUM of a column of whole numbers from 0, as an ``int``; 0 where there is nothing to sum.
-
-    PostgreSQL sums bigints as numeric. SQLite fails when a sum passes 64 bits: there the upper and the lower
-    halves are summed apart.
-    """
+    """SUM of a column of whole numbers from 0, as an ``int``; 0 without rows. See `exact_sum`."""
 
     function = "SUM"
     name = "ExactSum"
@@ -108,21 +142,52 @@ class ExactSum(Aggregate):
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, tuple[Any, ...]]:
         column, params = compiler.compile(self.get_source_expressions()[0])
-        return exact_sum("sqlite", column), (*params, *params)
+        _, sqlite = exact_sum(column)
+        return sqlite, (*params, *params)
 
     def convert_value(self, value: Any, expression: Any, connection: Any) -> int:
         return summed(value)
 
 
-def exact_sum(vendor: str, column: str) -> str:
-    """The same in plain SQL; `summed` reads the result."""
-    if vendor == "sqlite":
-        return f"(SUM({column} >> 32) || ' ' || SUM({column} & 4294967295))"
-    return f"SUM({column})"
+def exact_sum(column: str) -> tuple[str, str]:
+    """The SQL of `ExactSum`; `summed` reads the result.
+
+    PostgreSQL sums bigints as numeric. SQLite fails when a sum exceeds 64 bits, so the upper and the lower
+    32 bits are summed separately there.
+    """
+    return f"SUM({column})", f"(SUM({column} >> 32) || ' ' || SUM({column} & 4294967295))"
 
 
 def summed(value: Any) -> int:
+    """The result of an `exact_sum` as an ``int``; 0 without rows."""
     if isinstance(value, str):
         upper, lower = value.split()
         return (int(upper) << 32) + int(lower)
     return int(value or 0)
+
+
+def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]:
+    """The condition that a column has one of the values of a `list_parameter`, for any number of values."""
+    return (
+        f"{column} = ANY(%({parameter})s::{column_type}[])",
+        f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
+    )
+
+
+def list_parameter(db: Database, values: Sequence[Any]) -> Sequence[Any] | str:
+    """Values as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
+    return list(values) if _has_arrays(db) else json.dumps(values, ensure_ascii=False)
+
+
+def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The values of these columns: an array for each column on PostgreSQL, row after row on SQLite.
+
+    A column that a row does not have is null.
+    """
+    if _has_arrays(db):
+        return [[row.get(name) for row in rows] for name in names]
+    return [row.get(name) for row in rows for name in names]
+
+
+def _has_arrays(db: Database) -> bool:
+    return db.connection.vendor == "postgresql"

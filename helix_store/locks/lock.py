@@ -1,4 +1,4 @@
-"""An acquired lock, and its refreshing in the background."""
+"""An acquired lock, and the thread that keeps it alive."""
 
 from __future__ import annotations
 
@@ -14,28 +14,23 @@ from django.db import connections
 
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import HelixStoreError, LockLostError
-from helix_store.locks.backend import LockVerbs
-from helix_store.locks.rules import (
-    Term,
-    trust_ends,
-    ttl_milliseconds,
-)
+from helix_store.locks.rules import LockOperations, Term, trust_ends, ttl_milliseconds
 
 __all__ = ["KeepAlive", "Lock"]
 
 _BEATS_PER_TERM: Final = 3
 _BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
 _LONGEST_STOP_SECONDS: Final = 5.0
-"""A refresh may wait for a row that its own stopper holds; then the thread is left to itself."""
+"""A refresh may wait for a row that the stopping thread has locked; then `stop` does not wait for it."""
 
 _logger = logging.getLogger(__name__)
 
 
 class KeepAlive:
-    """A running thread that refreshes one lock; leaving it as a context manager stops it.
+    """A thread that refreshes one lock; leaving it as a context manager stops it.
 
-    It ends by itself when the lock is lost. A database that cannot be reached is tried again until then; the
-    lock's `is_trusted` runs out meanwhile, as it should.
+    The thread ends when the lock is lost. While the database cannot be reached, it tries again, and the
+    lock's trust window runs out.
     """
 
     def __init__(self, refresh: Callable[[], object], ttl_ms: Callable[[], int], *, name: str) -> None:
@@ -47,11 +42,11 @@ class KeepAlive:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether the lock is still being refreshed: false once it was lost or this was stopped."""
+        """Whether the lock is still refreshed; ``False`` after the lock is lost or `stop` is called."""
         return not self._stopped.is_set() and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Refresh no more; the lock stays held for the rest of its term. Safe to repeat."""
+        """Stop refreshing; the lock stays held for the rest of its term. Safe to repeat."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_LONGEST_STOP_SECONDS)
@@ -78,7 +73,7 @@ class KeepAlive:
             else:
                 beats = _BEATS_PER_TERM
             finally:
-                # One connection per lock, idle between two beats, would drain the server's.
+                # An idle connection per lock, open between two refreshes, would exhaust the server.
                 connections.close_all()
 
 
@@ -86,15 +81,15 @@ _NEVER: Final = float("-inf")
 
 
 class Lock:
-    """One term of holding a lock; leaving it as a context manager releases it.
+    """An acquired lock; leaving it as a context manager releases it.
 
-    Give ``fencing_token`` to every write that the lock protects: that is what stops a holder that has lost
-    the lock without noticing. Threads may share a lock.
+    Give ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
+    not know that its term is over. Threads may share a lock.
     Source: the lock manager of the PostgreSQL store document.
     """
 
     def __init__(
-        self, backend: LockVerbs, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
+        self, backend: LockOperations, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
     ) -> None:
         self._backend = backend
         self._name = name
@@ -121,31 +116,31 @@ class Lock:
 
     @property
     def expires_at(self) -> datetime:
-        """The end of the term on the database's clock; ask `is_trusted` and not this worker's clock."""
+        """The end of the term on the database's clock; a worker decides by `is_trusted` instead."""
         return self._expires_at
 
     @property
     def ttl_ms(self) -> int:
-        """How long the term was last asked to be."""
+        """The TTL of the last successful request, in milliseconds."""
         return self._ttl_ms
 
     def __repr__(self) -> str:
         return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
 
     def is_trusted(self) -> bool:
-        """Whether the holder may still go on without asking the database.
+        """Whether the term certainly lasts; sends no statement.
 
         True until nine tenths of the TTL have passed on this process's monotonic clock since the last
-        successful request was sent; never again after `release` or a `LockLostError`.
+        successful request was sent. Always false after `release` or a `LockLostError`.
         """
         return time.monotonic() < self._trusted_until
 
     def refresh(self, ttl_ms: int | None = None) -> datetime:
-        """Start the TTL, or another one, anew and return the new end of the term.
+        """Restart the TTL, or begin another one, and return the new end of the term.
 
-        One statement; it joins the caller's transaction, and a rollback takes the new end back although the
-        lock is still trusted: better refresh outside. Raises `LockLostError` when the term is over: released,
-        expired or taken over. Safe to repeat.
+        One statement, which joins the caller's transaction. Better refresh outside of a transaction: a
+        rollback takes back the new end, but not the trust. Raises `LockLostError` when the term is over:
+        released, expired or taken over. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         changes, requested_at = self._changes, time.monotonic()
@@ -158,7 +153,7 @@ class Lock:
         with self._mutex:
             trusted_until = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:
-                # Another request was answered meanwhile, and nothing says which of the two came last.
+                # Another request was answered meanwhile. The order in which the database ran them is unknown.
                 trusted_until = min(trusted_until, self._trusted_until)
             self._changes += 1
             self._trusted_until = trusted_until
@@ -167,10 +162,9 @@ class Lock:
         return expires_at
 
     def release(self) -> bool:
-        """End the term and its keep-alive; ``False`` when it was over already.
+        """End the term and its keep-alive; ``False`` when the term is over already.
 
-        One statement; it joins the caller's transaction. A former holder releases nothing, so it is safe to
-        repeat.
+        One statement, which joins the caller's transaction. Safe to repeat: a former holder releases nothing.
         """
         if self._keep_alive is not None:
             self._keep_alive.stop()
@@ -178,10 +172,10 @@ class Lock:
         return self._backend.release(self._name, owner=self._owner, fencing_token=self._fencing_token)
 
     def keep_alive(self) -> KeepAlive:
-        """Refresh the lock from a thread of its own until `release`, or until what this returns is stopped.
+        """Refresh the lock from a thread until `release` or until the returned keep-alive is stopped.
 
-        A second call returns the keep-alive that runs. Start it after the transaction in which the lock was
-        acquired has committed: the thread has a connection of its own.
+        A second call returns the running keep-alive. The thread has a separate connection: start it after
+        the commit of the transaction in which the lock was acquired.
         """
         with self._mutex:
             if self._keep_alive is None or not self._keep_alive.is_running():

@@ -1,4 +1,4 @@
-"""The public face of a lock manager: it checks arguments and hands out locks."""
+"""The public calls of a lock manager: they check arguments and return locks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,22 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import StoreBusy
-from helix_store.locks.backend import LockVerbs
 from helix_store.locks.lock import Lock
-from helix_store.locks.rules import (
-    LockInfo,
-    process_owner,
-    retry_pauses,
-    ttl_milliseconds,
-)
+from helix_store.locks.rules import LockInfo, LockOperations, process_owner, retry_pauses, ttl_milliseconds
 
 __all__ = ["LockManagerBase"]
 
-_HELD: Final = "Somebody else held the lock for all of this time; try again later."
+_HELD: Final = "The lock was held until the timeout; try again later."
 
 
 class LockManagerBase:
-    """The lock manager of the contract; a subclass brings the back end.
+    """The lock manager of the contract; a subclass provides the back end.
 
-    Names are unique within ``tenant``. A term lasts ``default_ttl_ms`` unless a call says otherwise, by
-    default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
+    Names are unique within ``tenant``. ``default_ttl_ms`` is the TTL of calls without a ``ttl_ms``; its
+    default is ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
     """
 
-    def __init__(self, backend: LockVerbs, *, tenant: str, default_ttl_ms: int | None) -> None:
+    def __init__(self, backend: LockOperations, *, tenant: str, default_ttl_ms: int | None) -> None:
         self._backend = backend
         self._tenant = tenant
         self._default_ttl_ms = (
@@ -51,10 +45,12 @@ class LockManagerBase:
         return ttl_milliseconds(conf.default_lock_ttl_ms(), "DEFAULT_LOCK_TTL_MS")
 
     def acquire(self, name: str, *, ttl_ms: int | None = None, owner: str | None = None) -> Lock | None:
-        """Take a lock for a term, or return ``None`` at once when it is held, also by the same owner.
+        """Acquire a lock for one term, or return ``None`` at once when it is held, also by the same owner.
 
-        One statement; it joins the caller's transaction, and then others see the term only after its commit.
-        Never waits for another holder or contender. Raises `InvalidPayload`; nothing is stored then.
+        Joins the caller's transaction: others see the term only after its commit. Inside the caller's
+        transaction the session row of that name is locked before the lock row, as in every guarded write;
+        the call returns ``None`` when that row is busy. Never waits for a holder, a contender or a session.
+        Raises `InvalidPayload`; nothing is stored then. Not idempotent: a repeat finds the name held.
         """
         name = validation.identifier(name, "name")
         ttl_ms = self.default_ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
@@ -68,9 +64,9 @@ class LockManagerBase:
     def wait_acquire(
         self, name: str, *, timeout_ms: int, ttl_ms: int | None = None, owner: str | None = None
     ) -> Lock:
-        """Take a lock, trying again after jittered pauses while it is held.
+        """Acquire a lock; while it is held, try again after jittered pauses.
 
-        Raises `StoreBusy` when it was held for all of ``timeout_ms``. Waiters are not served in order.
+        Raises `StoreBusy` when it is still held after ``timeout_ms``. Waiters are not served in order.
         """
         for pause in retry_pauses(validation.whole_number(timeout_ms, "timeout_ms")):
             if lock := self.acquire(name, ttl_ms=ttl_ms, owner=owner):
@@ -82,7 +78,7 @@ class LockManagerBase:
         self, name: str, *, timeout_ms: int, ttl_ms: int | None = None, owner: str | None = None
     ) -> Lock:
         """Async version of `wait_acquire`."""
-        # No twin: its pauses would block the thread in which the holder has to release.
+        # Not an `async_twin`: pauses in the shared thread would block the holder's release.
         for pause in retry_pauses(validation.whole_number(timeout_ms, "timeout_ms")):
             if lock := await self.aacquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
@@ -90,19 +86,19 @@ class LockManagerBase:
         return _granted(await self.aacquire(name, ttl_ms=ttl_ms, owner=owner))
 
     def is_locked(self, name: str) -> bool:
-        """Whether somebody holds the lock now."""
+        """Whether the lock is held now."""
         return self._backend.is_locked(validation.identifier(name, "name"))
 
     def get_active_locks(self) -> list[LockInfo]:
-        """The locks of the tenant that are held now, by name."""
+        """The locks of the tenant that are held now, ordered by name."""
         return self._backend.active()
 
     def force_release(self, name: str) -> bool:
-        """Take a lock away from whoever holds it; ``False`` when nobody does. For operators.
+        """End the term of the current holder; ``False`` when the name is not held. For operators.
 
-        One statement; it joins the caller's transaction. The name moves on to a token that nobody has, so
-        that guarded writes which the former holder starts from now on are refused; one that is under way
-        still keeps the next holder waiting. Safe to repeat.
+        One statement, which joins the caller's transaction. It increments the token, so later guarded writes
+        of the former holder are refused. While a guarded write is under way, the name cannot be acquired.
+        Safe to repeat.
         """
         return self._backend.force_release(validation.identifier(name, "name"))
 

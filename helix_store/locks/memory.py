@@ -1,4 +1,4 @@
-"""Locks in memory, and locks that exclude nobody."""
+"""Locks in memory, and a manager that locks nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OVER: Final = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class StoredLock:
-    """The newest term of a name, over or not."""
+    """The newest term of a name, which may be over."""
 
     owner: str
     token: int
     expires_at: datetime
     deadline: float
-    """The end of the term on the process's monotonic clock, which decides; ``expires_at`` is for people."""
+    """The end of the term on the monotonic clock, which decides; ``expires_at`` is only reported."""
 
     @property
     def lasts(self) -> bool:
@@ -37,7 +37,7 @@ class StoredLock:
 
 
 class LockTable(dict[str, StoredLock], MemoryTable):
-    """The newest term of each name, kept for ever: a name's token must never start again."""
+    """The newest term of each name. Never deleted: the tokens of a name only grow."""
 
     def check_fence(self, name: str, guard: Guard) -> None:
         """Refuse a write with an older token than the newest one of this name. Raises `FencedOutError`."""
@@ -46,9 +46,9 @@ class LockTable(dict[str, StoredLock], MemoryTable):
 
 
 class InMemoryLockManager(LockManagerBase):
-    """Locks in one process, under the contract of the database's locks; for tests and trials.
+    """Locks in one process with the contract of the database's locks; for tests and trials.
 
-    Give it the ``world`` of an `InMemoryStateStore`, and that store checks its tokens.
+    An `InMemoryStateStore` with the same ``world`` checks the tokens of these locks.
     """
 
     def __init__(
@@ -59,12 +59,14 @@ class InMemoryLockManager(LockManagerBase):
         super().__init__(self._locks, tenant=tenant, default_ttl_ms=default_ttl_ms)
 
     def clear(self) -> None:
-        """Take every lock of the tenant from its holder; tokens keep growing. Safe to repeat."""
+        """Release every lock of the tenant; tokens keep growing. Safe to repeat."""
         for lock in self.get_active_locks():
             self.force_release(lock.name)
 
 
 class MemoryLocks:
+    """`LockOperations` in memory."""
+
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self._lock = world.lock
         self._stored = world.table(LockTable, tenant)
@@ -123,10 +125,10 @@ def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
 
 
 class NoOpLockManager(LockManagerBase):
-    """Every call succeeds and nothing is protected: for one worker alone, and for tests of something else.
+    """A manager whose calls always succeed and lock nothing; for a single worker, and for tests.
 
-    Arguments are checked all the same. Tokens grow with the clock of this process, so that they pass in a
-    store whose sessions were locked for real before.
+    Arguments are checked. Tokens grow with the clock of this process, so they are larger than the tokens of
+    real locks that a store knows.
     """
 
     def __init__(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> None:
@@ -154,7 +156,7 @@ class _NoOpLocks:
 
 
 class _Tokens:
-    """Microseconds since 1970, and one more than the last where the clock has not moved on."""
+    """Microseconds since 1970, or the last token plus one if that is larger."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()

@@ -1,4 +1,4 @@
-"""What a lock is: its terms, how long its holder may trust one, and when to ask again for a held one."""
+"""Terms of locks, the operations of a back end, the trust window and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from helix_store.core.serialization import Serializable
 from helix_store.core.validation import whole_number
@@ -17,6 +17,7 @@ from helix_store.core.validation import whole_number
 __all__ = [
     "MAX_TTL_MS",
     "LockInfo",
+    "LockOperations",
     "Term",
     "process_owner",
     "retry_pauses",
@@ -25,10 +26,10 @@ __all__ = [
 ]
 
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
-"""Seven days: a crashed holder blocks its name for the rest of its term."""
+"""Seven days: when a holder crashes, its name is held for the rest of the term."""
 
 _TRUSTED_PART: Final = 0.9
-"""The last tenth of a term is the margin for clocks that run apart and for the holder's own reaction."""
+"""The last tenth of a term is a margin for clocks of different speed and for the holder's reaction."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.25
@@ -37,7 +38,7 @@ _LONGEST_HOST_NAME: Final = 150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockInfo(Serializable):
-    """A lock that somebody holds."""
+    """A lock that is held."""
 
     name: str
     owner: str
@@ -47,38 +48,67 @@ class LockInfo(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What a back end hands out: a token that grows with every term of a name, and the end of this one."""
+    """One period of holding a name. Its token is larger than those of all earlier terms of the name."""
 
     fencing_token: int
     expires_at: datetime
 
 
+class LockOperations(Protocol):
+    """The operations of a back end. Arguments are checked already, and no operation waits for a lock.
+
+    A term is over when it is released, when its TTL has passed, or when a newer term has begun.
+    """
+
+    def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        """Begin a term; ``None`` while another term lasts, also one of the same owner."""
+        ...
+
+    def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
+        """Restart the TTL and return the new end of the term; ``None`` when the term is over."""
+        ...
+
+    def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
+        """End this term; ``False`` when it is over already."""
+        ...
+
+    def force_release(self, name: str) -> bool:
+        """End the current term and fence out its holder; ``False`` when the name is not held."""
+        ...
+
+    def is_locked(self, name: str) -> bool:
+        """Whether a term lasts now."""
+        ...
+
+    def active(self) -> list[LockInfo]:
+        """The terms that last now, by name."""
+        ...
+
+
 def ttl_milliseconds(value: Any, name: str = "ttl_ms") -> int:
-    """How long a term may last. Raises `InvalidPayload`."""
+    """A checked TTL. Raises `InvalidPayload`."""
     return whole_number(value, name, minimum=1, maximum=MAX_TTL_MS)
 
 
 def trust_ends(requested_at: float, ttl_ms: int) -> float:
-    """When the holder stops trusting a term, on the clock that ``requested_at`` was read from, in seconds.
+    """The end of the trust window in seconds, on the clock of ``requested_at``.
 
-    Counted from before the request was sent: the database started the term later than that, so it also ends
-    later, however slow the reply was.
+    The window starts before the request is sent. The database starts the term later, so the term also ends
+    later, even after a slow reply.
     """
     return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
 
 def process_owner(nonce: str) -> str:
-    """The owner that is recorded when none is given.
-
-    Host names and process ids are used again after a reboot; a nonce is not.
-    """
+    """The default owner. Host names and process ids repeat after a reboot; the nonce does not."""
     return f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{nonce}"
 
 
 def retry_pauses(timeout_ms: int) -> Iterator[float]:
-    """Seconds to pause between attempts, growing and jittered so that waiters do not meet again and again.
+    """Seconds to pause between attempts: growing, and jittered so that waiters spread out.
 
-    The last pause ends at the timeout, so that one attempt is made then; without a timeout there is none.
+    The last pause ends at the timeout, and the caller makes one more attempt then. A timeout of 0 has no
+    pauses.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     longest = _FIRST_PAUSE_SECONDS

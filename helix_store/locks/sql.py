@@ -1,83 +1,119 @@
-"""The SQL of locks: one row per name for ever, and every verb one statement on it.
+"""The SQL of locks: one row per name that is never deleted, and one statement for each call.
 
-On PostgreSQL contenders meet on a transaction-scoped advisory try-lock, and a row that a guarded write or an
-operator holds is passed over, so that no acquisition waits. The row is locked ``FOR UPDATE`` and not by the
-update alone, because that conflicts with the share of it that guarded writes take, while a holder's refresh
-and release do not (`newest_token`).
+An acquisition never waits. On PostgreSQL contenders meet on a transaction-scoped advisory lock that is only
+tried, and a lock row that another transaction has locked is skipped. The row is locked ``FOR UPDATE``: that
+conflicts with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not
+conflict with it.
+
+Parameters are named: ``tenant``, ``name``, and where they apply ``owner``, ``token``, ``ttl_ms`` and ``key``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from typing import Final
 
-from django.db.backends.base.base import BaseDatabaseWrapper
+from helix_store.engine.clocks import POSTGRESQL, SQLITE
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Lock, Session
 
-from helix_store.engine.clocks import CLOCKS
-from helix_store.models import Lock
+__all__ = [
+    "ACQUIRE",
+    "ACQUIRE_AFTER_SESSION",
+    "ACTIVE",
+    "FORCE_RELEASE",
+    "IS_LOCKED",
+    "NEWEST_TOKEN",
+    "REFRESH",
+    "RELEASE",
+]
 
-__all__ = ["LockStatements", "lock_statements"]
+_TABLE: Final = table(Lock)
+_ROW: Final = "tenant = %(tenant)s AND name = %(name)s"
+_IS_FREE: Final = "(expires_at IS NULL OR expires_at <= {now})"
+_IS_HELD: Final = "expires_at > {now}"
+_IS_NEW: Final = f"NOT EXISTS (SELECT 1 FROM {_TABLE} WHERE {_ROW})"
+_OWN_TERM: Final = f"{_ROW} AND owner = %(owner)s AND token = %(token)s AND {_IS_HELD}"
 
-
-@dataclass(frozen=True, slots=True)
-class LockStatements:
-    """Parameters are named; those of `renew` and `create` return the token and the end of the new term."""
-
-    renew: str
-    """Take the row of a free name: update first, because a held name is refused without a write."""
-    create: str
-    """Insert the row of a new name."""
-    refresh: str
-    release: str
-    force_release: str
-    newest_token: str
-    """Read the token and keep the row from being taken over until the transaction ends."""
-    is_locked: str
-    active: str
-
-
-def lock_statements(connection: BaseDatabaseWrapper) -> LockStatements:
-    return _statements(connection.vendor, connection.ops.quote_name(Lock._meta.db_table))
+_SESSION: Final = f"""
+    SELECT 1 FROM {table(Session)} WHERE tenant = (SELECT %(tenant)s) AND session_id = %(name)s"""
+_TRY_SESSION: Final = f"""
+    CASE WHEN EXISTS ({_SESSION}) THEN EXISTS ({_SESSION} FOR NO KEY UPDATE SKIP LOCKED) ELSE true END"""
+_TRY_ADVISORY: Final = f"pg_catalog.pg_try_advisory_xact_lock(%(key)s # '{_TABLE}'::regclass::oid::bigint)"
 
 
-@cache
-def _statements(vendor: str, table: str) -> LockStatements:
-    clock = CLOCKS[vendor]
-    row = "tenant = %(tenant)s AND name = %(name)s"
-    until = clock.in_milliseconds.replace("%s", "%(ttl_ms)s")
-    is_free = f"(expires_at IS NULL OR expires_at <= {clock.now})"
-    lasts = f"expires_at > {clock.now}"
-    own_term = f"{row} AND owner = %(owner)s AND token = %(token)s AND {lasts}"
-    is_new = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {row})"
-    skip_busy = keep = ""
-    if vendor == "postgresql":
-        # CASE fixes the order: a name that is held must not cost its contenders the advisory lock, which
-        # lasts as long as the caller's transaction.
-        try_lock = f"pg_catalog.pg_try_advisory_xact_lock(%(key)s # '{table}'::regclass::oid::bigint)"
-        is_free = f"CASE WHEN {is_free} THEN {try_lock} ELSE false END"
-        is_new = f"CASE WHEN {is_new} THEN {try_lock} ELSE false END"
-        skip_busy = "FOR UPDATE SKIP LOCKED"
-        keep = "FOR KEY SHARE"
-    return LockStatements(
-        renew=f"""
-            UPDATE {table}
-            SET owner = %(owner)s, token = token + 1, acquired_at = {clock.now}, expires_at = {until}
-            WHERE id = (SELECT id FROM {table} WHERE {row} AND {is_free} {skip_busy})
-            RETURNING token, expires_at""",
-        create=f"""
-            INSERT INTO {table} (tenant, name, owner, token, acquired_at, expires_at)
-            SELECT CAST(%(tenant)s AS text), CAST(%(name)s AS text), %(owner)s, 1, {clock.now}, {until}
-            WHERE {is_new}
-            ON CONFLICT (tenant, name) DO NOTHING
-            RETURNING token, expires_at""",
-        refresh=f"UPDATE {table} SET expires_at = {until} WHERE {own_term} RETURNING expires_at",
-        release=f"UPDATE {table} SET expires_at = NULL WHERE {own_term} RETURNING token",
-        force_release=f"""
-            UPDATE {table} SET expires_at = NULL, token = token + 1 WHERE {row} AND {lasts}
-            RETURNING token""",
-        newest_token=f"SELECT token FROM {table} WHERE {row} {keep}",
-        is_locked=f"SELECT 1 FROM {table} WHERE {row} AND {lasts}",
-        active=f"""
-            SELECT name, owner, token, expires_at FROM {table} WHERE tenant = %(tenant)s AND {lasts}
-            ORDER BY name""",
+def _by_clock(postgresql: str, sqlite: str | None = None) -> Statement:
+    """A statement with ``{now}`` and ``{until}``, the end of a new term, on the clock of each database."""
+    return Statement(
+        postgresql=postgresql.format(now=POSTGRESQL.now, until=POSTGRESQL.after("ttl_ms")),
+        sqlite=(sqlite or postgresql).format(now=SQLITE.now, until=SQLITE.after("ttl_ms")),
     )
+
+
+def _in_order(first: str, second: str) -> str:
+    """Both conditions; PostgreSQL evaluates the second one only when the first one is true."""
+    return f"CASE WHEN {first} THEN {second} ELSE false END"
+
+
+def _acquire_known(condition: str, row_lock: str = "") -> str:
+    return f"""
+        UPDATE {_TABLE}
+        SET owner = %(owner)s, token = token + 1, acquired_at = {{now}}, expires_at = {{until}}
+        WHERE id = (SELECT id FROM {_TABLE} WHERE {_ROW} AND {condition} {row_lock})
+        RETURNING token, expires_at"""
+
+
+def _acquire_new(condition: str) -> str:
+    return f"""
+        INSERT INTO {_TABLE} (tenant, name, owner, token, acquired_at, expires_at)
+        SELECT CAST(%(tenant)s AS text), CAST(%(name)s AS text), %(owner)s, 1, {{now}}, {{until}}
+        WHERE {condition}
+        ON CONFLICT (tenant, name) DO NOTHING
+        RETURNING token, expires_at"""
+
+
+def _acquisition(try_locks: str) -> tuple[Statement, Statement]:
+    """Statements to try in this order: for a name with a row, and for a new name.
+
+    Each returns the token and the end of the new term, or no row. The update comes first because it refuses a
+    held name without a write. ``try_locks`` comes last: a held name must not cost its contenders the locks,
+    which last as long as the caller's transaction.
+    """
+    return (
+        _by_clock(
+            postgresql=_acquire_known(_in_order(_IS_FREE, try_locks), "FOR UPDATE SKIP LOCKED"),
+            sqlite=_acquire_known(_IS_FREE),
+        ),
+        _by_clock(
+            postgresql=_acquire_new(_in_order(_IS_NEW, try_locks)),
+            sqlite=_acquire_new(_IS_NEW),
+        ),
+    )
+
+
+ACQUIRE: Final = _acquisition(_TRY_ADVISORY)
+ACQUIRE_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISORY))
+"""`ACQUIRE` as part of a larger transaction: the row of the session with that name is locked first.
+
+Guarded writes lock the session row and then the lock row. The reverse order could deadlock with them. No row
+is returned when the session exists and its row is busy.
+"""
+
+REFRESH: Final = _by_clock(
+    f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"
+)
+RELEASE: Final = _by_clock(f"UPDATE {_TABLE} SET expires_at = NULL WHERE {_OWN_TERM} RETURNING token")
+FORCE_RELEASE: Final = _by_clock(
+    f"""
+        UPDATE {_TABLE} SET expires_at = NULL, token = token + 1 WHERE {_ROW} AND {_IS_HELD}
+        RETURNING token"""
+)
+NEWEST_TOKEN: Final = Statement(
+    postgresql=f"SELECT token FROM {_TABLE} WHERE {_ROW} FOR KEY SHARE",
+    sqlite=f"SELECT token FROM {_TABLE} WHERE {_ROW}",
+)
+IS_LOCKED: Final = _by_clock(f"SELECT 1 FROM {_TABLE} WHERE {_ROW} AND {_IS_HELD}")
+ACTIVE: Final = _by_clock(
+    f"""
+        SELECT name, owner, token, expires_at FROM {_TABLE} WHERE tenant = %(tenant)s AND {_IS_HELD}
+        ORDER BY name"""
+)

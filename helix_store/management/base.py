@@ -1,4 +1,4 @@
-"""What all management commands share: the database, the form of the output, progress, and a clean stop."""
+"""The base of all management commands: database, output, progress, and stop by signal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ USAGE: Final = 2
 
 
 class StoreCommand(BaseCommand):
-    """Data goes to stdout, progress to stderr; with ``-v 0`` there is no progress.
+    """Writes data to stdout and progress to stderr; no progress with ``-v 0``.
 
-    It ends with 0, with 1 when it found problems, and with 2 when it was called wrongly. The first SIGINT or
-    SIGTERM sets `stop`, which the command looks at between batches; a second one ends it at once.
+    Exit codes: 0 for success, 1 for problems found, 2 for wrong usage. The first SIGINT or SIGTERM sets
+    `stop`, which the command checks between batches. The second one ends it at once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class StoreCommand(BaseCommand):
             "--database", default=DEFAULT_DB_ALIAS, help="Alias of the database (default: %(default)s)."
         )
         parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="Form of the data on stdout."
+            "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
         )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -64,7 +64,7 @@ class StoreCommand(BaseCommand):
             self.stderr.flush()
 
     def write_data(self, data: Mapping[str, Any], *, form: str) -> None:
-        """One object: a line of JSON, or a table of names and values."""
+        """One object, as a line of JSON or a table of names and values."""
         if form == "json":
             self.stdout.write(json.dumps(data))
         else:
@@ -94,7 +94,7 @@ class StoreCommand(BaseCommand):
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: a whole number that is not below the minimum."""
+    """An argparse type: a whole number of at least the minimum."""
 
     def whole_number(text: str) -> int:
         try:

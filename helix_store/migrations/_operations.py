@@ -1,4 +1,4 @@
-"""Migration operations that the numbered migrations share."""
+"""Operations that several migrations use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["compress_quickly", "index_documents", "keep_pages", "refuse_to_lose"
 
 
 def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
-    """An operation that does nothing forwards, and backwards refuses while a column holds a value."""
+    """An operation without effect forwards. Backwards it refuses while a column has a value."""
 
     def check(apps: Any, schema_editor: Any) -> None:
         model = apps.get_model("helix_store", model_name)
@@ -23,7 +23,7 @@ def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
         kept = model._base_manager.using(schema_editor.connection.alias).filter(holds_a_value).count()
         if kept:
             raise IrreversibleError(
-                f"{kept} rows of {model_name} hold {', '.join(columns)}, which going back would lose. "
+                f"{kept} rows of {model_name} have {', '.join(columns)}, which going back deletes. "
                 "Resume, finish or delete them first."
             )
 
@@ -31,9 +31,9 @@ def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
 
 
 def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
-    """An operation that lets PostgreSQL compress long values of text columns with lz4 where it is built in.
+    """An operation that sets lz4 compression for text columns, if the PostgreSQL server supports it.
 
-    It concerns values written from then on, and goes back to the default of the server.
+    It applies to values written later. Backwards it sets the default of the server.
     """
 
     def compress(method: str) -> Callable[[Any, Any], None]:
@@ -50,10 +50,10 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
 
 
 def index_documents(model_name: str, column: str, *, name: str, empty: str) -> migrations.RunPython:
-    """An operation that lets PostgreSQL find documents by what they contain; no model names this index.
+    """An operation that creates a GIN index for JSON containment on PostgreSQL. No model names this index.
 
-    Documents equal to ``empty`` contain nothing that is asked for: left out, they cost no write. New entries
-    wait to be sorted in, and each search looks through those that do: so there may be few.
+    Documents equal to ``empty`` are left out, so they cost no write. Each search reads the pending list of
+    new entries, so the list is small.
     """
 
     def create(apps: Any, schema_editor: Any) -> None:
@@ -74,10 +74,10 @@ def index_documents(model_name: str, column: str, *, name: str, empty: str) -> m
 
 
 def keep_pages(model_name: str) -> migrations.RunPython:
-    """An operation that lets PostgreSQL keep the pages of a table whose rows come and go.
+    """An operation that stops PostgreSQL from truncating the empty pages of a table, which locks the table.
 
-    Cutting them off locks the table, and a small table is read from end to end by statements that are planned
-    while it is small: they go on so until the next vacuum, whatever has come in meanwhile.
+    After a truncation PostgreSQL plans sequential scans, as for a small table, until the next vacuum, even
+    if the table has grown.
     """
 
     def alter(change: str) -> Callable[[Any, Any], None]:

@@ -1,4 +1,4 @@
-"""States at rest: checkpoints of steps, graphs and snapshots, and the state written between checkpoints."""
+"""Checkpoints of steps, graphs and snapshots, and states between checkpoints."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class CheckpointKind(models.TextChoices):
 
 
 class Checkpoint(models.Model):
-    """A stored state. A state is written once: the session's head points at the row that holds it.
+    """A stored state. A state is written once: ``Session.current`` points at its row.
 
-    Kind ``state`` is the current state of a session whose last write was not a step; it is in no list, there
-    is at most one per session, and the next step turns it into that step's checkpoint. ``payload`` is the
-    custom state, ``envelope`` the rest of the session state. Graphs and snapshots use the payload alone; the
-    columns of a claim are those of a snapshot that somebody resumes or has resumed.
+    Kind ``state`` is the current state of a session whose last write was not a step. A session has at most
+    one; lists leave it out, and the next step changes it into the checkpoint of that step. ``payload`` is the
+    custom state, ``envelope`` the rest of the session state. Graphs and snapshots use ``payload`` only. The
+    columns ``claim_…`` are those of a snapshot that is or was resumed.
 
-    With a ``base``, an older row of the session that holds a full payload, ``payload`` is the delta from that
-    one. Kind ``base`` was a step's checkpoint: it is in no list, and stays for the deltas that need it.
+    If ``base`` is set, an older row of the session with a full payload, ``payload`` is the delta from it.
+    Kind ``base`` is a deleted checkpoint of a step that deltas still need; lists leave it out.
     """
 
     session = models.ForeignKey(
@@ -49,7 +49,7 @@ class Checkpoint(models.Model):
     message_count = models.BigIntegerField(default=0)
     stream_sequence = models.BigIntegerField(default=0)
     payload = PayloadField()
-    # No constraint, no index: it is only followed forwards, and no row can go while another needs it.
+    # No constraint, no index: it is only read forwards, and a row is not deleted while a delta needs it.
     base = models.ForeignKey(
         "self",
         null=True,
@@ -94,7 +94,7 @@ class Checkpoint(models.Model):
             ),
         ]
         indexes = [
-            # Graph checkpoints are asked for by their id alone.
+            # Graph checkpoints are found by their id alone.
             models.Index(
                 fields=["checkpoint_id"],
                 condition=Q(kind=CheckpointKind.GRAPH),

@@ -1,4 +1,4 @@
-"""Fields that behave alike on every database."""
+"""Model fields with the same behaviour on each database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CostField", "IdentifierField", "PayloadField"]
 class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Opaque text of at most 255 characters, compared and ordered by code point.
 
-    PostgreSQL would order by the database's locale without the C collation; SQLite orders by bytes already.
+    Without the C collation, PostgreSQL orders by the database's locale. SQLite orders by bytes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class PayloadField(models.TextField):  # type: ignore[type-arg]  # not subscript
 class CostField(models.Field):  # type: ignore[type-arg]  # not subscriptable at run time
     """An exact amount of dollars, stored as a whole number of its smallest unit.
 
-    SQLite would keep a ``DecimalField`` as a float, and its sums would drift.
+    SQLite stores a ``DecimalField`` as a float, whose sums are not exact.
     """
 
     def get_internal_type(self) -> str:

@@ -1,4 +1,4 @@
-"""Leases with fencing tokens."""
+"""Locks: leases with fencing tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Lock"]
 
 
 class Lock(models.Model):
-    """One row per lock name for ever: deleting it would let its token start again. Free without an expiry."""
+    """One row per lock name. It is never deleted, because its token must grow. Free without an expiry."""
 
     tenant = IdentifierField(default="", blank=True)
     name = IdentifierField()

@@ -1,4 +1,4 @@
-"""The message history: stored once per session, numbered 1, 2, 3… without gaps."""
+"""The message history of a session, numbered 1, 2, 3… without gaps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Message"]
 
 
 class Message(models.Model):
-    # The unique constraint serves every look-up by session, and the session row's lock guards the reference:
-    # a foreign key constraint and an index of its own were measured to cost a tenth of a step.
+    # The unique constraint serves each look-up by session, and the session row's lock protects the reference:
+    # a foreign key constraint and a separate index cost a tenth of a step (measured).
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="messages", db_constraint=False, db_index=False
     )

@@ -1,4 +1,4 @@
-"""Turns of a session, and the wish that one stop."""
+"""Runs (turns) of a session, interrupt requests, and the sub-agents that a session started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helix_store.core.types import InterruptKind, RunStatus
 from helix_store.models.fields import IdentifierField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["InterruptRequest", "Run"]
+__all__ = ["InterruptRequest", "Run", "SubSessionRef"]
 
 
 class Run(models.Model):
@@ -47,7 +47,7 @@ class Run(models.Model):
 
 
 class InterruptRequest(models.Model):
-    """At most one per session: an abort replaces an interrupt, never the other way round."""
+    """At most one per session. An abort replaces an interrupt; an interrupt does not replace an abort."""
 
     session = models.OneToOneField(Session, on_delete=models.CASCADE, related_name="interrupt_request")
     kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in InterruptKind])
@@ -66,3 +66,36 @@ class InterruptRequest(models.Model):
 
     def __str__(self) -> str:
         return self.kind
+
+
+LOCATIONS = ["local", "remote"]
+
+
+class SubSessionRef(models.Model):
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="sub_session_refs", db_index=False
+    )
+    sub_session_id = IdentifierField()
+    agent_type = IdentifierField()
+    parent_tool_call_id = IdentifierField(null=True, blank=True)
+    status = IdentifierField()
+    location = models.CharField(max_length=8, default="local", choices=[(name, name) for name in LOCATIONS])
+    remote = PayloadField(null=True, blank=True)
+    output = PayloadField(null=True, blank=True)
+    error = PayloadField(null=True, blank=True)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        db_table = table_name("sub_session_ref")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "sub_session_id"], name=constraint_name("sub_ref_uniq")
+            ),
+            models.CheckConstraint(
+                condition=Q(location__in=LOCATIONS), name=constraint_name("sub_ref_location_ck")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.sub_session_id)

@@ -1,4 +1,4 @@
-"""A session's head: narrow, and the row every guarded write locks."""
+"""The head of a session: a narrow row, which each write locks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ __all__ = ["Session"]
 
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 
-
 WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id"))
-"""A session whose stream is not the one of its own name, which is found without an index of its own."""
+"""Sessions whose stream has another id. A stream with the session's id is found without an index."""
 
 
 class _OneOf(models.Lookup):
-    """A column that has one of some plain words, written out and not as parameters."""
+    """``IN`` with plain words as literals, not as parameters."""
 
     prepare_rhs = False
 
@@ -38,28 +37,17 @@ class _OneOf(models.Lookup):
 
 
 class SessionQuerySet(models.QuerySet["Session"]):
-    def of_tenant(self, tenant: str) -> Self:
-        return self.filter(tenant=tenant)
-
     def non_terminal(self) -> Self:
-        # Spelled as the partial index spells it: PostgreSQL does not see that NOT IN (terminal) is the same,
-        # and SQLite not that a list of parameters is.
+        # As in the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with it, and
+        # SQLite does not match parameters with it.
         return self.filter(_OneOf(F("status"), tuple(NON_TERMINAL)))
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)
 
     def overdue(self, at: Any) -> Self:
-        """With a tool call that nobody answered by its deadline."""
+        """With an unanswered tool call past its deadline."""
         return self.filter(pending_deadline__lte=at)
-
-    def suspended(self) -> Self:
-        return self.filter(
-            Q(suspension_kind__isnull=False)
-            | Q(suspension_context__isnull=False)
-            | Q(suspended_awaiting_children__isnull=False)
-            | Q(suspended_step_id__isnull=False)
-        )
 
 
 class Session(models.Model):
@@ -75,7 +63,7 @@ class Session(models.Model):
     user_id = IdentifierField(null=True, blank=True)
     tags = models.JSONField(default=list, blank=True)
     metadata = models.JSONField(default=dict, blank=True)
-    # Metadata of a graph session: typed values, which are text and not to be queried.
+    # Metadata of a graph session: typed values as text, which are not queried.
     typed_metadata = PayloadField(null=True, blank=True)
     title = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different states
     workspace_id = IdentifierField(null=True, blank=True)
@@ -100,8 +88,8 @@ class Session(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
-    # The row that holds the current state: the newest checkpoint, or a row of its own after other writes.
-    # No constraint, no index: the head is only followed forwards, under its own lock.
+    # The row of the current state: the newest checkpoint, or a separate row after other writes.
+    # No constraint, no index: it is only read forwards, with the session locked.
     current = models.ForeignKey(
         "helix_store.Checkpoint",
         null=True,
@@ -111,10 +99,10 @@ class Session(models.Model):
         db_constraint=False,
         db_index=False,
     )
-    # Here, not in a join: a row joined to one that had to be waited for may be older than the lock.
+    # Not in a join: after a wait for the row lock, a joined row may be older than the lock.
     current_is_checkpoint = models.BooleanField(default=False, editable=False)
-    # A random name for the full payload that the next step may be a delta from: that of the current row or of
-    # its base. A row's id would not do, since a rollback or a restored backup gives it to other content.
+    # A random key for the full payload that the next step may be a delta from: that of the current row or of
+    # its base. Not a row id, which a rollback or a restored backup gives to other content.
     base_key = models.BigIntegerField(null=True, editable=False)
 
     objects = SessionQuerySet.as_manager()

@@ -1,4 +1,4 @@
-"""Streams: a head that numbers the chunks, and the chunks."""
+"""Streams and their chunks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Stream", "StreamChunk"]
 
 
 class Stream(models.Model):
-    """What is stored runs from above ``floor``, the highest sequence that was removed, to ``last_sequence``.
+    """The head of a stream. Its chunks have the sequences ``floor + 1`` to ``last_sequence``.
 
-    ``generation`` counts resets. The lease is that of the newest writer; without one nobody is waited for.
-    ``is_emptied`` says that pruning has nothing more to take from a stream that is over.
+    ``floor`` is the highest sequence that was removed. ``generation`` counts resets. The lease is that of the
+    newest writer, or null. ``is_emptied``: the stream has ended and pruning has nothing left to remove.
     """
 
     tenant = IdentifierField(default="", blank=True)
@@ -51,7 +51,7 @@ class Stream(models.Model):
             ),
         ]
         indexes = [
-            # None on what an append changes, the lease among it: every append would move in the index.
+            # No index on a column that an append changes, such as the lease: it would write to the index.
             models.Index(
                 fields=["id"], condition=Q(status="active"), name=constraint_name("stream_active_idx")
             ),
@@ -72,7 +72,7 @@ class Stream(models.Model):
 
 
 class StreamChunk(models.Model):
-    # The unique constraint serves every look-up by stream, and the stream row's lock guards the reference.
+    # The unique constraint serves each look-up by stream, and the stream row's lock protects the reference.
     stream = models.ForeignKey(
         Stream, on_delete=models.CASCADE, related_name="chunks", db_constraint=False, db_index=False
     )

@@ -1,4 +1,4 @@
-"""The usage ledger: what sessions spent, one row per event."""
+"""The usage of sessions, one row per event."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["UsageEntry"]
 
 
 class UsageEntry(models.Model):
-    """``session`` is null once that was deleted with ``keep_usage``; ``recorded_for`` still names it."""
+    """``session`` is null after its deletion with ``keep_usage``; ``recorded_for`` is its id."""
 
-    # What is added up comes first: a row is read up to the last column that is asked for.
+    # Summed columns come first: PostgreSQL reads a row up to the last column that is needed.
     session = models.ForeignKey(
         Session,
         null=True,
         blank=True,
         on_delete=models.SET_NULL,
         related_name="usage_entries",
-        # Recording keeps the session from being deleted by a lock of its own.
+        # Recording takes a lock that stops the deletion of the session.
         db_constraint=False,
         db_index=False,
     )
@@ -67,7 +67,7 @@ class UsageEntry(models.Model):
         ]
         indexes = [
             models.Index(fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")),
-            # Only what has outlived its session is looked up by the session's name.
+            # Only entries of deleted sessions are looked up by the session's id.
             models.Index(
                 fields=["tenant", "recorded_for", "timestamp", "id"],
                 condition=Q(session__isnull=True),

@@ -32,7 +32,6 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.sessions.layout import EncodedState
-from helix_store.sessions.members import Members
 from helix_store.sessions.requests import (
     BranchRequest,
     EncodedMessage,
@@ -45,22 +44,22 @@ from helix_store.sessions.tool_calls import Answer
 
 __all__ = [
     "Backend",
-    "CheckpointVerbs",
-    "InterruptVerbs",
-    "MessageVerbs",
-    "RunVerbs",
-    "SessionVerbs",
-    "StagingVerbs",
-    "StepVerbs",
-    "SubSessionVerbs",
-    "SuspensionVerbs",
-    "ToolCallVerbs",
+    "CheckpointOperations",
+    "InterruptOperations",
+    "MessageOperations",
+    "RunOperations",
+    "SessionOperations",
+    "StagingOperations",
+    "StepOperations",
+    "SubSessionOperations",
+    "SuspensionOperations",
+    "ToolCallOperations",
 ]
 
 Counter = Literal["step_count", "resume_count"]
 
 
-class SessionVerbs(Protocol):
+class SessionOperations(Protocol):
     def create(self, new: NewSession) -> SessionState: ...
 
     def exists(self, session_id: str) -> bool: ...
@@ -93,7 +92,7 @@ class SessionVerbs(Protocol):
         ...
 
 
-class MessageVerbs(Protocol):
+class MessageOperations(Protocol):
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
         """The new message count."""
         ...
@@ -115,7 +114,7 @@ class MessageVerbs(Protocol):
         ...
 
 
-class StagingVerbs(Protocol):
+class StagingOperations(Protocol):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None: ...
 
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
@@ -125,15 +124,11 @@ class StagingVerbs(Protocol):
     def discard(self, session_id: str, step_id: str) -> int: ...
 
 
-class StepVerbs(Protocol):
-    def earlier_members(self, session_id: str) -> Members:
-        """Members of an earlier payload of the session, which need not be written again."""
-        ...
-
+class StepOperations(Protocol):
     def commit(self, request: StepRequest) -> StepCommit: ...
 
 
-class CheckpointVerbs(Protocol):
+class CheckpointOperations(Protocol):
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None: ...
 
     def latest(self, session_id: str) -> Checkpoint | None: ...
@@ -163,7 +158,7 @@ class RunUpdate:
     error: str | None = None
 
 
-class RunVerbs(Protocol):
+class RunOperations(Protocol):
     def start(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run: ...
@@ -189,7 +184,7 @@ class EncodedRef:
     error: str | None
 
 
-class SubSessionVerbs(Protocol):
+class SubSessionOperations(Protocol):
     def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None: ...
 
     def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef: ...
@@ -197,7 +192,7 @@ class SubSessionVerbs(Protocol):
     def select(self, session_id: str) -> list[SubSessionRef]: ...
 
 
-class InterruptVerbs(Protocol):
+class InterruptOperations(Protocol):
     def request(
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
     ) -> InterruptRequest: ...
@@ -207,7 +202,7 @@ class InterruptVerbs(Protocol):
     def clear(self, session_id: str) -> bool: ...
 
 
-class ToolCallVerbs(Protocol):
+class ToolCallOperations(Protocol):
     def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         """Ask calls of the owner, and record on the root of both sessions who owns them."""
         ...
@@ -223,7 +218,7 @@ class ToolCallVerbs(Protocol):
         ...
 
 
-class SuspensionVerbs(Protocol):
+class SuspensionOperations(Protocol):
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
 
     def resume(self, session_id: str, guard: Guard) -> SessionState: ...
@@ -233,31 +228,31 @@ class Backend(Protocol):
     """Everything a state store needs from below."""
 
     @property
-    def sessions(self) -> SessionVerbs: ...
+    def sessions(self) -> SessionOperations: ...
 
     @property
-    def messages(self) -> MessageVerbs: ...
+    def messages(self) -> MessageOperations: ...
 
     @property
-    def staging(self) -> StagingVerbs: ...
+    def staging(self) -> StagingOperations: ...
 
     @property
-    def steps(self) -> StepVerbs: ...
+    def steps(self) -> StepOperations: ...
 
     @property
-    def checkpoints(self) -> CheckpointVerbs: ...
+    def checkpoints(self) -> CheckpointOperations: ...
 
     @property
-    def runs(self) -> RunVerbs: ...
+    def runs(self) -> RunOperations: ...
 
     @property
-    def sub_sessions(self) -> SubSessionVerbs: ...
+    def sub_sessions(self) -> SubSessionOperations: ...
 
     @property
-    def interrupts(self) -> InterruptVerbs: ...
+    def interrupts(self) -> InterruptOperations: ...
 
     @property
-    def tool_calls(self) -> ToolCallVerbs: ...
+    def tool_calls(self) -> ToolCallOperations: ...
 
     @property
-    def suspensions(self) -> SuspensionVerbs: ...
+    def suspensions(self) -> SuspensionOperations: ...

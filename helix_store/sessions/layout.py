@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import (
-    check_metadata,
-    check_tags,
     decode,
     encode,
     is_plain_json,
@@ -36,12 +35,11 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
-from helix_store.sessions.deltas import decode_with_deltas
-from helix_store.sessions.members import (
-    NO_MEMBERS,
-    Members,
-    encode_again,
-    encode_like,
+from helix_store.sessions.deltas import (
+    Entries,
+    decode_with_deltas,
+    encode_changed,
+    encode_payload,
 )
 
 __all__ = [
@@ -140,18 +138,45 @@ class EncodedState:
     payload: str
     envelope: str
     columns: dict[str, Any]
-    members: Members | None = None
+    size_bytes: int
+    entries: Entries | None = None
     """Those of the payload, where they were needed to write it."""
 
-    @property
-    def size_bytes(self) -> int:
-        return size_of(self.payload) + size_of(self.envelope)
+
+def encode_state(
+    state: SessionState, limits: Limits, session_id: str | None = None, *, reuse_texts: bool = False
+) -> EncodedState:
+    """Check every field of a state and lay it out.
+
+    With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
+    Raises `InvalidPayload`, also for a state of another session than ``session_id``, and `LimitExceeded`:
+    ``max_state_bytes`` counts payload and envelope together.
+    """
+    if not isinstance(state, SessionState):
+        raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
+    head = validation.fields(state, _HEAD_RULES)
+    if type(state.custom_state) is not dict:
+        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
+    payload, entries = encode_payload(
+        state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH, reuse_texts=reuse_texts
+    )
+    texts = {}
+    for name in _TEXT_FIELDS:
+        text = _encoded_field(state, name, limits)
+        if text != _DEFAULT_TEXTS[name]:
+            texts[name] = text
+    envelope = _envelope(head, texts, state)
+    if session_id is not None and state.session_id != session_id:
+        raise InvalidPayload(path="/session_id", reason="the state belongs to another session")
+    return EncodedState(
+        payload, envelope, _columns(head, texts, state), _checked_size(payload, envelope, limits), entries
+    )
 
 
 def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
     """Encode a changed custom state that goes with an envelope; together they keep ``max_state_bytes``."""
-    payload, _ = _encoded_payload(custom_state, limits, NO_MEMBERS)
-    _check_size(payload, envelope, limits)
+    payload = encode(custom_state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH)
+    _checked_size(payload, envelope, limits)
     return payload
 
 
@@ -162,57 +187,35 @@ def with_custom_state(
 
     Raises what `encode_state` raises.
     """
-    if encoded.members is None:
-        payload, members = _encoded_payload(custom_state, limits, NO_MEMBERS)
+    limit = limits.max_state_bytes
+    entries: Entries | None = None
+    if encoded.entries is None:
+        payload = encode(custom_state, limit=limit, path=_CUSTOM_STATE_PATH)
     else:
-        payload, members = encode_again(
-            encoded.members, before, custom_state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH
+        payload, entries = encode_changed(
+            encoded.entries, before, custom_state, limit=limit, path=_CUSTOM_STATE_PATH
         )
-    _check_size(payload, encoded.envelope, limits)
-    return replace(encoded, payload=payload, members=members)
+    size_bytes = _checked_size(payload, encoded.envelope, limits)
+    return replace(encoded, payload=payload, size_bytes=size_bytes, entries=entries)
 
 
-def _encoded_payload(
-    custom_state: dict[str, Any], limits: Limits, earlier: Members
-) -> tuple[str, Members | None]:
-    if type(custom_state) is not dict:
-        raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
-    limit, path = limits.max_state_bytes, _CUSTOM_STATE_PATH
-    if earlier:
-        return encode_like(earlier, custom_state, limit=limit, path=path)
-    return encode(custom_state, limit=limit, path=path), None
-
-
-def _check_size(payload: str, envelope: str, limits: Limits) -> None:
-    size_bytes = size_of(payload) + size_of(envelope)
+def _checked_size(payload: str, envelope: str, limits: Limits) -> int:
+    """The bytes of both together. Raises `LimitExceeded`."""
+    size_bytes = size_of(payload, envelope)
     if size_bytes > limits.max_state_bytes:
         raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
+    return size_bytes
 
 
-def encode_state(state: SessionState, limits: Limits, earlier: Members = NO_MEMBERS) -> EncodedState:
-    """Check every field of a state and lay it out; ``earlier`` are members of an earlier custom state.
-
-    Raises `InvalidPayload` and `LimitExceeded`; ``max_state_bytes`` counts payload and envelope together.
-    """
-    if not isinstance(state, SessionState):
-        raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
-    head = _checked_head(state)
-    payload, members = _encoded_payload(state.custom_state, limits, earlier)
+def _columns(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> dict[str, Any]:
+    """The values of the head's columns."""
     columns = dict(head)
-    columns["expires_at"] = (
-        None if head["expires_at"] is None else validation.milliseconds_to_datetime(head["expires_at"])
-    )
-    texts = {}
-    for name in _TEXT_FIELDS:
-        text = _encoded_field(state, name, limits)
-        if text != _DEFAULT_TEXTS[name]:
-            texts[name] = text
+    if head["expires_at"] is not None:
+        columns["expires_at"] = validation.milliseconds_to_datetime(head["expires_at"])
     for name in JSON_COLUMNS:
         columns[name] = texts.get(name)
     columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
-    envelope = _envelope(head, texts, state)
-    _check_size(payload, envelope, limits)
-    return EncodedState(payload, envelope, columns, members)
+    return columns
 
 
 def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
@@ -244,40 +247,35 @@ def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionStat
     return f"{write_json(head)[:-1]}{fields}}}"
 
 
-def _checked_head(state: SessionState) -> dict[str, Any]:
-    """The head fields a caller may write, as plain values; ``expires_at`` still in milliseconds."""
-    return {
-        "agent_type": validation.identifier(state.agent_type, "agent_type"),
-        "status": validation.enum(SessionStatus, state.status, "status").value,
-        "step_count": validation.whole_number(state.step_count, "step_count"),
-        "resume_count": validation.whole_number(state.resume_count, "resume_count"),
-        "mode": None if state.mode is None else validation.enum(SessionMode, state.mode, "mode").value,
-        "failure_reason": validation.optional_text(state.failure_reason, "failure_reason"),
-        "user_id": validation.optional_identifier(state.user_id, "user_id"),
-        "tags": check_tags(state.tags),
-        "metadata": check_metadata(state.metadata),
-        "title": validation.optional_text(state.title, "title"),
-        "workspace_id": validation.optional_identifier(state.workspace_id, "workspace_id", empty=True),
-        "directory": validation.text(state.directory, "directory"),
-        "parent_session_id": validation.optional_identifier(state.parent_session_id, "parent_session_id"),
-        "root_session_id": validation.optional_identifier(state.root_session_id, "root_session_id"),
-        "stream_id": validation.optional_identifier(state.stream_id, "stream_id"),
-        "suspension_kind": None if state.suspension_kind is None else suspension_kind(state.suspension_kind),
-        "suspended_step_id": validation.optional_identifier(state.suspended_step_id, "suspended_step_id"),
-        "expires_at": (
-            None
-            if state.expires_at is None
-            else validation.epoch_milliseconds(state.expires_at, "expires_at")
-        ),
-    }
-
-
 def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
     """The status of a run that waits, as text."""
     kind = validation.enum(RunStatus, value, path)
     if not kind.is_suspended:
         raise InvalidPayload(path=path, reason="expected one of the suspended statuses of a run")
     return kind.value
+
+
+# The fields of the head that a caller may write; ``expires_at`` stays in milliseconds.
+_HEAD_RULES: Final[dict[str, validation.Rule]] = {
+    "agent_type": validation.identifier,
+    "status": validation.enum_text(SessionStatus),
+    "step_count": validation.whole_number,
+    "resume_count": validation.whole_number,
+    "mode": validation.optional(validation.enum_text(SessionMode)),
+    "failure_reason": validation.optional_text,
+    "user_id": validation.optional_identifier,
+    "tags": validation.tags,
+    "metadata": validation.metadata,
+    "title": validation.optional_text,
+    "workspace_id": partial(validation.optional_identifier, empty=True),
+    "directory": validation.text,
+    "parent_session_id": validation.optional_identifier,
+    "root_session_id": validation.optional_identifier,
+    "stream_id": validation.optional_identifier,
+    "suspension_kind": validation.optional(suspension_kind),
+    "suspended_step_id": validation.optional_identifier,
+    "expires_at": validation.optional(validation.epoch_milliseconds),
+}
 
 
 def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:

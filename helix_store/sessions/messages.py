@@ -7,9 +7,8 @@ from typing import Any
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import encode
+from helix_store.core.payloads import encode_all
 from helix_store.core.types import Message
-from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.requests import EncodedMessage
 
 __all__ = ["encode_messages", "without_thinking"]
@@ -19,16 +18,9 @@ _THINKING_PARTS = frozenset({"thinking", "reasoning"})
 
 def encode_messages(messages: Sequence[Message], limits: Limits) -> list[EncodedMessage]:
     """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` naming the message."""
-    if type(messages) not in (list, tuple):
-        raise InvalidPayload(path="/messages", reason="expected a list of messages")
-    encoded = []
-    for index, message in enumerate(messages):
-        role = validation.message(message, index)["role"]
-        text = encode(
-            message, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/messages/{index}"
-        )
-        encoded.append(EncodedMessage(role, text))
-    return encoded
+    roles = validation.messages(messages)
+    texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
+    return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
 
 
 def without_thinking(message: Message) -> Message:

@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
 from helix_store.core.types import (
     UNSET,
+    SessionState,
     SessionStatus,
     StepInfo,
     Unset,
@@ -42,11 +44,12 @@ class NewSession:
 @dataclass(frozen=True, slots=True)
 class StepRequest:
     session_id: str
-    custom_state: dict[str, Any]
+    state: SessionState
     encoded: EncodedState
     messages: Sequence[EncodedMessage]
     step: StepInfo
     guard: Guard
+    limits: Limits
     run_id: str | None = None
     operation_id: str | None = None
 

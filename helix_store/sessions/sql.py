@@ -1,156 +1,344 @@
-"""The SQL of steps and of what is staged for them."""
+"""Every SQL statement of the state store.
+
+A form for PostgreSQL alone is one statement that holds its whole decision in its conditions: when they do not
+all hold, it changes nothing, and the portable form, which locks first and then decides, has the last word.
+
+After it waited for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
+Everything else in the statement, also a subselect, is as it was at the start. So a condition decides either
+on a column of the locked row, or through ``_UNCHANGED``: the row is the version that the statement saw first.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Final
 
-from django.db.models import Model
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Checkpoint, Lock, Message, Run, Session, StagedChange, SubSessionRef
+from helix_store.sessions.layout import STATE_COLUMNS, WRITTEN_COLUMNS
 
-from helix_store.engine.statement import table
-from helix_store.models import Checkpoint as CheckpointRow
-from helix_store.models import (
-    Lock,
-    Message,
-    Run,
-    Session,
-    StagedChange,
+__all__ = [
+    "CHECKPOINT_COLUMNS",
+    "COMPARE_AND_SET_STATUS",
+    "COPY_MESSAGES",
+    "CURRENT_COLUMNS",
+    "LATEST_CHECKPOINT",
+    "LOAD_STATE",
+    "MAX_SINGLE_MESSAGES",
+    "MESSAGE_PAGE",
+    "SESSION_BY_ID",
+    "STAGE_CHANGE",
+    "TAKE_STAGED",
+    "TOUCH_SESSION",
+    "TREE_KEYS",
+    "session_by_id",
+    "step_statement",
+]
+
+_SESSION: Final = table(Session)
+_CHECKPOINT: Final = table(Checkpoint)
+_MESSAGE: Final = table(Message)
+_STAGED: Final = table(StagedChange)
+_REF: Final = table(SubSessionRef)
+
+
+def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
+    """The condition for one session; ``session_id`` is the name of a parameter.
+
+    PostgreSQL takes a tenant that came after its statistics for one without sessions. Any index that begins
+    with the tenant looks as good as that of the key then, and a look-up could read all that the tenant has.
+    So the planner does not see the tenant as a value: ``tenant = (SELECT …)`` is planned for any tenant.
+    """
+    prefix = f"{alias}." if alias else ""
+    return f"{prefix}tenant = (SELECT %(tenant)s) AND {prefix}session_id = %({session_id})s"
+
+
+SESSION_BY_ID: Final = session_by_id()
+
+# True for the version of the row that the statement saw at its start. Every committed update changes xmin.
+_UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID})"
+
+
+# --- Reads -----------------------------------------------------------------------------------------
+
+CURRENT_COLUMNS: Final = (
+    *STATE_COLUMNS,
+    "base_key",
+    "current_id",
+    "current__payload",
+    "current__envelope",
+    "current__version",
+    "current__base_id",
+    "current__base__payload",
+    "current__base__version",
 )
-from helix_store.sessions.database.keys import is_named
-from helix_store.sessions.layout import WRITTEN_COLUMNS
+"""What the current state is read from, by the names of the ORM."""
 
-__all__ = ["MOST_LISTED", "stage_sql", "staged_sql", "step_sql"]
+_CURRENT_SQL: Final = {
+    "current__payload": "c.payload",
+    "current__envelope": "c.envelope",
+    "current__version": "c.version",
+    "current__base_id": "c.base_id",
+    "current__base__payload": "b.payload",
+    "current__base__version": "b.version",
+}
 
-MOST_LISTED: Final = 4
-"""Messages that a step may have to be sent each as parameters of its own."""
+LOAD_STATE: Final = Statement(
+    postgresql=f"""
+        SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}
+        FROM {_SESSION} AS s
+        LEFT JOIN {_CHECKPOINT} AS c ON c.id = s.current_id
+        LEFT JOIN {_CHECKPOINT} AS b ON b.id = c.base_id
+        WHERE {session_by_id("s")}"""
+)
+
+CHECKPOINT_COLUMNS: Final = (
+    "checkpoint_id",
+    "run_id",
+    "step_id",
+    "step_count",
+    "status",
+    "message_count",
+    "stream_sequence",
+    "created_at",
+    "version",
+    "payload",
+    "envelope",
+    "base_id",
+    "base__payload",
+    "session__created_at",
+)
+"""What a checkpoint is read from, by the names of the ORM."""
+
+_CHECKPOINT_SQL: Final = {"session__created_at": "s.created_at", "base__payload": "b.payload"}
+
+# As a join it would sort all checkpoints of the session.
+LATEST_CHECKPOINT: Final = Statement(
+    postgresql=f"""
+        SELECT {", ".join(_CHECKPOINT_SQL.get(name, f"c.{name}") for name in CHECKPOINT_COLUMNS)}
+        FROM {_SESSION} AS s, LATERAL (
+            SELECT * FROM {_CHECKPOINT}
+            WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
+        ) AS c LEFT JOIN {_CHECKPOINT} AS b ON b.id = c.base_id
+        WHERE {session_by_id("s")}"""
+)
+
+# A plan for a known range looks so much better than one for any range that the server would make it again for
+# each call, which costs more than reading a page.
+MESSAGE_PAGE: Final = Statement(
+    postgresql=f"""
+        WITH page AS MATERIALIZED (
+            SELECT id, message_count, %(offset)s::bigint AS first,
+                coalesce(%(last)s::bigint, message_count) AS last
+            FROM {_SESSION} WHERE {SESSION_BY_ID}
+        )
+        SELECT m.payload, page.message_count FROM page, LATERAL (
+            SELECT payload FROM {_MESSAGE}
+            WHERE session_id = page.id AND sequence > page.first AND sequence <= page.last ORDER BY sequence
+        ) AS m"""
+)
+
+# A session and its local descendants, reachable by parent or by local ref. UNION drops what was seen, so
+# that a cycle ends. On SQLite, what is always true is marked as unlikely: SQLite expects a tree to be huge,
+# and with statistics it would build a Bloom filter of all sessions for every walk.
+TREE_KEYS: Final = Statement(
+    postgresql=f"""
+        WITH RECURSIVE tree(id, session_id) AS (
+            SELECT id, session_id FROM {_SESSION} WHERE {SESSION_BY_ID}
+          UNION
+            SELECT child.id, child.session_id FROM tree CROSS JOIN LATERAL (
+                SELECT id, session_id FROM {_SESSION}
+                WHERE tenant = (SELECT %(tenant)s) AND parent_session_id = tree.session_id
+              UNION ALL
+                SELECT target.id, target.session_id FROM {_REF} AS ref
+                JOIN {_SESSION} AS target ON target.session_id = ref.sub_session_id
+                WHERE ref.session_id = tree.id AND ref.location = 'local'
+                    AND target.tenant = (SELECT %(tenant)s)
+            ) AS child
+        )
+        SELECT id FROM tree""",
+    sqlite=f"""
+        WITH RECURSIVE tree(id, session_id) AS (
+            SELECT id, session_id FROM {_SESSION} WHERE {SESSION_BY_ID}
+          UNION
+            SELECT child.id, child.session_id FROM tree
+            JOIN {_SESSION} AS child
+                ON child.tenant = %(tenant)s AND child.parent_session_id = tree.session_id
+                AND likelihood(tree.session_id <> '', 0.000001)
+          UNION
+            SELECT target.id, target.session_id FROM tree
+            JOIN {_REF} AS ref ON ref.session_id = tree.id AND ref.location = 'local'
+            JOIN {_SESSION} AS target
+                ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
+                AND likelihood(tree.session_id <> '', 0.000001)
+        )
+        SELECT id FROM tree""",
+)
+
+
+# --- Writes under the session's lock ----------------------------------------------------------------
+
+TAKE_STAGED: Final = Statement(
+    f"DELETE FROM {_STAGED} WHERE session_id = %(key)s AND step_id = %(step_id)s RETURNING id, payload"
+)
+
+COPY_MESSAGES: Final = Statement(
+    f"""
+        INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
+        SELECT %(target)s, sequence, role, payload, created_at FROM {_MESSAGE}
+        WHERE session_id = %(source)s AND sequence <= %(count)s ORDER BY sequence"""
+)
+
+# A new version of the row with the same values: a single statement that waits for the row looks again.
+TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
+
+
+# --- Writes in one statement -------------------------------------------------------------------------
+
+# Decided on the locked row: the status.
+COMPARE_AND_SET_STATUS: Final = Statement(
+    postgresql=f"""
+        UPDATE {_SESSION}
+        SET status = %(status)s, failure_reason = %(failure_reason)s, version = version + 1,
+            updated_at = %(at)s
+        WHERE {SESSION_BY_ID} AND status = ANY(%(expected)s)
+        RETURNING version"""
+)
+
+# Decided on the locked row: that it exists. A conflict updates the row where it stands, so that a repeated
+# tool call keeps its place in the order.
+STAGE_CHANGE: Final = Statement(
+    postgresql=f"""
+        WITH head AS (
+            SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID}
+            FOR NO KEY UPDATE
+        )
+        INSERT INTO {_STAGED} (session_id, step_id, tool_call_id, payload, created_at)
+        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s FROM head
+        ON CONFLICT (session_id, step_id, tool_call_id)
+        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
+        RETURNING id"""
+)
+
+MAX_SINGLE_MESSAGES: Final = 4
+"""Messages that a step may have to be sent each as parameters: an array has to be taken apart."""
 
 # A row that is written again gets another xmin.
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
 # By an expression: the index of the keys has this order too, and all rows of all steps.
 _STAGED_ORDER: Final = "ORDER BY g.id + 0"
-_ASSIGNED_OTHERWISE: Final = frozenset({"tags", "metadata", "mode"})
+_ASSIGNED_BELOW: Final = frozenset({"tags", "metadata", "mode"})
+_CHECKPOINT_VALUES: Final = {
+    "session_id": "head.id",
+    "version": "head.version",
+    "message_count": "head.message_count",
+    "step_count": "%(step_number)s",
+    "base_id": "%(base_id)s::bigint",
+    "created_at": "%(at)s",
+    "kind": "'step'",
+    "namespace": "''",
+    "source": "'step'",
+}
+"""Columns of a step's checkpoint whose value is not the parameter of the same name."""
+# By the name that PostgreSQL gives it: to ask with ``pg_get_serial_sequence`` takes as long as an insert.
+_NEXT_CHECKPOINT_KEY: Final = f"nextval('\"{Checkpoint._meta.db_table}_id_seq\"')"
 
 
 @cache
-def stage_sql() -> str:
-    # A conflict updates the row where it stands, so a repeated tool call keeps its place in the order.
-    return f"""
-        WITH head AS (
-            SELECT id FROM {table(Session)} WHERE {is_named()}
-            FOR NO KEY UPDATE
-        )
-        INSERT INTO {table(StagedChange)} AS g (session_id, step_id, tool_call_id, payload, created_at)
-        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s FROM head
-        ON CONFLICT (session_id, step_id, tool_call_id)
-        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
-        RETURNING {_STAGED_VERSION}"""
+def step_statement(
+    checkpoint_columns: tuple[str, ...],
+    *,
+    messages: int,
+    merges: bool,
+    is_delta: bool,
+    is_expected: bool,
+    is_fenced: bool,
+    is_of_run: bool,
+) -> Statement:
+    """One step. A part that a step does not need costs as much as one that it does: there is a form for each.
 
+    Returns one row with the new version and the checkpoint's key. Without ``merges`` it may return what is
+    staged instead, in order, as rows of nulls, the row's version and its payload: then nothing was written.
 
-@cache
-def staged_sql() -> str:
-    return f"""
-        SELECT {_STAGED_VERSION}, g.payload FROM {table(StagedChange)} AS g
-        WHERE g.session_id = (
-            SELECT id FROM {table(Session)} WHERE {is_named()}
-        ) AND g.step_id = %(step_id)s
-        {_STAGED_ORDER}"""
-
-
-@cache
-def step_sql(
-    *, messages: int, merges: bool, is_delta: bool, is_expected: bool, is_fenced: bool, is_of_run: bool
-) -> str:
-    """One step, in one statement.
-
-    ``head`` decides, and every other part takes its rows from there: the session is locked before anything
-    of it is, and nothing is written when a condition does not hold. A statement that had to wait for the lock
-    checks the conditions again on the session as it is then, but everything else is as it was at its start.
-    Hence the version must be the expected one, or else the one of the start, and a state between checkpoints,
-    which the step replaces, must have been there. What is staged meanwhile is left alone: the next promote
-    takes it.
-
-    A part that a step does not need costs as much as one that it does, so there is a form for each need.
+    ``head`` decides, and every other part takes its rows from there. Decided on the locked row: the mode, the
+    version (the expected one, or else the row is `_UNCHANGED`), and for a delta the key of its base. With the
+    fence held, its token. Through `_UNCHANGED` or the version: that the run exists, that no state waits
+    between checkpoints, and what is staged: a promote, a restore or a save changes the version, and
+    discarding touches the row. What is staged meanwhile stays for the next promote.
     """
-    session, checkpoint, lock = table(Session), table(CheckpointRow), table(Lock)
-    message, staged, run = table(Message), table(StagedChange), table(Run)
-    own = [name for name in WRITTEN_COLUMNS if name not in _ASSIGNED_OTHERWISE]
-    assignments = ", ".join(f"{name} = %({name})s" for name in own)
+    fence = replaced = taken = inserted_messages = ""
+    conditions = ["s.version = %(expected_version)s"] if is_expected else [_UNCHANGED]
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
-    version = "%(expected_version)s" if is_expected else f"(SELECT version FROM {session} WHERE {is_named()})"
-    fence = replaced = taken = said = ""
     if merges:
-        merged = "%(staged)s::text[]"
-        conditions = [
-            f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {staged} AS g
-                 WHERE {of_step.format("s")}) = {merged}"""
-        ]
-        taken = f"""taken AS (
-            DELETE FROM {staged} AS g USING head
-            WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY({merged})
+        if is_expected:
+            conditions.append(_UNCHANGED)
+        conditions.append(
+            f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {_STAGED} AS g
+                 WHERE {of_step.format("s")}) = %(staged)s::text[]"""
+        )
+        taken = f"""deleted_staging AS (
+            DELETE FROM {_STAGED} AS g USING head
+            WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY(%(staged)s::text[])
         ), """
+        result = "SELECT version, current_id, NULL, NULL FROM head"
     else:
-        conditions = [f"NOT EXISTS (SELECT 1 FROM {staged} AS g WHERE {of_step.format('s')})"]
+        conditions.append("NOT EXISTS (SELECT 1 FROM staged)")
+        taken = f"""staged AS MATERIALIZED (
+            SELECT g.id, {_STAGED_VERSION} AS version, g.payload FROM {_SESSION} AS s
+            JOIN {_STAGED} AS g ON {of_step.format("s")} WHERE {session_by_id("s")}
+        ), """
+        result = """SELECT version, current_id, NULL, NULL FROM head
+        UNION ALL (SELECT NULL, NULL, version, payload FROM staged ORDER BY id)"""
     if messages:
-        said = f"""said AS (
-            INSERT INTO {message} (session_id, sequence, role, payload, created_at)
+        inserted_messages = f"""inserted_messages AS (
+            INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
             SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
-            FROM head, {_listed(messages)} AS m(role, payload, number)
+            FROM head, {_message_rows(messages)} AS m(role, payload, number)
         ), """
     if is_fenced:
         fence = f"""fence AS MATERIALIZED (
-            SELECT token FROM {lock} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
+            SELECT token FROM {table(Lock)} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
         ), """
         conditions.append("NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)")
     if is_of_run:
         conditions.append(
-            f"EXISTS (SELECT 1 FROM {run} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
+            f"EXISTS (SELECT 1 FROM {table(Run)} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
         )
     if is_delta:
-        # A state between checkpoints is the base of nothing: there is none to replace where a base is known.
+        # A known base implies that no state waits between checkpoints, so none has to be replaced.
         conditions.append("s.base_key = %(base_key)s")
     else:
-        replaced = f"""replaced AS (
-            DELETE FROM {checkpoint} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
+        replaced = f"""deleted_state AS (
+            DELETE FROM {_CHECKPOINT} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
         ), """
         conditions.append(
             f"""(s.current_is_checkpoint OR EXISTS (
-                SELECT 1 FROM {checkpoint} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
+                SELECT 1 FROM {_CHECKPOINT} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
         )
-    return f"""
-        WITH {fence}head AS (
-            UPDATE {session} AS s
+    before, after = (taken, "") if not merges else ("", taken)
+    assignments = ", ".join(f"{name} = %({name})s" for name in WRITTEN_COLUMNS if name not in _ASSIGNED_BELOW)
+    values = ", ".join(_CHECKPOINT_VALUES.get(name, f"%({name})s") for name in checkpoint_columns)
+    return Statement(
+        postgresql=f"""
+        WITH {before}{fence}head AS (
+            UPDATE {_SESSION} AS s
             SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
                 mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
                 message_count = s.message_count + %(added)s, current_is_checkpoint = true,
-                base_key = %(base_key)s,
-                current_id = nextval('{_keys_of(CheckpointRow)}')
-            WHERE {is_named("s")} AND s.version = {version}
-              AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
+                base_key = %(base_key)s, current_id = {_NEXT_CHECKPOINT_KEY}
+            WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
-        ), {replaced}{taken}{said}kept AS (
-            INSERT INTO {checkpoint} (
-                id, session_id, kind, namespace, version, checkpoint_id, source, run_id, step_id, step_count,
-                status, message_count, stream_sequence, payload, base_id, envelope, size_bytes, created_at)
-            SELECT head.current_id, head.id, 'step', '', head.version, %(checkpoint_id)s, 'step', %(run_id)s,
-                %(step_id)s, %(step_number)s, %(status)s, head.message_count, %(stream_sequence)s,
-                %(payload)s, %(base_id)s::bigint, %(envelope)s, %(size_bytes)s, %(at)s
-            FROM head
+        ), {replaced}{after}{inserted_messages}checkpoint AS (
+            INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
+            SELECT head.current_id, {values} FROM head
         )
-        SELECT version, current_id FROM head"""
+        {result}"""
+    )
 
 
-def _listed(messages: int) -> str:
-    """Rows of the messages of a step. A few are values of their own: an array has to be taken apart."""
-    if messages > MOST_LISTED:
+def _message_rows(messages: int) -> str:
+    if messages > MAX_SINGLE_MESSAGES:
         return "unnest(%(roles)s::text[], %(texts)s::text[]) WITH ORDINALITY"
     rows = (f"(%(role_{each})s, %(text_{each})s, {each})" for each in range(1, messages + 1))
     return f"(VALUES {', '.join(rows)})"
-
-
-def _keys_of(model: type[Model]) -> str:
-    """The sequence of a table's keys, by the name that PostgreSQL gives it: table prefixes leave room for it.
-
-    To ask for the name, with ``pg_get_serial_sequence``, takes as long as an insertion.
-    """
-    return f'"{model._meta.db_table}_id_seq"'

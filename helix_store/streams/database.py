@@ -27,9 +27,9 @@ from helix_store.exceptions import (
     StreamClosed,
     StreamNotFound,
 )
+from helix_store.locks.database import hold_fence
 from helix_store.models import Session, Stream
 from helix_store.models.sessions import WRITES_ELSEWHERE
-from helix_store.sessions.database.locking import hold_fence
 from helix_store.streams import sql
 from helix_store.streams.backend import (
     NewWriter,

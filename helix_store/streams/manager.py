@@ -59,7 +59,7 @@ class StreamManagerBase:
 
     @property
     def limits(self) -> Limits:
-        return self._given_limits or conf.limits()
+        return conf.limits(self._given_limits)
 
     # Writing
 

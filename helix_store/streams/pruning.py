@@ -18,7 +18,7 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.streams import PrunedStreams
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Unindexed
+from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Stream
 from helix_store.streams import sql
 from helix_store.streams.backend import PruneRequest
@@ -123,7 +123,7 @@ def _each(db: Database, tenant: str | None, condition: Q, by: Combinable) -> Ite
     """The streams that meet a condition, read in pages by key."""
     streams = Stream.objects.using(db.alias).filter(condition)
     if tenant is not None:
-        streams = streams.alias(unindexed_tenant=Unindexed("tenant")).filter(unindexed_tenant=tenant)
+        streams = streams.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=tenant)
     streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
     key = 0
     while page := db.query(partial(_page_after, streams, key)):

@@ -1,4 +1,4 @@
-"""Contract suites for those who write a store of their own; they need pytest and nothing else.
+"""Contract suites for third-party stores. They require pytest only.
 
 class TestMyStore(StateStoreContract):
     def make_store(self, *, tenant="", limits=None):
@@ -21,7 +21,7 @@ class TestMyStreamManager(StreamManagerContract):
 
 import pytest
 
-# Before the suite is imported: assertions then show their values as they do in the reader's own tests.
+# Before the import of the suites: pytest then shows the values of their failed assertions.
 pytest.register_assert_rewrite(
     "helix_store.testing.locks",
     "helix_store.testing.state_store",

@@ -1,9 +1,4 @@
-"""What a back end of a usage store has to do.
-
-Arguments have been checked when they arrive here, entries have ids and costs, and session ids are those of
-the back end's tenant. The entries of a session id are those of the session that has it; when there is none,
-those that were kept of a deleted one.
-"""
+"""The protocol of a back end of a usage store, and its queries."""
 
 from __future__ import annotations
 
@@ -13,27 +8,21 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from helix_store.core.types import UsageKind
-from helix_store.core.usage import (
-    UsageBucket,
-    UsageEntry,
-    UsageGrouping,
-    UsageRollup,
-    UsageTimeBucket,
-)
+from helix_store.core.usage import UsageBucket, UsageEntry, UsageGrouping, UsageRollup, UsageTimeBucket
 
-__all__ = ["EntryFilter", "PlacedEntry", "TimeSeriesQuery", "UsageQuery", "UsageVerbs"]
+__all__ = ["EntryFilter", "PlacedEntry", "TimeSeriesQuery", "UsageOperations", "UsageQuery"]
 
 
 class PlacedEntry(NamedTuple):
-    """An entry, and a number that orders the entries of one moment as they were recorded."""
+    """An entry and its number in the order of recording, which orders entries with the same timestamp."""
 
     entry: UsageEntry
-    place: int
+    ordinal: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Which entries of a session; ``None`` means no filter. Steps are inclusive."""
+    """Filters of the entries of a session; ``None`` is no filter. Steps are inclusive."""
 
     kinds: frozenset[UsageKind] | None = None
     first_step: int | None = None
@@ -42,10 +31,10 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """Filters are AND; ``None`` means no filter. Dates are from inclusive, to exclusive.
+    """A page of entries. Filters are combined with AND; ``None`` is no filter.
 
-    ``agent_type`` and ``user_id`` are the session's. ``after`` is the moment and place of the last entry
-    seen.
+    ``agent_type`` and ``user_id`` are those of the session. ``date_from`` is inclusive, ``date_to`` is
+    exclusive. ``after`` is the timestamp and the ordinal of the last entry of the previous page.
     """
 
     agent_type: str | None = None
@@ -70,27 +59,39 @@ class TimeSeriesQuery:
     agent_type: str | None = None
 
 
-class UsageVerbs(Protocol):
+class UsageOperations(Protocol):
+    """The operations of a back end. Arguments are checked already, and entries have ids and costs.
+
+    The entries of a session id are those of the existing session. Without such a session they are the
+    entries that were kept of a deleted one.
+    """
+
     def record(self, entries: Sequence[UsageEntry]) -> None:
-        """All or nothing; an entry whose id is known is left out. Raises `SessionNotFound`."""
+        """Record all entries or none; entries with a known id are skipped. Raises `SessionNotFound`."""
         ...
 
     def select(
         self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
-        """By time, then as recorded."""
+        """The entries of a session by timestamp, then in the order of recording."""
         ...
 
-    def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None: ...
+    def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
+        """The sums of a session or of its tree; ``None`` for an unknown session."""
+        ...
 
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
-        """The page, the total when asked for, and whether more follows."""
+        """The page, the total if ``query.count``, and whether more entries follow."""
         ...
 
-    def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]: ...
+    def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
+        """The sums of each bucket and group, ordered by start and group."""
+        ...
 
-    def exists(self, session_id: str) -> bool: ...
+    def exists(self, session_id: str) -> bool:
+        """Whether the session has entries."""
+        ...
 
     def delete(self, session_id: str) -> int:
-        """Everything recorded under the id, kept entries included."""
+        """Delete all entries of the id, kept entries included, and return their number."""
         ...

@@ -21,51 +21,31 @@ from helix_store.core.usage import (
     UsageRollup,
     UsageSource,
     cost_from_units,
+    cost_units,
 )
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
+from helix_store.engine.database import Database, DatabaseOperations, reads, writes
+from helix_store.engine.expressions import (
+    ExactSum,
+    after_keyset,
+    list_parameter,
+    rows_parameter,
+    summed,
+    tenant_parameter,
 )
-from helix_store.engine.expressions import ExactSum, beyond, summed
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import any_tenant, named
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, named
 from helix_store.sessions.database.trees import tree_keys
-from helix_store.usage.backend import (
-    EntryFilter,
-    PlacedEntry,
-    TimeSeriesQuery,
-    UsageQuery,
-)
+from helix_store.usage import sql
+from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
 from helix_store.usage.entries import plain_amount
-from helix_store.usage.rollups import (
-    UsageSum,
-    rollup,
-    time_series,
-)
-from helix_store.usage.sql import (
-    KEPT,
-    OF_SESSION,
-    ROWS_PER_STATEMENT,
-    SESSION_COLUMNS,
-    entry_columns,
-    insert_many,
-    insert_one,
-    keep_sessions,
-    of_sessions,
-    sum_entries,
-)
+from helix_store.usage.rollups import UsageSum, rollup, time_series
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["DatabaseUsage", "DatabaseUsageStore"]
 
 T = TypeVar("T")
-
-_SESSIONS_PER_QUERY: Final = 10_000
-"""SQLite takes no more than 32,766 parameters."""
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
@@ -75,6 +55,23 @@ _GROUP_COLUMNS: Final = {
     UsageGrouping.USER_ID: "user_id",
     UsageGrouping.KIND: "kind",
 }
+_FIELDS: Final = {
+    "entry_id": "id",
+    "recorded_for": "session_id",
+    "step_count": "step_count",
+    "run_id": "run_id",
+    "model": "model",
+    "tool_name": "tool_name",
+    "agent_type": "agent_type",
+    "sub_session_id": "sub_session_id",
+    "success": "success",
+    "duration_ms": "duration_ms",
+    "custom_type": "type",
+    "custom_name": "name",
+    "custom_unit": "unit",
+}
+"""The columns with the value of a field of an entry, and the name of that field."""
+
 _ENTRY_COLUMNS: Final = tuple(
     field.attname
     for field in UsageRow._meta.concrete_fields
@@ -83,10 +80,10 @@ _ENTRY_COLUMNS: Final = tuple(
 
 
 class DatabaseUsageStore(UsageStoreBase):
-    """What sessions spend, in a Django database: one row for each entry, summed when it is asked for.
+    """The usage ledger in a Django database: one row for each entry, summed by queries.
 
-    ``using`` and ``tenant`` are those of the state store whose sessions spend. Entries go with their session,
-    unless that is deleted with ``keep_usage``. No counter is kept: recording never waits for other recording.
+    ``using`` and ``tenant`` are those of the state store with the sessions. Entries are deleted with their
+    session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
@@ -96,33 +93,36 @@ class DatabaseUsageStore(UsageStoreBase):
 
 
 class DatabaseUsage(DatabaseOperations):
+    """`UsageOperations` in a database."""
+
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) == 1 and self._record_one(entries[0]):
             return
         self._record_all(entries)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """In a single statement, which records nothing both for a known id and for an unknown session."""
-        connection = self.db.connection
-        statement = insert_one(connection, self.db.tenant, entry_columns(connection, entry))
-        return bool(self.db.write(*statement))
+        """Record in one statement; ``False`` both for a known id and for an unknown session."""
+        columns = _columns_of(entry)
+        parameters = {"tenant": self.db.tenant, **columns}
+        return bool(self.db.write(sql.insert_entry(tuple(columns)), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
-        connection = self.db.connection
-        of_session = self._kept_sessions(entries)
-        for batch in _batches(entries, ROWS_PER_STATEMENT):
-            rows = [of_session[entry.session_id] | entry_columns(connection, entry) for entry in batch]
-            self.db.execute(*insert_many(connection, rows))
+        copied = self._kept_sessions(entries)
+        for batch in _batches(entries, sql.ROWS_PER_STATEMENT):
+            rows = [copied[entry.session_id] | _columns_of(entry) for entry in batch]
+            self.db.execute(sql.insert_entries(len(rows)), rows_parameter(self.db, sql.COLUMNS, rows))
 
-    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> Mapping[str, dict[str, Any]]:
-        """What entries take over from their sessions, by id; they cannot be deleted until the commit."""
-        connection = self.db.connection
-        names = dict.fromkeys(entry.session_id for entry in entries)
-        found: dict[str, dict[str, Any]] = {}
-        for batch in _batches(names, _SESSIONS_PER_QUERY):
-            rows = self.db.execute(*keep_sessions(connection, self.db.tenant, batch))
-            found |= {name: dict(zip(SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
+    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, dict[str, Any]]:
+        """The columns that entries copy from their sessions, by session id.
+
+        The sessions cannot be deleted until the commit. Raises `SessionNotFound`.
+        """
+        names = list(dict.fromkeys(entry.session_id for entry in entries))
+        rows = self.db.execute(
+            sql.KEEP_SESSIONS, {"tenant": self.db.tenant, "session_ids": list_parameter(self.db, names)}
+        )
+        found = {name: dict(zip(sql.SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
         for name in names:
             if name not in found:
                 raise SessionNotFound(name)
@@ -147,18 +147,17 @@ class DatabaseUsage(DatabaseOperations):
         if include_sub_agents:
             keys = tree_keys(self.db, session_id)
             if keys:
-                sums = self._sums(*of_sessions(self.db.connection, keys))
+                sums = self._sums(sql.SUMS_OF_SESSIONS, keys=list_parameter(self.db, keys))
                 return rollup(sums, session_count=len(keys))
-        named = {"tenant": self.db.tenant, "session_id": session_id}
-        sums = self._sums(OF_SESSION, named)
-        if sums or self._key(session_id):
+        by_id = {"tenant": self.db.tenant, "session_id": session_id}
+        sums = self._sums(sql.SUMS_OF_SESSION, **by_id)
+        if sums or self._key(session_id) is not None:
             return rollup(sums, session_count=1)
-        kept = self._sums(KEPT, named)
+        kept = self._sums(sql.SUMS_OF_KEPT, **by_id)
         return rollup(kept, session_count=1) if kept else None
 
-    def _sums(self, condition: str, parameters: Mapping[str, Any]) -> list[UsageSum]:
-        sql = sum_entries(self.db.connection, condition)
-        return [_sum(row) for row in self.db.read(sql, parameters)]
+    def _sums(self, statement: Statement, **parameters: Any) -> list[UsageSum]:
+        return [_sum(row) for row in self.db.read(statement, parameters)]
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
@@ -167,9 +166,9 @@ class DatabaseUsage(DatabaseOperations):
         prefix = "-" if query.descending else ""
         page = matching.order_by(f"{prefix}timestamp", f"{prefix}pk")
         if query.after is not None:
-            timestamp, place = query.after
-            last = {"timestamp": timestamp, "id": place}
-            page = page.filter(beyond(UsageRow, last, descending=query.descending))
+            timestamp, ordinal = query.after
+            last = {"timestamp": timestamp, "id": ordinal}
+            page = page.filter(after_keyset(UsageRow, last, descending=query.descending))
         rows = list(page.values(*_ENTRY_COLUMNS)[query.offset : query.offset + query.limit + 1])
         placed = [PlacedEntry(_entry(row), row["id"]) for row in rows[: query.limit]]
         return placed, total, len(rows) > query.limit
@@ -202,7 +201,8 @@ class DatabaseUsage(DatabaseOperations):
     @writes
     def delete(self, session_id: str) -> int:
         count, _ = self._kept(session_id).delete()
-        for key in self._key(session_id):
+        key = self._key(session_id)
+        if key is not None:
             count += self._rows.filter(session_id=key).delete()[0]
         return count
 
@@ -212,21 +212,19 @@ class DatabaseUsage(DatabaseOperations):
 
     @property
     def _of_tenant(self) -> QuerySet[UsageRow]:
-        return self._rows.filter(tenant=any_tenant(self.db.tenant))
+        return self._rows.filter(tenant=tenant_parameter(self.db.tenant))
 
     def _of_session(self, session_id: str) -> QuerySet[UsageRow]:
-        for key in self._key(session_id):
-            return self._rows.filter(session_id=key)
-        return self._kept(session_id)
+        key = self._key(session_id)
+        return self._kept(session_id) if key is None else self._rows.filter(session_id=key)
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
-        """Entries that have outlived a session of this id."""
+        """Entries of deleted sessions with this id."""
         return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
 
-    def _key(self, session_id: str) -> list[int]:
-        """The key of a session; empty for an unknown one."""
-        key = first_row(named(self.db, session_id).values_list("pk", flat=True))
-        return [] if key is None else [key]
+    def _key(self, session_id: str) -> int | None:
+        """The key of a session; ``None`` for an unknown session."""
+        return first_row(named(self.db, session_id).values_list("pk", flat=True))
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -267,30 +265,31 @@ def _token_counts(counts: Iterable[int]) -> TokenCounts:
     return TokenCounts(**dict(zip(_TOKENS, counts, strict=True)))
 
 
+def _columns_of(entry: UsageEntry) -> dict[str, Any]:
+    """The columns of an entry, without nulls and without `SESSION_COLUMNS`. The reverse of `_entry`."""
+    columns = {column: getattr(entry, field) for column, field in _FIELDS.items()}
+    columns |= {
+        "kind": entry.kind.value,
+        "timestamp": validation.milliseconds_to_datetime(entry.timestamp),
+        "source_type": entry.source.type,
+        "source_name": entry.source.name,
+        "amount": None if entry.amount is None else float(entry.amount),
+        "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
+    }
+    if entry.tokens is not None:
+        columns |= {f"{name}_tokens": count for name, count in entry.tokens.to_dict().items()}
+    return {name: value for name, value in columns.items() if value is not None}
+
+
 def _entry(row: Mapping[str, Any]) -> UsageEntry:
     kind = UsageKind(row["kind"])
+    tokens = _token_counts(row[f"{name}_tokens"] or 0 for name in _TOKENS)
     return UsageEntry(
+        **{field: row[column] for column, field in _FIELDS.items()},
         kind=kind,
-        session_id=row["recorded_for"],
-        step_count=row["step_count"],
         timestamp=validation.datetime_to_milliseconds(row["timestamp"]),
         source=UsageSource(type=row["source_type"], name=row["source_name"]),
-        run_id=row["run_id"],
-        id=row["entry_id"],
-        cost_usd=row["cost_usd"],
-        model=row["model"],
-        tokens=(
-            _token_counts(row[f"{name}_tokens"] or 0 for name in _TOKENS)
-            if kind is UsageKind.TOKENS
-            else None
-        ),
-        tool_name=row["tool_name"],
-        agent_type=row["agent_type"],
-        sub_session_id=row["sub_session_id"],
-        success=row["success"],
-        duration_ms=row["duration_ms"],
-        type=row["custom_type"],
-        name=row["custom_name"],
         amount=None if row["amount"] is None else plain_amount(row["amount"]),
-        unit=row["custom_unit"],
+        cost_usd=row["cost_usd"],
+        tokens=tokens if kind is UsageKind.TOKENS else None,
     )

@@ -1,4 +1,4 @@
-"""What a usage entry must look like before it is recorded."""
+"""Validation of usage entries."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_entry", "plain_amount"]
 T = TypeVar("T", bound=Serializable)
 
 MAX_AMOUNT: Final = 1e300
-"""The largest custom amount: hundred million of them still sum to a finite float."""
+"""The largest custom amount: the sum of a hundred million of them is still a finite float."""
 
 MAX_EXACT_AMOUNT: Final = 2**53
-"""The largest whole custom amount: amounts are kept and summed as floats, which are exact up to here."""
+"""The largest whole custom amount: amounts are stored and summed as floats, which are exact up to it."""
 
 _TOKEN_FIELDS: Final = tuple(field.name for field in fields(TokenCounts))
 
 
 def checked_entry(entry: UsageEntry | Mapping[str, Any], path: str = "") -> UsageEntry:
-    """The entry as it will be read back, with an id. Raises `InvalidPayload` with a path below ``path``."""
+    """The entry as a read returns it, with an id. Raises `InvalidPayload` with a path below ``path``."""
     try:
         return _checked(as_value(UsageEntry, entry))
     except InvalidPayload as exc:
@@ -45,7 +45,7 @@ def checked_entry(entry: UsageEntry | Mapping[str, Any], path: str = "") -> Usag
 
 
 def plain_amount(amount: float) -> int | float:
-    """An amount as it is given back: whole ones as ``int``."""
+    """An amount as a read returns it: a whole amount as ``int``."""
     return int(amount) if amount <= MAX_EXACT_AMOUNT and amount == int(amount) else float(amount)
 
 
@@ -114,7 +114,7 @@ def _amount(value: Any, name: str) -> int | float:
 
 
 def _cost(value: Any, name: str) -> Decimal | None:
-    """A cost, rounded to the places that are kept. A float stands for what it is written as."""
+    """A cost, rounded to the stored decimal places. A float means its shortest decimal form."""
     if value is None:
         return None
     if type(value) not in (Decimal, int, float, str):

@@ -17,18 +17,8 @@ from helix_store.core.usage import (
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
-from helix_store.usage.backend import (
-    EntryFilter,
-    PlacedEntry,
-    TimeSeriesQuery,
-    UsageQuery,
-)
-from helix_store.usage.rollups import (
-    bucket_start,
-    rollup,
-    sum_of,
-    time_series,
-)
+from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
+from helix_store.usage.rollups import bucket_start, rollup, sum_of, time_series
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["InMemoryUsageStore", "MemoryUsage", "StoredEntry", "UsageLedger"]
@@ -36,26 +26,26 @@ __all__ = ["InMemoryUsageStore", "MemoryUsage", "StoredEntry", "UsageLedger"]
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """``place`` counts the entries in the order they were recorded; the rest is what the session was then."""
+    """An entry, its number in the order of recording, and columns of its session at that time."""
 
     entry: UsageEntry
-    place: int
+    ordinal: int
     agent_type: str | None
     user_id: str | None
 
 
 @dataclass(slots=True)
 class UsageLedger(MemoryTable):
-    """The entries of one tenant; with an order of recording."""
+    """The entries of one tenant by session id, in the order of recording."""
 
     current: dict[str, list[StoredEntry]] = field(default_factory=dict)
     kept: dict[str, list[StoredEntry]] = field(default_factory=dict)
-    """Entries that have outlived a session of this id."""
+    """Entries of deleted sessions with this id."""
     _ids: set[str] = field(default_factory=set)
     _recorded: int = 0
 
     def add(self, entry: UsageEntry, *, agent_type: str | None, user_id: str | None) -> None:
-        """Record an entry unless its id is known."""
+        """Record an entry, unless its id is known."""
         entry_id = str(entry.id)
         if entry_id in self._ids:
             return
@@ -72,7 +62,7 @@ class UsageLedger(MemoryTable):
             yield from entries
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
-        """Drop a session's entries, or keep them apart from those of a later session of the same id."""
+        """Delete a session's entries, or keep them apart from those of a later session with the same id."""
         entries = self.current.pop(session_id, [])
         if keep_usage and entries:
             self.kept.setdefault(session_id, []).extend(entries)
@@ -80,24 +70,24 @@ class UsageLedger(MemoryTable):
             self._ids.difference_update(str(stored.entry.id) for stored in entries)
 
     def clear(self) -> None:
-        """Drop every entry."""
+        """Delete every entry."""
         self.current.clear()
         self.kept.clear()
         self._ids.clear()
 
     def delete(self, session_id: str) -> int:
-        """Drop everything recorded under an id and return how many entries that were."""
+        """Delete all entries of a session id, kept entries included, and return their number."""
         entries = [*self.current.pop(session_id, ()), *self.kept.pop(session_id, ())]
         self._ids.difference_update(str(stored.entry.id) for stored in entries)
         return len(entries)
 
 
 class InMemoryUsageStore(UsageStoreBase):
-    """What sessions spend, in this process alone; for tests and trials.
+    """The usage ledger in one process; for tests and trials.
 
-    Give it the ``world`` of an `InMemoryStateStore` for the contract of the database store: then an entry of
-    an unknown session is refused. Without one it knows no sessions: it takes entries of any, finds
-    sub-agents by the entries of kind ``subagent``, and takes the agent type from a source of type ``agent``.
+    With the ``world`` of an `InMemoryStateStore` it has the contract of the database store: an entry of an
+    unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
+    the entries of kind ``subagent``, and reads the agent type from a source of type ``agent``.
     """
 
     def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
@@ -112,14 +102,14 @@ class InMemoryUsageStore(UsageStoreBase):
             self._ledger.clear()
 
     def get_all_session_ids(self) -> list[str]:
-        """The ids of the sessions that entries were recorded for, in the order of their first entries."""
+        """The ids of the sessions with entries, in the order of their first entries."""
         with self._scope.lock:
             ledger = self._ledger
             return list(dict.fromkeys((*ledger.kept, *ledger.current)))
 
     @property
     def size(self) -> int:
-        """How many sessions have entries."""
+        """The number of sessions with entries."""
         return len(self.get_all_session_ids())
 
     @property
@@ -129,6 +119,8 @@ class InMemoryUsageStore(UsageStoreBase):
 
 
 class MemoryUsage:
+    """`UsageOperations` in memory."""
+
     def __init__(self, scope: TenantScope, *, knows_sessions: bool) -> None:
         self._scope = scope
         self._ledger = scope.table(UsageLedger)
@@ -170,15 +162,15 @@ class MemoryUsage:
         if query.descending:
             found.reverse()
         if query.after is not None:
-            timestamp, place = query.after
-            seen = validation.datetime_to_milliseconds(timestamp), place
+            timestamp, ordinal = query.after
+            seen = validation.datetime_to_milliseconds(timestamp), ordinal
             found = [
                 stored
                 for stored in found
                 if (_position(stored) < seen if query.descending else _position(stored) > seen)
             ]
         end = query.offset + query.limit
-        page = [PlacedEntry(stored.entry, stored.place) for stored in found[query.offset : end]]
+        page = [PlacedEntry(stored.entry, stored.ordinal) for stored in found[query.offset : end]]
         return page, total if query.count else None, end < len(found)
 
     def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
@@ -231,7 +223,7 @@ class MemoryUsage:
 
 
 def _position(stored: StoredEntry) -> tuple[int, int]:
-    return stored.entry.timestamp, stored.place
+    return stored.entry.timestamp, stored.ordinal
 
 
 def _by_time(entries: Iterable[StoredEntry]) -> list[StoredEntry]:

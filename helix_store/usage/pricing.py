@@ -1,6 +1,6 @@
-"""What tokens cost, by the price list of the library ``genai-prices`` (extra ``prices``), if it is installed.
+"""Token prices of the library ``genai-prices`` (extra ``prices``), if it is installed.
 
-The library brings its list along: nothing here asks the network.
+The library contains its price list: no network request is sent.
 """
 
 from __future__ import annotations
@@ -11,21 +11,16 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from helix_store.core.usage import (
-    MAX_COST_UNITS,
-    TokenCounts,
-    cost_from_units,
-    cost_units,
-)
+from helix_store.core.usage import MAX_COST_UNITS, TokenCounts, cost_from_units, cost_units
 
 __all__ = ["token_cost"]
 
 
 def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
-    """The cost in dollars at the price of that moment; ``None`` where the list cannot tell.
+    """The cost in dollars at the price of that time; ``None`` when it is unknown.
 
-    That is an unknown model, and counts that do not say what was spent: a total alone, or more cached tokens
-    than prompt tokens. A model may name its provider before a slash or colon (``openai/gpt-4o``).
+    It is unknown for an unknown model, for a total without prompt and completion tokens, and for more cached
+    tokens than prompt tokens. A model may contain its provider before a slash or colon (``openai/gpt-4o``).
     """
     library = _library()
     if library is None or (tokens.total and not tokens.prompt and not tokens.completion):
@@ -53,7 +48,7 @@ def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
 
 @cache
 def _library() -> ModuleType | None:
-    # On first use: it takes a fifth of a second to import, and most processes record no usage.
+    # Imported on first use: the import takes 0.2 seconds, and most processes record no usage.
     try:
         return import_module("genai_prices")
     except ImportError:

@@ -1,6 +1,6 @@
-"""How usage adds up: the sums of a rollup and of a time series, for every back end.
+"""The sums of rollups and time series, for every back end.
 
-A database sums what is alike before it gets here; the in-memory store hands over entry by entry.
+A database passes sums of many entries; the in-memory store passes single entries.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["UsageSum", "bucket_start", "rollup", "sum_of", "time_series"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """Entries that are alike in everything a rollup tells apart, added up. Costs are in their units.
+    """The sum of entries of one kind, name and custom name. Costs are whole units, see `cost_units`.
 
-    ``name`` is the model, the tool, the agent type or the custom type, whichever the kind has.
+    ``name`` is the model, the tool, the agent type or the custom type, depending on the kind.
     """
 
     kind: UsageKind
@@ -69,7 +69,7 @@ def sum_of(entry: UsageEntry) -> UsageSum:
 
 
 def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
-    """Everything that a tree of sessions spent."""
+    """The rollup of one session or of a tree of sessions."""
     tokens_by_model: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
     by_tool: defaultdict[str, CallStats] = defaultdict(CallStats)
     sub_agents: defaultdict[str, CallStats] = defaultdict(CallStats)
@@ -103,9 +103,9 @@ def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
     )
 
 
-def bucket_start(moment: datetime, bucket: UsageTimeBucket) -> datetime:
-    """When the bucket of a moment begins, in UTC."""
-    start = moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+def bucket_start(time: datetime, bucket: UsageTimeBucket) -> datetime:
+    """The start of the bucket that contains a time, in UTC."""
+    start = time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if bucket is UsageTimeBucket.HOUR:
         return start
     day = start.replace(hour=0)
@@ -115,16 +115,16 @@ def bucket_start(moment: datetime, bucket: UsageTimeBucket) -> datetime:
 
 
 def time_series(sums: Iterable[UsageBucket]) -> list[UsageBucket]:
-    """The buckets of a time series, each start and group once: by start, entries without a group first."""
+    """One bucket for each start and group, in this order; a bucket without a group comes first."""
     merged: dict[tuple[datetime, bool, str], UsageBucket] = {}
     for part in sums:
-        place = (part.start, part.group is not None, part.group or "")
-        earlier = merged.get(place)
-        merged[place] = part if earlier is None else _together(earlier, part)
-    return [merged[place] for place in sorted(merged)]
+        key = (part.start, part.group is not None, part.group or "")
+        earlier = merged.get(key)
+        merged[key] = part if earlier is None else _add(earlier, part)
+    return [merged[key] for key in sorted(merged)]
 
 
-def _together(one: UsageBucket, other: UsageBucket) -> UsageBucket:
+def _add(one: UsageBucket, other: UsageBucket) -> UsageBucket:
     return UsageBucket(
         start=one.start,
         group=one.group,

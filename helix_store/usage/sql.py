@@ -1,40 +1,30 @@
-"""The SQL that records usage. A row whose id is known is left out of every insertion."""
+"""The SQL of the usage ledger. An insertion leaves out every entry whose id is known."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
-from typing import Any, Final
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
-from helix_store.core import validation
-from helix_store.core.usage import UsageEntry, cost_units
-from helix_store.engine.expressions import exact_sum
+from helix_store.engine.expressions import exact_sum, is_in_list
+from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.keys import is_named
+from helix_store.sessions.sql import SESSION_BY_ID
 
 __all__ = [
-    "KEPT",
-    "OF_SESSION",
+    "COLUMNS",
+    "KEEP_SESSIONS",
     "ROWS_PER_STATEMENT",
     "SESSION_COLUMNS",
     "SUMMED",
-    "entry_columns",
-    "insert_many",
-    "insert_one",
-    "keep_sessions",
-    "of_sessions",
-    "sum_entries",
+    "SUMS_OF_KEPT",
+    "SUMS_OF_SESSION",
+    "SUMS_OF_SESSIONS",
+    "insert_entries",
+    "insert_entry",
 ]
 
-Statement = tuple[str, Any]
-"""SQL and its parameters."""
-
-_TABLE: Final = UsageRow._meta.db_table
-_SESSIONS: Final = Session._meta.db_table
 _TYPES: Final = {
     "BigIntegerField": "bigint",
     "BooleanField": "boolean",
@@ -43,20 +33,21 @@ _TYPES: Final = {
     "FloatField": "float8",
     "ForeignKey": "bigint",
 }
-_POSTGRES_TYPES: Final = {
+_COLUMN_TYPES: Final = {
     field.attname: _TYPES[field.get_internal_type()]
     for field in UsageRow._meta.concrete_fields
     if not field.primary_key
 }
-_COLUMNS: Final = tuple(_POSTGRES_TYPES)
-_OF_SESSION: Final = {
+"""PostgreSQL's type of each column: parameters of a prepared statement have types before they have values."""
+
+COLUMNS: Final = tuple(_COLUMN_TYPES)
+SESSION_COLUMNS: Final = {
     "tenant": "tenant",
     "session_id": "id",
     "session_agent_type": "agent_type",
     "user_id": "user_id",
 }
-SESSION_COLUMNS: Final = tuple(_OF_SESSION)
-"""What an entry takes over from its session."""
+"""Columns that an entry copies from its session, and their names there."""
 
 SUMMED: Final = (
     "duration_ms",
@@ -68,128 +59,91 @@ SUMMED: Final = (
     "total_tokens",
 )
 
-# What SQLite allows in one statement since 3.32, unless it was built to allow more.
+# What SQLite allows in one statement since 3.32, unless it is built with another limit.
 _SQLITE_PARAMETERS: Final = 32_766
-ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // len(_COLUMNS))
+ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // len(COLUMNS))
 
+# Prevents the deletion of a session until the commit, and does not wait for a step of it. Without this lock
+# a concurrent deletion would fail the commit with a broken foreign key.
+_KEEP: Final = "FOR KEY SHARE"
 _UNLESS_KNOWN: Final = "ON CONFLICT (tenant, entry_id) DO NOTHING"
 
 
-def entry_columns(connection: BaseDatabaseWrapper, entry: UsageEntry) -> dict[str, Any]:
-    """What is stored of an entry, as the driver takes it: without nulls and the columns of its session."""
-    tokens = {} if entry.tokens is None else entry.tokens.to_dict()
-    columns = {
-        "entry_id": entry.id,
-        "recorded_for": entry.session_id,
-        "run_id": entry.run_id,
-        "kind": entry.kind.value,
-        "step_count": entry.step_count,
-        "timestamp": connection.ops.adapt_datetimefield_value(
-            validation.milliseconds_to_datetime(entry.timestamp)
-        ),
-        "source_type": entry.source.type,
-        "source_name": entry.source.name,
-        "model": entry.model,
-        **{f"{name}_tokens": count for name, count in tokens.items()},
-        "tool_name": entry.tool_name,
-        "agent_type": entry.agent_type,
-        "sub_session_id": entry.sub_session_id,
-        "success": entry.success,
-        "duration_ms": entry.duration_ms,
-        "custom_type": entry.type,
-        "custom_name": entry.name,
-        "custom_unit": entry.unit,
-        "amount": None if entry.amount is None else float(entry.amount),
-        "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
-    }
-    return {name: value for name, value in columns.items() if value is not None}
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)
 
 
-def insert_one(connection: BaseDatabaseWrapper, tenant: str, columns: Mapping[str, Any]) -> Statement:
-    """One entry, whose session it finds by itself; nothing is returned when nothing was recorded."""
-    return _insert_one(connection.vendor, tuple(columns)), {"tenant": tenant, **columns}
+@lru_cache(512)
+def insert_entry(columns: tuple[str, ...]) -> Statement:
+    """One entry of the session ``recorded_for``; returns no row for a known id or an unknown session."""
+    insert = f"INSERT INTO {table(UsageRow)} ({_names((*SESSION_COLUMNS, *columns))})"
+    copied = ", ".join(SESSION_COLUMNS.values())
+    typed = ", ".join(f"%({name})s::{_COLUMN_TYPES[name]}" for name in columns)
+    plain = ", ".join(f"%({name})s" for name in columns)
+    return Statement(
+        postgresql=f"""
+            {insert} SELECT {copied}, {typed} FROM {table(Session)}
+            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s::varchar {_KEEP}
+            {_UNLESS_KNOWN} RETURNING id""",
+        sqlite=f"""
+            {insert} SELECT {copied}, {plain} FROM {table(Session)}
+            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s
+            {_UNLESS_KNOWN} RETURNING id""",
+    )
 
 
-@cache
-def _insert_one(vendor: str, columns: tuple[str, ...]) -> str:
-    # A statement that is prepared has types before it has values.
-    types = _POSTGRES_TYPES if vendor == "postgresql" else {}
-    given = {name: f"%({name})s" + (f"::{types[name]}" if types else "") for name in columns}
-    values = ", ".join((*_OF_SESSION.values(), *given.values()))
-    return f"""
-        INSERT INTO "{_TABLE}" ({_quoted([*_OF_SESSION, *columns])}) SELECT {values} FROM "{_SESSIONS}"
-        WHERE tenant = (SELECT %(tenant)s) AND session_id = {given["recorded_for"]} {_keep(vendor)}
-        {_UNLESS_KNOWN} RETURNING id"""
+@lru_cache(16)
+def insert_entries(rows: int) -> Statement:
+    """Entries in their order with all `COLUMNS`; the parameters are those of `rows_parameter`.
 
-
-def insert_many(connection: BaseDatabaseWrapper, rows: Sequence[Mapping[str, Any]]) -> Statement:
-    """Rows with the columns of their sessions, in this order; a column that a row does not have is null."""
-    insert = f'INSERT INTO "{_TABLE}" ({_quoted(_COLUMNS)})'
-    if connection.vendor == "postgresql":
-        # A fourth of the time that it takes to write and read every value of every row as SQL.
-        arrays = ", ".join(f"%s::{_POSTGRES_TYPES[name]}[]" for name in _COLUMNS)
-        given = f"unnest({arrays}) WITH ORDINALITY AS given({_quoted(_COLUMNS)}, place)"
-        sql = f"{insert} SELECT {_quoted(_COLUMNS)} FROM {given} ORDER BY place {_UNLESS_KNOWN}"
-        return sql, [[row.get(name) for row in rows] for name in _COLUMNS]
-    row_of_placeholders = f"({_placeholders(len(_COLUMNS))})"
-    sql = f"{insert} VALUES {', '.join([row_of_placeholders] * len(rows))} {_UNLESS_KNOWN}"
-    return sql, [row.get(name) for row in rows for name in _COLUMNS]
-
-
-def keep_sessions(connection: BaseDatabaseWrapper, tenant: str, session_ids: Sequence[str]) -> Statement:
-    """Ids of the sessions that exist, with what entries take over; none can be deleted until the commit."""
-    # In the order in which whole trees are locked, so that neither waits for the other.
-    sql = f"""
-        SELECT session_id, {", ".join(_OF_SESSION.values())} FROM "{_SESSIONS}"
-        WHERE tenant = (SELECT %s) AND session_id IN ({_placeholders(len(session_ids))})
-        ORDER BY id {_keep(connection.vendor)}"""
-    return sql, [tenant, *session_ids]
-
-
-def of_sessions(connection: BaseDatabaseWrapper, keys: Sequence[int]) -> Statement:
-    """The condition for entries of these sessions, however many: all keys are one parameter."""
-    if connection.vendor == "postgresql":
-        return "session_id = ANY(%(keys)s::bigint[])", {"keys": keys}
-    return "session_id IN (SELECT value FROM json_each(%(keys)s))", {"keys": json.dumps(keys)}
-
-
-def sum_entries(connection: BaseDatabaseWrapper, condition: str) -> str:
-    """Entries that meet a condition, added up by kind, name and custom name.
-
-    The columns after those three are the count, that of successes, the sum of amounts, and the sums of
-    `SUMMED` for `summed`.
+    Arrays take PostgreSQL a quarter of the time that placeholders for every value take.
     """
-    return _sum_entries(connection.vendor, condition)
+    insert = f"INSERT INTO {table(UsageRow)} ({_names(COLUMNS)})"
+    arrays = ", ".join(f"%s::{column_type}[]" for column_type in _COLUMN_TYPES.values())
+    row = f"({', '.join(['%s'] * len(COLUMNS))})"
+    return Statement(
+        postgresql=f"""
+            {insert} SELECT {_names(COLUMNS)}
+            FROM unnest({arrays}) WITH ORDINALITY AS given({_names(COLUMNS)}, ordinal)
+            ORDER BY ordinal {_UNLESS_KNOWN}""",
+        sqlite=f"{insert} VALUES {', '.join([row] * rows)} {_UNLESS_KNOWN}",
+    )
 
 
-@lru_cache(64)
-def _sum_entries(vendor: str, condition: str) -> str:
-    # All names in one column: PostgreSQL takes every further one for many more groups, and sorts where it
-    # could hash. To tell groups apart takes it longer than to add up: nothing is a key that can be counted.
-    sums = ", ".join(exact_sum(vendor, name) for name in SUMMED)
-    return f"""
-        SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name,
-            count(*), count(*) FILTER (WHERE success), SUM(amount), {sums}
-        FROM "{_TABLE}" WHERE {condition} GROUP BY 1, 2, 3"""
+def _keep_sessions() -> Statement:
+    # In the order in which whole trees are locked, so that the two cannot deadlock.
+    read = f"""
+        SELECT session_id, {", ".join(SESSION_COLUMNS.values())} FROM {table(Session)}
+        WHERE tenant = (SELECT %(tenant)s) AND {{}} ORDER BY id"""
+    postgresql, sqlite = map(read.format, is_in_list("session_id", "session_ids", "text"))
+    return Statement(postgresql=f"{postgresql} {_KEEP}", sqlite=sqlite)
 
 
-OF_SESSION: Final = f"""
-    session_id = (SELECT id FROM "{_SESSIONS}" WHERE {is_named()})"""
+def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
+    """Entries that meet a condition, summed by kind, name and custom name.
+
+    These three columns are followed by the number of entries, the number of successes, the sum of amounts,
+    and the sums of `SUMMED`, for `summed`.
+    """
+    # All names in one column: with more grouping columns PostgreSQL estimates too many groups, and sorts
+    # where it could hash.
+    of_postgresql, of_sqlite = zip(*map(exact_sum, SUMMED), strict=True)
+
+    def text(sums: Iterable[str], condition: str) -> str:
+        return f"""
+            SELECT kind, COALESCE(model, tool_name, agent_type, custom_type), custom_name,
+                count(*), count(*) FILTER (WHERE success), SUM(amount), {", ".join(sums)}
+            FROM {table(UsageRow)} WHERE {condition} GROUP BY 1, 2, 3"""
+
+    return Statement(text(of_postgresql, postgresql), text(of_sqlite, sqlite or postgresql))
 
 
-KEPT: Final = "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
-"""Entries that have outlived a session of this id."""
+KEEP_SESSIONS: Final = _keep_sessions()
+"""The id and the `SESSION_COLUMNS` of each session; none of them can be deleted until the commit."""
 
-
-def _keep(vendor: str) -> str:
-    # Without it a deletion meanwhile would only be noticed at the commit, as a broken foreign key. It does
-    # not wait for steps: those lock the row in a way that allows for this.
-    return "FOR KEY SHARE" if vendor == "postgresql" else ""
-
-
-def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-def _placeholders(count: int) -> str:
-    return ", ".join(["%s"] * count)
+SUMS_OF_SESSION: Final = _sums(f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})")
+SUMS_OF_SESSIONS: Final = _sums(*is_in_list("session_id", "keys", "bigint"))
+SUMS_OF_KEPT: Final = _sums(
+    "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
+)
+"""Entries of deleted sessions with this id."""

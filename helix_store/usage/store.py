@@ -1,4 +1,4 @@
-"""The public face of a usage store: it checks entries, prices tokens, and hands on to a back end."""
+"""The public calls of a usage store: they check entries and queries, and price tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.usage import pricing
-from helix_store.usage.backend import (
-    EntryFilter,
-    TimeSeriesQuery,
-    UsageQuery,
-    UsageVerbs,
-)
+from helix_store.usage.backend import EntryFilter, TimeSeriesQuery, UsageOperations, UsageQuery
 from helix_store.usage.entries import checked_entry
 
 __all__ = ["UsageStoreBase"]
@@ -40,9 +35,9 @@ Kinds = UsageKind | str | Collection[UsageKind | str]
 
 
 class UsageStoreBase:
-    """The usage store of the contract; a subclass brings the back end."""
+    """The usage store of the contract; a subclass provides the back end."""
 
-    def __init__(self, backend: UsageVerbs, *, tenant: str) -> None:
+    def __init__(self, backend: UsageOperations, *, tenant: str) -> None:
         self._backend = backend
         self._tenant = tenant
 
@@ -53,18 +48,19 @@ class UsageStoreBase:
     # Recording
 
     def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str:
-        """Record what a session spent and return the entry's id.
+        """Record one entry and return its id.
 
         Tokens without a ``cost_usd`` are priced when the extra ``prices`` is installed and knows the model.
-        Joins the caller's transaction. Raises `InvalidPayload` and `SessionNotFound`; nothing is stored then.
-        Safe to repeat with an ``id``: the same id again records nothing.
+        Joins the caller's transaction. Waits for a deletion of the session, but not for its steps. Raises
+        `InvalidPayload` and `SessionNotFound`; nothing is stored then. Safe to repeat with an ``id``: an
+        entry with a known id is not recorded.
         """
         checked = _priced(checked_entry(entry))
         self._backend.record([checked])
         return str(checked.id)
 
     def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]:
-        """Record many entries, all or none, and return their ids in order; otherwise as `record_entry`."""
+        """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
         if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
             raise InvalidPayload(path="entries", reason="expected a collection of entries")
         checked = [
@@ -85,10 +81,10 @@ class UsageStoreBase:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[UsageEntry]:
-        """A session's entries by timestamp, those of one moment as they were recorded; ``limit=None`` is all.
+        """A session's entries by timestamp, then in the order of recording; ``limit=None`` returns all.
 
-        ``step_range`` is the first and the last step, both inclusive, each may be ``None``. For a deleted
-        session these are the entries that were kept; empty for an unknown one.
+        ``step_range`` is the first and the last step, both inclusive; each may be ``None``. For a deleted
+        session the result is its kept entries; for an unknown session it is empty.
         """
         first_step, last_step = _step_range(step_range)
         return self._backend.select(
@@ -99,23 +95,24 @@ class UsageStoreBase:
         )
 
     def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None:
-        """What a session spent, or with its sub-agents the whole tree below it; ``None`` for an unknown one.
+        """The sums of a session, or of its whole tree; ``None`` for an unknown session.
 
-        The tree is what can be reached by parent or by local sub-session ref; every session counts once,
-        whatever cycles there are. Two queries, summed by the database.
+        The tree contains every session that can be reached by parent or by local sub-session ref. Each
+        session counts once, also in a cycle. The database computes the sums.
         """
         return self._backend.rollup(
             validation.identifier(session_id, "session_id"), include_sub_agents=bool(include_sub_agents)
         )
 
     def exists(self, session_id: str) -> bool:
-        """Whether there are entries of the session."""
+        """Whether the session has entries."""
         return self._backend.exists(validation.identifier(session_id, "session_id"))
 
     def delete(self, session_id: str) -> int:
-        """Delete everything that was recorded under a session id and return how many entries went.
+        """Delete all entries of a session id and return their number.
 
-        That includes entries kept of a deleted session of this id. One transaction; safe to repeat.
+        Entries that were kept of a deleted session with this id are deleted too. One transaction; safe to
+        repeat.
         """
         return self._backend.delete(validation.identifier(session_id, "session_id"))
 
@@ -136,12 +133,12 @@ class UsageStoreBase:
         cursor: str | None = None,
         count: bool = True,
     ) -> UsagePage:
-        """A page of entries of all sessions, deleted ones included, by timestamp.
+        """A page of entries of all sessions, kept entries included, by timestamp.
 
-        Filters are AND; ``agent_type`` and ``user_id`` are those the session had when the entry was recorded.
-        ``date_from`` is inclusive, ``date_to`` exclusive. ``limit`` is 1 to 200 (above means 200). Give
-        ``next_cursor`` back as ``cursor``, with the same filters, for the next page; raises `InvalidCursor`
-        for any other cursor and `InvalidQuery` for a query that makes no sense.
+        Filters are combined with AND. ``agent_type`` and ``user_id`` are those of the session at the time of
+        recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``limit`` is 1 to 200; a larger one
+        means 200. For the next page pass ``next_cursor`` as ``cursor`` with the same filters. Raises
+        `InvalidCursor` for any other cursor, and `InvalidQuery` for an invalid query.
         """
         if order not in ("asc", "desc"):
             raise InvalidQuery("order must be asc or desc.", path="order")
@@ -168,11 +165,11 @@ class UsageStoreBase:
         date_to: datetime | int,
         agent_type: str | None = None,
     ) -> list[UsageBucket]:
-        """What was spent per ``hour``, ``day``, ``week`` or ``month`` in UTC, summed by the database.
+        """Sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then group.
 
-        ``group_by`` is ``model``, ``agent_type``, ``user_id`` or ``kind``. Every entry from ``date_from`` on
-        and before ``date_to`` is in one bucket; a bucket in which nothing was spent is left out. By start,
-        then group.
+        ``group_by`` is ``model``, ``agent_type``, ``user_id`` or ``kind``. Each entry from ``date_from``
+        inclusive to ``date_to`` exclusive is in one bucket. Buckets without entries are left out. The
+        database computes the sums.
         """
         query = TimeSeriesQuery(
             bucket=_member(UsageTimeBucket, bucket, "bucket"),
@@ -188,13 +185,13 @@ class UsageStoreBase:
         if cursor is not None:
             if query.offset:
                 raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
-            timestamp, place = read_cursor(cursor, query=binding)
-            query = replace(query, after=(validation.milliseconds_to_datetime(timestamp), place))
+            timestamp, ordinal = read_cursor(cursor, query=binding)
+            query = replace(query, after=(validation.milliseconds_to_datetime(timestamp), ordinal))
         placed, total, has_more = self._backend.query(query)
         next_cursor = None
         if has_more:
             last = placed[-1]
-            next_cursor = write_cursor([last.entry.timestamp, last.place], query=binding)
+            next_cursor = write_cursor([last.entry.timestamp, last.ordinal], query=binding)
         return UsagePage(
             entries=[entry for entry, _ in placed],
             total=total,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.admin.previews import PREVIEW_SOURCE, message_preview
+from helix_store.admin.messages import PREVIEW_SOURCE, message_preview
 from helix_store.core.payloads import encode
 
 

@@ -12,7 +12,7 @@ from django.db.models import Model, TextField, Value
 from django.db.models.functions import Cast
 from django.urls import reverse
 
-from helix_store.admin.readable import HIDDEN
+from helix_store.admin.elements import HIDDEN
 from helix_store.core.types import StepInfo
 from helix_store.models import (
     Checkpoint,

@@ -1,4 +1,4 @@
-"""The two faces on each database, and the snapshot face in memory too."""
+"""The graph store on each database, and the snapshot checkpointer on each database and in memory."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def snapshots(committed_db: CommittedDatabase) -> SnapshotCheckpointer:
 
 
 @dataclass(frozen=True)
-class Faces:
-    """How to build the faces that see each other: on one database and tenant, or in one world."""
+class Stores:
+    """Factories of stores that share their data: on one database and tenant, or in one world."""
 
     snapshots: Callable[..., Snapshots]
     states: Callable[[], Any]
@@ -48,23 +48,23 @@ class Faces:
 
 
 @pytest.fixture(params=[*ALIASES, "postgres without fast paths", "memory"])
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
     vendor, _, is_portable = request.param.partition(" ")
     with override_settings(HELIX_STORE={"FAST_PATHS": not is_portable}):
-        yield _faces(request, vendor)
+        yield _stores(request, vendor)
 
 
-def _faces(request: pytest.FixtureRequest, vendor: str) -> Faces:
+def _stores(request: pytest.FixtureRequest, vendor: str) -> Stores:
     if vendor == "memory":
         world = MemoryWorld()
-        return Faces(
+        return Stores(
             snapshots=partial(InMemorySnapshotCheckpointer, world=world),
             states=partial(InMemoryStateStore, world=world),
             locks=partial(InMemoryLockManager, world=world),
         )
     database: CommittedDatabase = request.getfixturevalue(f"{vendor}_db")
     where: dict[str, Any] = {"using": database.alias, "tenant": database.tenant}
-    return Faces(
+    return Stores(
         snapshots=partial(SnapshotCheckpointer, **where),
         states=partial(DatabaseStateStore, **where),
         locks=partial(DatabaseLockManager, **where),
@@ -72,14 +72,14 @@ def _faces(request: pytest.FixtureRequest, vendor: str) -> Faces:
 
 
 @pytest.fixture
-def make_snapshots(faces: Faces) -> Callable[..., Snapshots]:
-    """Builds a checkpointer on each database, and one in memory."""
-    return faces.snapshots
+def make_snapshots(stores: Stores) -> Callable[..., Snapshots]:
+    """A factory of checkpointers, on each database and in memory."""
+    return stores.snapshots
 
 
 @pytest.fixture
 def statements(committed_db: CommittedDatabase) -> Callable[[Callable[[], Any]], list[str]]:
-    """Everything that a call sends, BEGIN and COMMIT included."""
+    """The statements that a call sends, with BEGIN and COMMIT."""
 
     def of(call: Callable[[], Any]) -> list[str]:
         with CaptureQueriesContext(connections[committed_db.alias]) as captured:

@@ -1,6 +1,6 @@
 """A small graph runtime on the graph store: waves, cycles, sub-graphs, skipped nodes, interrupts, resume.
 
-The messages of a wave and its checkpoint are one transaction, so a run that dies anywhere goes on from its
+The messages of a wave and its checkpoint are one transaction, so a run that dies anywhere continues from its
 latest checkpoint, and every node's message is there exactly once.
 """
 
@@ -22,7 +22,7 @@ ENDED = ("completed", "skipped")
 
 @dataclass(frozen=True)
 class Node:
-    """``run`` gets the outputs so far by node; ``graph`` runs in place of it, in a namespace of its own."""
+    """``run`` gets the outputs by node; ``graph`` runs in its place, in another namespace."""
 
     run: Callable[[Mapping[str, Any]], Any] = lambda outputs: None
     after: tuple[str, ...] = ()

@@ -1,10 +1,11 @@
-"""Eight processes at once on one thread or session, on committed data."""
+"""Eight writers at once on one thread or session, on committed data."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+import pytest
 from django.db import transaction
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
@@ -12,15 +13,17 @@ from helix_store.core.ids import IdGenerator
 from helix_store.exceptions import ConflictError
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
-from tests.processes import run_in_processes
+from tests.processes import run_in_processes, run_in_threads
 
 WRITERS = 8
 CALLS = 200
 CAP = 100
+FEWER_THAN_WRITERS = [1, 2, 5]
+"""Caps with which a put may wait while as many other puts as the cap commit."""
 
 
 class JumpingClock:
-    """A clock that stands still, leaps ahead and steps back by hours."""
+    """A clock that stops, and steps forward and back by hours."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  test data
@@ -33,7 +36,7 @@ class JumpingClock:
 
 
 def put_many(alias: str, tenant: str, writer: int) -> list[str]:
-    # Every put has a generator of its own: nothing but the store can bring the ids in order.
+    # Each put has another generator: only the store can bring the ids in order.
     clock = JumpingClock(writer)
     store = SnapshotCheckpointer(
         alias, tenant=tenant, max_checkpoints_per_thread=CAP, id_factory=lambda: IdGenerator(clock)()
@@ -43,7 +46,7 @@ def put_many(alias: str, tenant: str, writer: int) -> list[str]:
         ids.append(store.put("t", {"version": 1, "writer": writer, "call": call}))
         read = store.get("t")
         assert read is not None
-        # Whatever is the newest now, it is this put or one that another writer committed after it.
+        # The newest snapshot is that of this put or of a later put of another writer.
         assert read["writer"] != writer or read["call"] == call
         assert len(store.list("t")) == CAP or call < CAP
     return ids
@@ -58,7 +61,7 @@ def test_the_newest_is_the_last_committed_put_and_the_cap_is_exact(
     assert sum(map(len, written)) == WRITERS * CALLS
     metas = snapshots.list("t")
     assert len(metas) == CAP
-    # Of every writer the latest puts are left, in its own order.
+    # The latest puts of each writer are left, in the order of its calls.
     for ids in written:
         kept = [meta.id for meta in metas if meta.id in ids]
         assert kept == [each for each in reversed(ids) if each in kept]
@@ -71,7 +74,7 @@ def test_the_newest_is_the_last_committed_put_and_the_cap_is_exact(
 
 
 def watch_commits(alias: str, tenant: str, writer: int) -> int:
-    """Put inside a transaction and look again before it ends: nobody can have come after this put."""
+    """Put in a transaction and read before its end: no other put can commit in between."""
     store = SnapshotCheckpointer(alias, tenant=tenant, max_checkpoints_per_thread=CAP)
     seen = 0
     for call in range(25):
@@ -89,6 +92,57 @@ def test_a_put_is_the_newest_at_the_moment_of_its_commit(
     outcomes = run_in_processes(watch_commits, arguments, timeout=300)
     assert [outcome.unwrap() for outcome in outcomes] == [25] * WRITERS
     assert len(snapshots.list("t")) == CAP
+
+
+@pytest.mark.parametrize("cap", FEWER_THAN_WRITERS)
+def test_more_writers_than_the_cap_keep_it_exactly(committed_db: CommittedDatabase, cap: int) -> None:
+    store = SnapshotCheckpointer(
+        committed_db.alias, tenant=committed_db.tenant, max_checkpoints_per_thread=cap
+    )
+    for _ in range(cap):
+        store.put("t", {"version": 1})
+
+    def put_and_count() -> set[int]:
+        counts = set()
+        for _ in range(25):
+            store.put("t", {"version": 1})
+            counts.add(len(store.list("t")))
+        return counts
+
+    outcomes = run_in_threads(put_and_count, [()] * WRITERS)
+    assert [outcome.unwrap() for outcome in outcomes] == [{cap}] * WRITERS
+
+
+@pytest.mark.parametrize("cap", FEWER_THAN_WRITERS)
+def test_puts_and_deletions_at_once_leave_what_they_leave_one_after_another(
+    committed_db: CommittedDatabase, cap: int
+) -> None:
+    store = SnapshotCheckpointer(
+        committed_db.alias, tenant=committed_db.tenant, max_checkpoints_per_thread=cap
+    )
+    left: list[str] = []
+
+    # The session stays locked to the end of a block: blocks change ``left`` in the order of their commits.
+    def put() -> None:
+        for _ in range(25):
+            with transaction.atomic(using=committed_db.alias):
+                left.append(store.put("t", {"version": 1}))
+                del left[:-cap]
+                assert [meta.id for meta in store.list("t")] == left[::-1]
+
+    def delete() -> None:
+        for _ in range(50):
+            newest = store.list("t", limit=1)
+            with transaction.atomic(using=committed_db.alias):
+                for meta in newest:
+                    if store.delete("t", meta.id):
+                        left.remove(meta.id)
+
+    left.append(store.put("t", {"version": 1}))
+    outcomes = run_in_threads(lambda call: call(), [(put,), (delete,)] * (WRITERS // 2))
+    assert [outcome.error for outcome in outcomes] == [None] * WRITERS
+    assert [meta.id for meta in store.list("t")] == left[::-1]
+    assert broken_invariants(committed_db) == []
 
 
 def first_put(alias: str, tenant: str, writer: int) -> str:
@@ -154,7 +208,7 @@ def save_version_seven(alias: str, tenant: str, writer: int) -> bool:
     return True
 
 
-def test_of_eight_saves_of_one_version_one_wins_and_seven_are_told(
+def test_of_eight_saves_of_one_version_one_succeeds_and_seven_raise(
     graph: GraphCheckpointStore, committed_db: CommittedDatabase
 ) -> None:
     graph.create_session("", session_id="s")

@@ -174,14 +174,14 @@ def _as_jsonb(text: str) -> str:
 
 
 class TestGraphFaults:
-    def test_parallel_callers_got_somebody_elses_message(
+    def test_parallel_callers_got_the_message_of_another_caller(
         self, graph: GraphCheckpointStore, committed_db: CommittedDatabase
     ) -> None:
         naive = NaiveGraphStore()
         naive.between_insert_and_read_back = lambda: naive.messages.append(
-            {"id": len(naive.messages) + 1, "session": "s", "created_at": 0, "content": "somebody else's"}
+            {"id": len(naive.messages) + 1, "session": "s", "created_at": 0, "content": "another caller's"}
         )
-        assert naive.add_message("s", content="mine")["content"] == "somebody else's"
+        assert naive.add_message("s", content="mine")["content"] == "another caller's"
         graph.create_session("", session_id="s")
 
         def add(number: int) -> str | None:
@@ -259,8 +259,8 @@ class TestGraphFaults:
 
     def test_an_empty_workspace_id_listed_every_tenants_sessions(self, graph: GraphCheckpointStore) -> None:
         naive = NaiveGraphStore()
-        naive.create_session("s", workspace_id="somebody")
-        graph.create_session("", session_id="s", workspace_id="somebody")
+        naive.create_session("s", workspace_id="other")
+        graph.create_session("", session_id="s", workspace_id="other")
         assert naive.list_sessions("") == ["s"]
         assert list(graph.list_sessions("")) == []
 

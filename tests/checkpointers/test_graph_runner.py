@@ -68,7 +68,7 @@ def executed(store: GraphCheckpointStore, session_id: str = "s") -> list[str | N
 
 
 def run_until_the_commit(alias: str, tenant: str, commits: int, reached: Event) -> Any:
-    """Run on, and stand still for ever in the transaction that follows so many commits."""
+    """Run, and block for ever in the transaction after this number of commits."""
     left = iter(range(commits))
 
     def before_commit() -> None:
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_at_wave_after_wave_ends_as_one_that_is_not(
         assert worker.is_alive
         worker.kill()
         kills += 1
-        # One wave was committed; of the one in which it died nothing is left.
+        # One wave is committed; the wave in which the process died left nothing.
         assert executed(graph) == EXECUTED[: len(executed(graph))]
         assert broken_invariants(committed_db) == []
     assert kills == 6

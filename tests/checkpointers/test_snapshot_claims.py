@@ -66,7 +66,7 @@ class TestClaim:
         assert store.claim("t", owner="two") is None
         assert store.get("t") == snapshot(1)
 
-    def test_released_is_free_again_and_the_former_holder_has_no_say(self, store: Snapshots) -> None:
+    def test_released_is_free_again_and_the_former_claim_is_void(self, store: Snapshots) -> None:
         first = store.claim("t", owner="o")
         assert first is not None
         assert first.release()
@@ -151,7 +151,7 @@ class TestTerm:
         assert not dead.done()
         assert snapshots.claim("t", owner="third") is None
 
-    def test_over_but_nobody_came_still_counts_as_done(
+    def test_is_done_after_its_term_when_there_was_no_other_claim(
         self, snapshots: SnapshotCheckpointer, committed_db: CommittedDatabase
     ) -> None:
         late = snapshots.claim("t", owner="late")

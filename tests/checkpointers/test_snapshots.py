@@ -22,7 +22,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Checkpoint
 from helix_store.stores import MemoryWorld
-from tests.checkpointers.conftest import Faces, Snapshots
+from tests.checkpointers.conftest import Snapshots, Stores
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.strategies import HOSTILE_DOCUMENTS, REFUSED_DOCUMENTS, exact_form
@@ -102,7 +102,7 @@ class TestOrder:
     def test_the_newest_is_the_last_put_also_within_one_millisecond(
         self, make_snapshots: MakeSnapshots
     ) -> None:
-        # A generator of its own for every put, as in as many processes: their ids are in no order.
+        # Another generator for each put, as in as many processes: the ids are in no order.
         store = make_snapshots(id_factory=lambda: IdGenerator(lambda: 1_700_000_000_000_000_000)())
         ids = []
         for number in range(50):
@@ -222,7 +222,7 @@ class TestDelete:
         store.put("t", snapshot(9))
         assert store.get("t") == snapshot(9)
 
-    def test_erases_threads_and_says_how_much_of_each(self, store: Snapshots) -> None:
+    def test_erases_threads_and_returns_the_number_of_snapshots_by_thread(self, store: Snapshots) -> None:
         for thread_id, count in [("a", 2), ("b", 1), ("kept", 1)]:
             for number in range(count):
                 store.put(thread_id, snapshot(number))
@@ -294,17 +294,17 @@ class TestTenants:
 
 
 class TestSessions:
-    """A thread is the session of the same id."""
+    """A thread is the session with the same id."""
 
-    def test_the_first_snapshot_creates_the_session(self, faces: Faces) -> None:
-        store, states = faces.snapshots(), faces.states()
+    def test_the_first_snapshot_creates_the_session(self, stores: Stores) -> None:
+        store, states = stores.snapshots(), stores.states()
         store.put("t", snapshot())
         state = states.load_state("t")
         assert (state.agent_type, state.version, state.root_session_id) == ("snapshot", 1, "t")
         assert [head.session_id for head in states.list_sessions().sessions] == ["t"]
 
-    def test_snapshots_of_an_existing_session_leave_its_version_alone(self, faces: Faces) -> None:
-        store, states = faces.snapshots(), faces.states()
+    def test_snapshots_of_an_existing_session_leave_its_version_alone(self, stores: Stores) -> None:
+        store, states = stores.snapshots(), stores.states()
         before = states.create_session("s", agent_type="support")
         store.put("s", snapshot())
         after = states.load_state("s")
@@ -313,20 +313,37 @@ class TestSessions:
         assert states.save_state("s", after, expected_version=before.version) == before.version + 1
         assert store.get("s") == snapshot()
 
-    def test_deleting_the_session_deletes_its_snapshots(self, faces: Faces) -> None:
-        store, states = faces.snapshots(), faces.states()
+    def test_deleting_the_session_deletes_its_snapshots(self, stores: Stores) -> None:
+        store, states = stores.snapshots(), stores.states()
         store.put("t", snapshot())
         assert states.delete_session("t") == 1
         assert store.get("t") is None
 
-    def test_deleting_snapshots_leaves_the_session(self, faces: Faces) -> None:
-        store, states = faces.snapshots(), faces.states()
+    def test_deleting_snapshots_leaves_the_session(self, stores: Stores) -> None:
+        store, states = stores.snapshots(), stores.states()
         store.put("t", snapshot())
         store.delete("t")
         assert states.session_exists("t")
 
-    def test_erasing_takes_a_session_that_put_made_and_no_other(self, faces: Faces) -> None:
-        store, states = faces.snapshots(), faces.states()
+    @pytest.mark.parametrize("call", ["delete", "delete_threads"])
+    def test_deleting_snapshots_of_a_session_updates_its_time(self, stores: Stores, call: str) -> None:
+        store, states = stores.snapshots(), stores.states()
+        states.create_session("s", agent_type="support")
+        store.put("s", snapshot())
+        before = states.load_state("s")
+
+        def delete() -> Any:
+            return store.delete("s") if call == "delete" else store.delete_threads(["s"])["s"]
+
+        assert delete() == 1
+        after = states.load_state("s")
+        assert after.updated_at > before.updated_at
+        assert after.version == before.version
+        assert delete() == 0
+        assert states.load_state("s") == after
+
+    def test_erasing_takes_a_session_that_put_made_and_no_other(self, stores: Stores) -> None:
+        store, states = stores.snapshots(), stores.states()
         states.create_session("s", agent_type="support")
         store.put("s", snapshot())
         store.put("t", snapshot())
@@ -334,8 +351,8 @@ class TestSessions:
         assert (states.session_exists("s"), states.session_exists("t")) == (True, False)
         assert store.get("s") is None
 
-    def test_a_stale_fencing_token_is_refused(self, faces: Faces) -> None:
-        store, locks = faces.snapshots(), faces.locks()
+    def test_a_stale_fencing_token_is_refused(self, stores: Stores) -> None:
+        store, locks = stores.snapshots(), stores.locks()
         old = locks.acquire("t")
         old.release()
         new = locks.acquire("t")
@@ -392,8 +409,8 @@ class TestDatabase:
     ) -> None:
         for number in range(history):
             snapshots.put("t", snapshot(number))
-        # All in one on PostgreSQL; BEGIN, lock, newest, insert, trim, head and COMMIT elsewhere.
-        sent = 1 if committed_db.vendor == "postgresql" else 7
+        # All in one on PostgreSQL; BEGIN, lock, trim, insert, head and COMMIT elsewhere.
+        sent = 1 if committed_db.vendor == "postgresql" else 6
         assert len(statements(lambda: snapshots.put("t", snapshot()))) == sent
         assert len(statements(lambda: snapshots.get("t"))) == 1
         listing = statements(lambda: snapshots.list("t"))

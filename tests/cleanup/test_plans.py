@@ -15,7 +15,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.cleanup.database import DatabaseExpiry
+from helix_store.cleanup.database import DatabaseCleanup
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
@@ -73,15 +73,15 @@ def many_sessions(committed_db: CommittedDatabase) -> Iterator[CommittedDatabase
         transaction.set_rollback(True, using=committed_db.alias)
 
 
-def expired(expiry: DatabaseExpiry, after: Any) -> Any:
+def expired(expiry: DatabaseCleanup, after: Any) -> Any:
     return expiry.expired(NOW, after, PAGE)
 
 
-def overdue(expiry: DatabaseExpiry, after: Any) -> Any:
+def overdue(expiry: DatabaseCleanup, after: Any) -> Any:
     return expiry.overdue(NOW, after, PAGE)
 
 
-def deletable(expiry: DatabaseExpiry, after: Any) -> Any:
+def deletable(expiry: DatabaseCleanup, after: Any) -> Any:
     return expiry.deletable(NOW, after, PAGE)
 
 
@@ -94,9 +94,9 @@ def deletable(expiry: DatabaseExpiry, after: Any) -> Any:
     ],
 )
 def test_the_next_page_is_read_from_its_partial_index(
-    many_sessions: CommittedDatabase, page: Callable[[DatabaseExpiry, Any], Any], index: str
+    many_sessions: CommittedDatabase, page: Callable[[DatabaseCleanup, Any], Any], index: str
 ) -> None:
-    expiry = DatabaseExpiry(many_sessions.alias, None)
+    expiry = DatabaseCleanup(many_sessions.alias, None)
     # In the middle of one moment that many sessions share.
     for after in (None, (NOW - timedelta(minutes=200), SESSIONS // 2)):
         with CaptureQueriesContext(many_sessions.connection) as captured:

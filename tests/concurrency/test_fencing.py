@@ -30,8 +30,8 @@ from helix_store.stores import (
     DatabaseStateStore,
     Lock,
 )
-from helix_store.testing.state_store.fencing import GUARDED
 from helix_store.testing.state_store.samples import contents, full_session
+from helix_store.testing.state_store.versions import GUARDED
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 from tests.processes import Outcome, WorkerProcess

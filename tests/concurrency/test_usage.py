@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     custom,
     rolled_up,
     tokens,
@@ -116,9 +116,9 @@ def test_entries_commit_with_the_callers_own_rows_or_not_at_all(committed_db: Co
         usage.record_entry(custom(id="one"))
         usage.record_entries([custom(id="two"), custom(id="three")])
         with pytest.raises(SessionNotFound):
-            usage.record_entry(custom("nobody"))
+            usage.record_entry(custom("no session"))
         with pytest.raises(SessionNotFound):
-            usage.record_entries([custom(id="four"), custom("nobody")])
+            usage.record_entries([custom(id="four"), custom("no session")])
         assert len(usage.get_entries("session")) == 4
         transaction.set_rollback(True, using=committed_db.alias)
     assert [entry.id for entry in usage.get_entries("session")] == ["kept"]
@@ -218,4 +218,4 @@ def _until_somebody_waits(database: CommittedDatabase) -> None:
             cursor.execute(waiting)
             if cursor.fetchone():
                 return
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "no statement waits"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.stores import (
-    InMemoryLockManager,
-    InMemoryStateStore,
-    MemoryWorld,
-)
+from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld
 from helix_store.testing import LockManagerContract
 
 

@@ -1,4 +1,4 @@
-"""The database usage store under the contract suite, on every database: by itself, and in a transaction."""
+"""The database usage store under the contract suite, on every database: with and without a transaction."""
 
 from __future__ import annotations
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helix_store.stores import (
-    InMemoryStateStore,
-    InMemoryUsageStore,
-    MemoryWorld,
-)
+from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing import UsageStoreContract
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     custom,
     rolled_up,
     sub_agent,
@@ -38,7 +34,7 @@ class TestAlone:
         usage = InMemoryUsageStore()
         usage.record_entries([tokens("a", prompt=1), tokens("b", prompt=2)])
         assert rolled_up(usage, "a").tokens.prompt == 1
-        assert usage.get_rollup("nobody") is None
+        assert usage.get_rollup("no session") is None
         assert usage.delete("a") == 1
         assert usage.get_rollup("a") is None
 

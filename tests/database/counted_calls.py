@@ -22,7 +22,7 @@ from helix_store.stores import (
     Lock,
 )
 from helix_store.streams.writer import StreamWriter
-from helix_store.testing.usage.samples import NOON, custom
+from helix_store.testing.usage.base import NOON, custom
 from tests.databases import CommittedDatabase
 
 __all__ = ["CALLS", "CLASSES", "Faces"]

@@ -17,10 +17,9 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.database.bases import bases
-from helix_store.sessions.deltas import MAX_DELTAS
+from helix_store.sessions.deltas import MAX_DELTAS, origin_of
 from helix_store.stores import DatabaseStateStore
-from tests.database.delta_steps import scope_of, write_step
+from tests.database.delta_steps import forget_origin, learn_origin, write_step
 from tests.databases import CommittedDatabase
 from tests.factories import MessageFactory, SessionFactory
 from tests.invariants import broken_invariants
@@ -125,27 +124,25 @@ def test_a_branch_of_a_session_whose_checkpoints_are_gone_has_its_state(
     assert store.branch_session("s").custom_state == state_of_step(3)
 
 
-def test_a_load_tells_the_process_what_the_next_step_may_build_on(
+def test_a_loaded_state_remembers_what_its_next_step_may_build_on(
     store: DatabaseStateStore, session: Session
 ) -> None:
     first = write_steps(session, 1)[0]
     for number in (2, 3):
-        bases.forget(scope_of(session), "s")
-        store.get_latest_checkpoint("s")
-        assert bases.get(scope_of(session), "s") is None
-        store.load_state("s")
-        known = bases.get(scope_of(session), "s")
-        assert known is not None
-        assert (known.key, known.row_id) == (session.base_key, first.pk)
+        forget_origin(session)
+        origin = learn_origin(store, session)
+        assert origin is not None
+        assert (origin.key, origin.row_id) == (session.base_key, first.pk)
         assert write_step(session, state_of_step(number)).base_id == first.pk
         assert loaded(store) == state_of_step(number)
 
 
 def test_a_state_that_is_no_step_is_nothing_to_build_on(store: DatabaseStateStore, session: Session) -> None:
-    bases.forget(scope_of(session), "s")
     store.save_state("s", store.load_state("s"))  # type: ignore[arg-type]  # it is there
-    assert loaded(store) == {}
-    assert bases.get(scope_of(session), "s") is None
+    state = store.load_state("s")
+    assert state is not None
+    assert state.custom_state == {}
+    assert origin_of(state) is None
 
 
 def test_a_delta_whose_base_is_gone_is_a_fault_and_no_other_row_is_affected(
@@ -154,7 +151,7 @@ def test_a_delta_whose_base_is_gone_is_a_fault_and_no_other_row_is_affected(
     write_steps(session, 3)
     session.base_key = None
     session.save(update_fields=["base_key"])
-    bases.forget(scope_of(session), "s")
+    forget_origin(session)
     whole = write_step(session, state_of_step(4))
     delta = write_step(session, state_of_step(5))
     for damage in ({"base_id": whole.pk + 10**9}, {"base_id": None, "payload": '["no state"]'}):
@@ -194,7 +191,7 @@ def test_a_state_of_its_own_that_was_a_delta_is_overwritten_in_full(
 ) -> None:
     write_steps(session, 3)
     store.prune_checkpoints("s", keep=0)
-    assert kinds_of(session) == ["base", "state"]
+    assert kinds_of(session) == ["state"], "it needs no base any more"
     assert loaded(store) == state_of_step(3)
     if change == "save":
         state = store.load_state("s")
@@ -208,8 +205,6 @@ def test_a_state_of_its_own_that_was_a_delta_is_overwritten_in_full(
         store.promote_staging("s", "next")
     assert loaded(store) == {**state_of_step(3), "new": 1}
     assert rows_of(session).get(kind=CheckpointKind.STATE).base_id is None
-    store.prune_checkpoints("s", keep=0)
-    assert kinds_of(session) == ["state"], "the base that nothing needs any more goes with the next pruning"
 
 
 # --- Dropping -------------------------------------------------------------------------------------
@@ -256,7 +251,7 @@ def test_a_session_without_checkpoints_keeps_its_state_and_builds_on_nothing(
     assert store.prune_checkpoints("s", keep=0) == (1 if in_full else 3)
     session.refresh_from_db()
     assert session.base_key is None
-    assert kinds_of(session) == (["state"] if in_full else ["base", "state"])
+    assert kinds_of(session) == ["state"]
     assert loaded(store) == state_of_step(1 if in_full else 3)
     assert store.get_latest_checkpoint("s") is None
     following = write_step(session, state_of_step(4))
@@ -272,7 +267,7 @@ def test_truncated_messages_take_the_deltas_beyond_along(store: DatabaseStateSto
     assert kinds_of(session) == ["step", "step", "state"]
     assert loaded(store) == state_of_step(4)
     store.truncate_messages("s", 0)
-    assert kinds_of(session) == ["base", "state"]
+    assert kinds_of(session) == ["state"]
     assert loaded(store) == state_of_step(4)
 
 
@@ -350,10 +345,10 @@ class Story:
         if chance < 0.65 or not self.checkpoints:
             self.make_step()
         elif chance < 0.72:
-            # The next step is made in another process, or in this one after it has loaded the state.
-            bases.forget(scope_of(self.session), "s")
+            # The next step is made by a worker that knows nothing, or one that has loaded the state.
+            forget_origin(self.session)
             if self.random.random() < 0.5:
-                self.store.load_state("s")
+                learn_origin(self.store, self.session)
         elif chance < 0.78:
             self.store.merge_custom_state("s", {"merged": chance})
             self.current = {**self.current, "merged": chance}

@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
-from helix_store.sessions.sql import MOST_LISTED
+from helix_store.sessions.sql import MAX_SINGLE_MESSAGES
 from helix_store.stores import DatabaseStateStore
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase
@@ -41,7 +41,7 @@ def test_a_step_is_one_statement(store: DatabaseStateStore, statements: Any, his
         assert len(sent) == 1, sent
 
 
-@pytest.mark.parametrize("count", [0, 1, MOST_LISTED, MOST_LISTED + 1, 50])
+@pytest.mark.parametrize("count", [0, 1, MAX_SINGLE_MESSAGES, MAX_SINGLE_MESSAGES + 1, 50])
 def test_a_step_with_any_number_of_messages_is_one_statement(
     store: DatabaseStateStore, statements: Any, count: int
 ) -> None:
@@ -59,14 +59,12 @@ def test_a_step_with_any_number_of_messages_is_one_statement(
 
 
 @pytest.mark.parametrize("staged", [1, 20])
-@pytest.mark.parametrize(
-    ("is_here", "expected"), [(True, [1, 1, 1, 1, 1]), (False, [1, 3, 2, 2, 1])], ids=["here", "elsewhere"]
-)
-def test_staged_changes_are_read_unless_they_were_staged_here(
-    store: DatabaseStateStore, statements: Any, staged: int, is_here: bool, expected: list[int]
+@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "portable"])
+def test_a_step_with_staged_changes_is_two_statements(
+    store: DatabaseStateStore, statements: Any, staged: int, is_fast: bool
 ) -> None:
     state = store.create_session("s", agent_type="t")
-    with override_settings(HELIX_STORE={"FAST_PATHS": is_here}):
+    with override_settings(HELIX_STORE={"FAST_PATHS": is_fast}):
         for number in (1, 2):
             for index in range(staged):
                 change = {"tool_call_id": f"c-{index}", "merge_changes": {"n": [index]}}
@@ -80,8 +78,7 @@ def test_staged_changes_are_read_unless_they_were_staged_here(
     loaded = store.load_state("s")
     assert loaded is not None
     assert loaded.custom_state == {"n": list(range(staged))}
-    sent += [len(statements(step(number))) for number in (3, 4)]
-    assert sent == expected
+    assert [*sent, len(statements(step(3)))] == [1, 2, 2, 1]
 
 
 def test_other_hot_calls_are_one(store: DatabaseStateStore, statements: Any) -> None:
@@ -120,7 +117,7 @@ def test_statements_stay_prepared_on_the_server(
     assert used == {True: 4, False: 4}
 
 
-def test_a_change_that_was_staged_here_and_replaced_elsewhere_is_read_again(
+def test_a_change_that_was_replaced_is_promoted_as_it_is_now(
     store: DatabaseStateStore, statements: Any
 ) -> None:
     state = store.create_session("s", agent_type="t")
@@ -128,7 +125,7 @@ def test_a_change_that_was_staged_here_and_replaced_elsewhere_is_read_again(
     with override_settings(HELIX_STORE={"FAST_PATHS": False}):
         store.stage_changes("s", "step-1", {"tool_call_id": "c", "merge_changes": {"n": "elsewhere"}})
     step = StepInfo("step-1", 1)
-    assert len(statements(lambda: store.save_state_and_promote_staging("s", state, [], step))) == 3
+    assert len(statements(lambda: store.save_state_and_promote_staging("s", state, [], step))) == 2
     loaded = store.load_state("s")
     assert loaded is not None
     assert loaded.custom_state == {"n": "elsewhere"}

@@ -1,4 +1,4 @@
-"""Locks in the database: what the contract suite cannot see from outside."""
+"""Locks in the database: rows, statements and clocks, which the contract suite does not see."""
 
 from __future__ import annotations
 
@@ -13,18 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from helix_store.core.types import StepInfo
-from helix_store.exceptions import (
-    FencedOutError,
-    LockLostError,
-    SessionNotFound,
-    StaleStateError,
-)
+from helix_store.exceptions import FencedOutError, LockLostError, SessionNotFound, StaleStateError
 from helix_store.models import Lock as LockRow
-from helix_store.stores import (
-    DatabaseLockManager,
-    DatabaseStateStore,
-    Lock,
-)
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 
@@ -38,7 +29,7 @@ def locks(committed_db: CommittedDatabase) -> DatabaseLockManager:
 
 @pytest.fixture
 def others_locks(committed_db: CommittedDatabase) -> Iterator[DatabaseLockManager]:
-    """The locks as another worker has them, on a connection of its own."""
+    """The locks of another worker, on a separate connection."""
     with separate_connection(**committed_db.connection.settings_dict) as connection:
         yield DatabaseLockManager(connection.alias, tenant=committed_db.tenant, default_ttl_ms=60_000)
 
@@ -62,7 +53,7 @@ def expire(database: CommittedDatabase, name: str = "session") -> None:
     assert rows.update(expires_at=datetime.now(UTC) - timedelta(hours=1)) == 1
 
 
-# What is stored
+# Rows and statements
 
 
 def test_a_row_says_who_holds_the_lock_and_until_when(
@@ -128,7 +119,7 @@ def test_each_call_is_one_statement_or_two(
 # Transactions
 
 
-def test_a_lock_acquired_in_a_transaction_goes_with_it(
+def test_a_lock_acquired_in_a_transaction_is_rolled_back_with_it(
     committed_db: CommittedDatabase, locks: DatabaseLockManager, others_locks: DatabaseLockManager
 ) -> None:
     with transaction.atomic(using=committed_db.alias):
@@ -197,7 +188,7 @@ def test_a_database_clock_that_jumps_ends_a_term_early_but_fences_its_holder(
         held.refresh()
 
 
-def test_time_goes_on_within_a_transaction(
+def test_a_term_ends_within_a_transaction(
     committed_db: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:
     assert locks.acquire("session", ttl_ms=100) is not None
@@ -211,7 +202,7 @@ def test_time_goes_on_within_a_transaction(
 # Fencing
 
 
-def test_an_expired_holder_may_write_until_somebody_takes_over(
+def test_an_expired_holder_may_write_until_a_takeover(
     committed_db: CommittedDatabase, locks: DatabaseLockManager, store: DatabaseStateStore
 ) -> None:
     lock = acquired(locks)
@@ -229,16 +220,16 @@ def test_the_holder_that_lost_its_lock_to_an_operator_is_fenced_out_at_once(
     assert caught.value.current_token > lock.fencing_token
 
 
-def test_the_fence_is_looked_at_after_the_session_and_before_its_version(
+def test_the_fence_is_checked_after_the_session_and_before_its_version(
     locks: DatabaseLockManager, store: DatabaseStateStore
 ) -> None:
-    for name in ("session", "nobody"):
+    for name in ("session", "no session"):
         for _ in range(2):
             acquired(locks, name).release()
     state = store.load_state("session")
     assert state is not None
     with pytest.raises(SessionNotFound):
-        store.append_messages("nobody", [MESSAGE], fencing_token=1, expected_version=7)
+        store.append_messages("no session", [MESSAGE], fencing_token=1, expected_version=7)
     with pytest.raises(FencedOutError):
         store.append_messages("session", [MESSAGE], fencing_token=1, expected_version=7)
     with pytest.raises(StaleStateError):

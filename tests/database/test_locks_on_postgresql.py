@@ -1,4 +1,4 @@
-"""Who waits for whom on PostgreSQL: nobody for a lock, a write for the takeover, no holder for itself."""
+"""Which calls wait on PostgreSQL: no call for a lock, a write for a takeover, no holder for itself."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.exceptions import (
-    FencedOutError,
-    HelixStoreError,
-    StoreBusy,
-)
+from helix_store.exceptions import FencedOutError, HelixStoreError, StoreBusy
 from helix_store.models import Lock as LockRow
-from helix_store.stores import (
-    DatabaseLockManager,
-    DatabaseStateStore,
-    Lock,
-)
+from helix_store.models import Session
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import execute, fetch, separate_connection
 from tests.database.waiting import in_background, until_it_waits
 from tests.databases import CommittedDatabase
@@ -83,7 +76,7 @@ def expire(database: CommittedDatabase) -> None:
     rows.update(expires_at=datetime.now(UTC) - timedelta(hours=1))
 
 
-# Nobody waits for a lock
+# No call waits for a lock
 
 
 def test_a_name_that_is_being_created_is_refused_at_once(
@@ -107,7 +100,7 @@ def test_a_row_that_is_being_taken_is_refused_at_once(
     assert acquired(locks).fencing_token == 2
 
 
-def test_a_row_that_somebody_looks_at_for_update_is_refused_at_once(
+def test_a_row_that_another_transaction_has_locked_is_refused_at_once(
     impatient: CommittedDatabase, other: BaseDatabaseWrapper, locks: DatabaseLockManager
 ) -> None:
     acquired(locks).release()
@@ -157,11 +150,11 @@ def test_a_refusal_keeps_no_advisory_lock_for_the_rest_of_the_callers_transactio
 def test_the_same_name_in_another_schema_is_another_lock(
     impatient: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:
-    """Tenants that have a schema each do not meet on an advisory lock."""
+    """Projects with a schema for each tenant share no advisory lock."""
     schema = impatient.tenant
     execute(impatient.connection, f'CREATE SCHEMA "{schema}"')
-    table = LockRow._meta.db_table
-    execute(impatient.connection, f'CREATE TABLE "{schema}".{table} (LIKE public.{table} INCLUDING ALL)')
+    for table in (LockRow._meta.db_table, Session._meta.db_table):
+        execute(impatient.connection, f'CREATE TABLE "{schema}".{table} (LIKE public.{table} INCLUDING ALL)')
     settings = impatient.connection.settings_dict
     options = {**settings["OPTIONS"], "options": f'-c search_path="{schema}"'}
     with separate_connection(**{**settings, "OPTIONS": options}) as connection:
@@ -255,7 +248,129 @@ def test_an_operator_does_not_wait_for_a_stuck_write_but_the_next_holder_does(
     assert others_store.get_message_count("session") == 1
 
 
-# A holder does not stand in its own way
+# The lock order inside a block: session row, then lock row
+
+
+def test_a_takeover_and_a_write_in_one_block_do_not_deadlock_with_the_former_holder(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    locks: DatabaseLockManager,
+    others_locks: DatabaseLockManager,
+    store: DatabaseStateStore,
+    others_store: DatabaseStateStore,
+) -> None:
+    former = acquired(others_locks)
+    expire(impatient)
+
+    def write_of_the_former_holder() -> int:
+        # In a block of the caller, so that the store does not hide a deadlock by another attempt.
+        with transaction.atomic(using=other.alias):
+            return others_store.append_messages("session", [MESSAGE], fencing_token=former.fencing_token)
+
+    with transaction.atomic(using=impatient.alias):
+        successor = acquired(locks)
+        write = in_background(other, write_of_the_former_holder)
+        until_it_waits(impatient, other)
+        store.append_messages("session", [MESSAGE], fencing_token=successor.fencing_token)
+    assert isinstance(write(), FencedOutError)
+    assert store.get_message_count("session") == 1
+
+
+def test_a_block_that_takes_a_new_name_locks_its_session(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    locks: DatabaseLockManager,
+    store: DatabaseStateStore,
+    others_store: DatabaseStateStore,
+) -> None:
+    with transaction.atomic(using=impatient.alias):
+        lock = acquired(locks)
+        write = in_background(other, lambda: others_store.append_messages("session", [MESSAGE]))
+        until_it_waits(impatient, other)
+        store.append_messages("session", [MESSAGE], fencing_token=lock.fencing_token)
+    assert write() == 2
+
+
+def test_a_block_is_refused_at_once_while_the_session_is_written_to(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    locks: DatabaseLockManager,
+    others_store: DatabaseStateStore,
+) -> None:
+    for token in (1, 2):
+        with transaction.atomic(using=other.alias):
+            others_store.append_messages("session", [MESSAGE])
+            with transaction.atomic(using=impatient.alias):
+                assert locks.acquire("session") is None
+                assert advisory_locks(impatient.connection) == 0
+        with transaction.atomic(using=impatient.alias):
+            lock = acquired(locks)
+        assert lock.fencing_token == token
+        assert lock.release()
+
+
+def test_outside_of_a_block_a_busy_session_keeps_no_worker_from_its_lock(
+    other: BaseDatabaseWrapper, locks: DatabaseLockManager, others_store: DatabaseStateStore
+) -> None:
+    with transaction.atomic(using=other.alias):
+        others_store.append_messages("session", [MESSAGE])
+        acquired(locks).release()
+        assert acquired(locks).fencing_token == 2
+
+
+def test_without_autocommit_an_acquisition_is_part_of_the_callers_transaction(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    locks: DatabaseLockManager,
+    others_store: DatabaseStateStore,
+) -> None:
+    transaction.set_autocommit(False, using=impatient.alias)
+    try:
+        with transaction.atomic(using=other.alias):
+            others_store.append_messages("session", [MESSAGE])
+            assert locks.acquire("session") is None
+        assert locks.acquire("session") is not None
+        transaction.commit(using=impatient.alias)
+    finally:
+        transaction.set_autocommit(True, using=impatient.alias)
+
+
+def test_a_block_that_has_written_to_the_session_may_take_its_lock(
+    impatient: CommittedDatabase, locks: DatabaseLockManager, store: DatabaseStateStore
+) -> None:
+    with transaction.atomic(using=impatient.alias):
+        store.append_messages("session", [MESSAGE])
+        assert acquired(locks).fencing_token == 1
+        assert acquired(locks, "a name without a session").fencing_token == 1
+
+
+def test_a_refusal_of_a_held_name_does_not_lock_its_session(
+    impatient: CommittedDatabase,
+    locks: DatabaseLockManager,
+    others_locks: DatabaseLockManager,
+    others_store: DatabaseStateStore,
+) -> None:
+    held = acquired(others_locks)
+    with transaction.atomic(using=impatient.alias):
+        assert locks.acquire("session") is None
+        others_store.append_messages("session", [MESSAGE], fencing_token=held.fencing_token)
+    assert others_store.get_message_count("session") == 1
+
+
+def test_a_block_finds_the_session_of_its_tenant_alone(
+    impatient: CommittedDatabase,
+    other: BaseDatabaseWrapper,
+    others_store: DatabaseStateStore,
+) -> None:
+    elsewhere = DatabaseLockManager(impatient.alias, tenant=f"{impatient.tenant} of another")
+    with transaction.atomic(using=other.alias):
+        others_store.append_messages("session", [MESSAGE])
+        with transaction.atomic(using=impatient.alias):
+            assert acquired(elsewhere).fencing_token == 1
+            transaction.set_rollback(True, using=impatient.alias)
+
+
+# A holder does not wait for itself
 
 
 def test_a_holder_refreshes_and_releases_while_its_own_guarded_write_is_open(

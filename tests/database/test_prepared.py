@@ -145,7 +145,7 @@ def test_a_step_finds_its_staged_changes_by_an_index_where_few_are_staged(
     kept = fetch(
         connection,
         "SELECT name, statement FROM pg_prepared_statements "
-        "WHERE statement LIKE '%taken AS%' AND generic_plans > 0",
+        "WHERE statement LIKE '%deleted_staging AS%' AND generic_plans > 0",
     )
     assert kept
     for name, statement in kept:

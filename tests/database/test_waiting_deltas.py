@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from django.db import transaction
@@ -30,8 +31,21 @@ def custom_state(step: int) -> dict[str, Any]:
     return {"ballast": ("y" if step == OF_ANOTHER_KIND else "x") * 500, "step": step}
 
 
+_in_hand: WeakKeyDictionary[DatabaseStateStore, SessionState] = WeakKeyDictionary()
+
+
+def state_in_hand(store: DatabaseStateStore) -> SessionState:
+    """The state that the worker with this store has loaded once, and saves with each step."""
+    if store not in _in_hand:
+        state = store.load_state("s")
+        assert state is not None
+        _in_hand[store] = state
+    return _in_hand[store]
+
+
 def make_step(store: DatabaseStateStore, step: int) -> StepCommit:
-    state = SessionState(session_id="s", agent_type="t", step_count=step, custom_state=custom_state(step))
+    state = state_in_hand(store)
+    state.step_count, state.custom_state = step, custom_state(step)
     return store.save_state_and_promote_staging("s", state, [MESSAGE], StepInfo(f"step-{step}", step))
 
 
@@ -72,13 +86,13 @@ MEANWHILE: dict[str, Callable[[DatabaseStateStore], Any]] = {
 def others_store(
     store: DatabaseStateStore, other: BaseDatabaseWrapper, postgres_db: CommittedDatabase
 ) -> DatabaseStateStore:
-    """On an alias of its own, this store knows as much as another process does that has loaded the state."""
+    """A store on another connection, whose worker has loaded the state."""
     store.create_session("s", agent_type="t")
     for number in range(1, STEPS + 1):
         make_step(store, number)
     assert deltas_in(postgres_db).count() == STEPS - 1
     others_store = DatabaseStateStore(other.alias, tenant=postgres_db.tenant)
-    others_store.load_state("s")
+    state_in_hand(others_store)
     return others_store
 
 
@@ -96,6 +110,7 @@ def assert_all_is_whole(
         loaded = each.load_state("s")
         assert loaded is not None
         assert (loaded.custom_state, loaded.version) == (custom_state(9), last.new_version)
+        _in_hand[each] = loaded
     for number, each in enumerate([*stores, *stores], 10):
         make_step(each, number)
     assert broken_invariants(database) == []

@@ -20,7 +20,7 @@ from example_project.travel import PLANNER, start_trip
 from helix_store.core.types import Message
 from helix_store.core.usage import CallStats
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
-from helix_store.testing.usage.samples import rolled_up
+from helix_store.testing.usage.base import rolled_up
 from tests.databases import CommittedDatabase
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "tau-airline-trajectories.json.xz"

@@ -35,7 +35,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     custom,
     sub_agent,
     tokens,

@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.models import Session, UsageEntry
-from helix_store.testing.usage.samples import tool
+from helix_store.testing.usage.base import tool
 from tests.databases import fresh_tenant
 from tests.plans.calls import PAGE
 from tests.plans.explained import plans_of

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync
 
-from helix_store.testing.usage.samples import custom
+from helix_store.testing.usage.base import custom
 from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 

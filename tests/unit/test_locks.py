@@ -12,23 +12,10 @@ from asgiref.sync import async_to_sync
 from pytest_django import Settings
 
 from helix_store.core.validation import identifier
-from helix_store.exceptions import (
-    InvalidPayload,
-    LockLostError,
-    StoreUnavailable,
-)
+from helix_store.exceptions import InvalidPayload, LockLostError, StoreUnavailable
 from helix_store.locks.lock import KeepAlive
-from helix_store.locks.rules import (
-    process_owner,
-    retry_pauses,
-    trust_ends,
-)
-from helix_store.stores import (
-    InMemoryLockManager,
-    InMemoryStateStore,
-    MemoryWorld,
-    NoOpLockManager,
-)
+from helix_store.locks.rules import process_owner, retry_pauses, trust_ends
+from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld, NoOpLockManager
 
 # Rules
 

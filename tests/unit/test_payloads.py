@@ -12,11 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from helix_store.core import validation
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
 from helix_store.core.payloads import (
-    check_metadata,
-    check_tags,
-    check_text,
     copy_json,
     decode,
     decode_all,
@@ -355,18 +353,18 @@ def test_any_text_is_read_or_an_integrity_fault(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "plain", "\n\x01\x7f\x85", "\U0001f600", "\u202e", "x" * 100_000])
 def test_text_that_a_column_takes_is_returned(text: str) -> None:
-    assert check_text(text, "title") == text
-    assert check_tags([text]) == [text]
-    assert check_metadata({text: text}) == {text: text}
+    assert validation.text(text, "title") == text
+    assert validation.tags([text]) == [text]
+    assert validation.metadata({text: text}) == {text: text}
 
 
 @pytest.mark.parametrize("text", ["\x00", "a\x00b", HIGH, LOW, "x" + HIGH + LOW, None, 1, b"x", True])
 def test_text_that_a_column_cannot_hold_is_refused_everywhere(text: Any) -> None:
     attempts: list[tuple[Callable[[], object], str]] = [
-        (lambda: check_text(text, "title"), "title"),
-        (lambda: check_tags(["fine", text]), "tags/1"),
-        (lambda: check_metadata({"key": text}), "metadata/key"),
-        (lambda: check_metadata({text: "value"}), "metadata"),
+        (lambda: validation.text(text, "title"), "title"),
+        (lambda: validation.tags(["fine", text]), "tags/1"),
+        (lambda: validation.metadata({"key": text}), "metadata/key"),
+        (lambda: validation.metadata({text: "value"}), "metadata"),
     ]
     for attempt, path in attempts:
         with pytest.raises(InvalidPayload) as caught:
@@ -377,23 +375,23 @@ def test_text_that_a_column_cannot_hold_is_refused_everywhere(text: Any) -> None
 @pytest.mark.parametrize("tags", ["text", {"set"}, None, {"a": "b"}, iter(["a"])])
 def test_tags_are_a_list_of_texts(tags: Any) -> None:
     with pytest.raises(InvalidPayload):
-        check_tags(tags)
+        validation.tags(tags)
 
 
 @pytest.mark.parametrize("metadata", [None, [], [("a", "b")], "text"])
 def test_metadata_is_a_dict(metadata: Any) -> None:
     with pytest.raises(InvalidPayload):
-        check_metadata(metadata)
+        validation.metadata(metadata)
 
 
 def test_accepted_tags_and_metadata_are_detached() -> None:
     tags, metadata = ["b", "a"], {"b": "1", "a": "2"}
-    taken_tags, taken_metadata = check_tags(tags), check_metadata(metadata)
+    taken_tags, taken_metadata = validation.tags(tags), validation.metadata(metadata)
     tags.append("late")
     metadata["late"] = "x"
     assert taken_tags == ["b", "a"]
     assert list(taken_metadata.items()) == [("b", "1"), ("a", "2")]
-    assert check_tags(("x", "y")) == ["x", "y"]
+    assert validation.tags(("x", "y")) == ["x", "y"]
 
 
 class TestDecodeAll:

@@ -20,14 +20,13 @@ from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
 )
-from helix_store.sessions.deltas import delta_between
+from helix_store.sessions.deltas import delta_between, split
 from helix_store.sessions.layout import (
     WRITTEN_COLUMNS,
     checkpoint_state,
     current_state,
     encode_state,
 )
-from helix_store.sessions.members import members_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAYLOAD_FIELDS = ["output", "error", "workspace_refs", "suspension_context", "pending_client_tool_calls"]
@@ -150,7 +149,7 @@ def test_a_state_is_read_from_a_delta_and_its_base() -> None:
     before = encode_state(a_state(custom_state={"kept": "x" * 200, "gone": 1}), Limits())
     state = a_state(custom_state={"kept": "x" * 200, "new": 1.0})
     after = encode_state(state, Limits())
-    old, new = members_of(before.payload), members_of(after.payload)
+    old, new = split(before.payload), split(after.payload)
     assert old is not None
     assert new is not None
     delta = delta_between(old, new)

@@ -16,14 +16,12 @@ from helix_store.core.payloads import encode, is_plain_json
 from helix_store.exceptions import IntegrityFault
 from helix_store.sessions.deltas import (
     MAX_DELTAS,
+    Entry,
     apply_deltas,
     decode_with_deltas,
     delta_between,
-)
-from helix_store.sessions.members import (
-    Member,
-    encode_like,
-    members_of,
+    encode_reusing,
+    split,
 )
 from tests.strategies import (
     HIGH,
@@ -42,14 +40,14 @@ BALLAST = {"ballast": "x" * 20_000}
 NOTHING = '{"removed":[],"set":{}}'
 
 
-def members(document: dict[str, Any]) -> dict[str, Member]:
-    found = members_of(encode(document))
+def entries(document: dict[str, Any]) -> dict[str, Entry]:
+    found = split(encode(document))
     assert found is not None
     return found
 
 
 def delta(base: dict[str, Any], new: dict[str, Any]) -> str:
-    made = delta_between(members(base), members(new))
+    made = delta_between(entries(base), entries(new))
     assert made is not None
     return made
 
@@ -112,7 +110,7 @@ def test_what_only_looks_alike_is_a_change(before: Any, after: Any) -> None:
 def test_hostile_documents_come_and_go(document: dict[str, Any]) -> None:
     stored = encode({**BALLAST, **document})
     if not is_plain_json(stored):
-        assert members_of(stored) is None
+        assert split(stored) is None
         return
     come = delta(BALLAST, {**BALLAST, **document})
     gone = delta({**BALLAST, **document}, BALLAST)
@@ -126,17 +124,17 @@ def test_a_delta_is_worth_it_up_to_half_of_the_members() -> None:
     size = 2 * len(change) - len('"b":"","a":1,')
     assert delta({"b": "x" * size, "a": 1}, {"b": "x" * size, "a": 2}) == change
     shorter = "x" * (size - 1)
-    assert delta_between(members({"b": shorter, "a": 1}), members({"b": shorter, "a": 2})) is None
+    assert delta_between(entries({"b": shorter, "a": 1}), entries({"b": shorter, "a": 2})) is None
 
 
 def test_small_and_empty_objects_are_better_stored_in_full() -> None:
-    assert delta_between(members({}), members({})) is None
-    assert delta_between(members(BALLAST), members({})) is None
-    assert delta_between(members({}), members(BALLAST)) is None
+    assert delta_between(entries({}), entries({})) is None
+    assert delta_between(entries(BALLAST), entries({})) is None
+    assert delta_between(entries({}), entries(BALLAST)) is None
 
 
 def test_a_member_put_before_all_others_is_better_stored_in_full() -> None:
-    assert delta_between(members(BALLAST), members({"first": 1, **BALLAST})) is None
+    assert delta_between(entries(BALLAST), entries({"first": 1, **BALLAST})) is None
 
 
 # --- Chains ---------------------------------------------------------------------------------------
@@ -217,13 +215,13 @@ def test_any_chain_of_deltas_stands_for_exactly_the_last_payload(
 ) -> None:
     document = {**BALLAST, **document}
     full = encode(document)
-    base = members_of(full)
+    base = split(full)
     deltas: list[str] = []
     for step in steps:
         for edit in step:
             document = edit(document)
         stored = encode(document)
-        _, new = encode_like(base or {}, document, limit=len(stored.encode()), path="")
+        _, new = encode_reusing(base or {}, document, limit=len(stored.encode()), path="")
         made = None if base is None or new is None else delta_between(base, new)
         if made is None:
             full, deltas = stored, []

@@ -264,7 +264,7 @@ def test_anything_else_is_no_offset(offset: Any) -> None:
 
 def test_a_message_has_a_role_and_anything_else() -> None:
     value = {"content": [1], "role": "tool", "\x00": None}
-    assert validation.message(value, 0) is value
+    assert validation.messages([value]) == [value["role"]]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_message_has_a_role_and_anything_else() -> None:
 )
 def test_anything_else_is_no_message(value: Any, path: str) -> None:
     with pytest.raises(InvalidPayload) as caught:
-        validation.message(value, 7)
+        validation.messages([{"role": "user"}] * 7 + [value])
     assert caught.value.path == path
 
 
@@ -297,7 +297,7 @@ def test_a_refusal_shows_no_argument() -> None:
         lambda: validation.epoch_milliseconds(secret, "expires_at"),
         lambda: validation.enum(SessionStatus, secret, "status"),
         lambda: validation.statuses(secret, "expected"),
-        lambda: validation.message({"role": secret + "\n"}, 0),
+        lambda: validation.messages([{"role": secret + "\n"}]),
         lambda: validation.aware_datetime(secret, "date_from"),
         lambda: validation.page_limit(secret),
     ]

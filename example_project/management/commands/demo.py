@@ -99,12 +99,12 @@ class Command(BaseCommand):
     # --- What is shown -----------------------------------------------------------------------------
 
     def say(self, line: str) -> None:
-        """Progress goes to stderr, and nowhere with ``-v0``."""
+        """Write progress to stderr; none with ``-v0``."""
         if not self.is_silent:
             self.stderr.write(line, self.style.HTTP_INFO)
 
     def progress(self, line: str, is_last: bool) -> None:
-        """One line that is written over on a terminal, and now and then a line elsewhere."""
+        """On a terminal one line that is overwritten; elsewhere a new line from time to time."""
         if self.is_silent:
             return
         if self.stderr.isatty():
@@ -134,7 +134,7 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
 
     def show_way_to_admin(self, database: str) -> None:
-        """Say how to look at the sessions, with a user of its own where that is safe."""
+        """Print how to open the admin, with a new user where that is safe."""
         if router.db_for_read(Session) != database:
             self.say(f"The admin shows the sessions of the database {router.db_for_read(Session)!r}.")
             return
@@ -153,7 +153,7 @@ def existing_file(text: str) -> Path:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of ending at once, so that the conversation in hand is finished."""
+    """Collect Ctrl-C and SIGTERM, so that the current conversation is finished first."""
     received: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda number, frame: received.append(number)) for number in signals]
@@ -165,7 +165,7 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of text under their names, in columns."""
+    """Rows of text in columns with headings."""
     lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

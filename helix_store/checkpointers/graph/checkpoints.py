@@ -1,36 +1,32 @@
-"""Checkpoints of graphs in the database: one per wave of nodes, numbered within each namespace."""
+"""Graph checkpoints in the database: one per wave of nodes, numbered within each namespace; and forks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
 from django.db import IntegrityError
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from helix_store.checkpointers.graph.payloads import CheckpointRequest, read_checkpoint
-from helix_store.checkpointers.graph.types import GraphCheckpoint
+from helix_store.checkpointers.graph import sql
+from helix_store.checkpointers.graph.payloads import CheckpointRequest, read_checkpoint, read_session
+from helix_store.checkpointers.graph.types import GraphCheckpoint, GraphSession
 from helix_store.core.ids import new_id
+from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
-from helix_store.core.types import CheckpointSource
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
-)
+from helix_store.core.types import CheckpointSource, SessionState
+from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.expressions import beyond
+from helix_store.engine.expressions import after_keyset, tenant_parameter
 from helix_store.exceptions import CheckpointNotFound, ConflictError
-from helix_store.models import (
-    Checkpoint,
-    CheckpointKind,
-    Session,
-)
-from helix_store.sessions.database.keys import key_of
+from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, session_key
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, key_of
+from helix_store.sessions.database.sessions import insert_session
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.requests import NewSession
 
 __all__ = ["GraphCheckpoints", "latest_checkpoint"]
 
@@ -92,16 +88,80 @@ class GraphCheckpoints(DatabaseOperations):
     def select(
         self, session_id: str, *, namespace: str | None, limit: int, after: tuple[int, int] | None
     ) -> tuple[list[GraphCheckpoint], tuple[int, int] | None]:
-        """A page, and the position to go on from when more follows."""
+        """A page, and its last position when more checkpoints follow."""
         rows = _newest_first(self.db, session_id, namespace)
         if after is not None:
             version, key = after
-            rows = rows.filter(beyond(Checkpoint, {"version": version, "id": key}, descending=True))
+            rows = rows.filter(after_keyset(Checkpoint, {"version": version, "id": key}, descending=True))
         page = list(rows.values(*_COLUMNS)[: limit + 1])
         if not page:
             session_key(self.db, session_id)
         following = (page[limit - 1]["version"], page[limit - 1]["pk"]) if len(page) > limit else None
         return [_checkpoint_from(row, session_id) for row in page[:limit]], following
+
+    @writes
+    def fork(
+        self, checkpoint_id: str, *, new_session_id: str, title: str | None, with_history: bool
+    ) -> GraphSession:
+        source: Any = self._locked_source(checkpoint_id)
+        at = timezone.now()
+        message_count = min(source.checkpoint_message_count, source.message_count)
+        state = SessionState(
+            session_id=new_session_id,
+            agent_type=source.agent_type,
+            user_id=source.user_id,
+            tags=source.tags,
+            metadata={**source.metadata, "branched_from": source.session_id},
+            title=f"Fork of {source.title or checkpoint_id}" if title is None else title,
+            workspace_id=source.workspace_id,
+            directory=source.directory,
+            root_session_id=new_session_id,
+            stream_id=new_session_id,
+        )
+        new = NewSession(new_session_id, encode_state(state, AS_STORED))
+        new.encoded.columns.update(message_count=message_count, typed_metadata=source.typed_metadata)
+        insert_session(self.db, new, root_session_id=new_session_id, at=at)
+        parameters = {
+            "tenant": self.db.tenant,
+            "source": source.pk,
+            "target": new_session_id,
+            "message_count": message_count,
+            "forked": source.forked_key,
+            "namespace": source.forked_namespace,
+            "version": source.forked_version,
+            "id_prefix": _id_prefix(),
+            "at": at,
+        }
+        if message_count:
+            self.db.execute(sql.COPY_MESSAGES, parameters)
+        self.db.execute(sql.COPY_HISTORY if with_history else sql.COPY_CHECKPOINT, parameters)
+        columns = {**new.encoded.columns, "session_id": new_session_id, "created_at": at, "updated_at": at}
+        return read_session(columns)
+
+    def _locked_source(self, checkpoint_id: str) -> Session:
+        """The checkpoint's session, locked so that its history stands still.
+
+        The joined row may be older than the lock. But a graph checkpoint never changes, and it is deleted
+        only with its session.
+        """
+        sessions: QuerySet[Any] = Session.objects.using(self.db.alias)
+        source = first_row(
+            sessions.select_for_update(of=("self",), no_key=True)
+            .filter(
+                tenant=tenant_parameter(self.db.tenant),
+                checkpoints__kind=CheckpointKind.GRAPH,
+                checkpoints__checkpoint_id=checkpoint_id,
+            )
+            .annotate(
+                forked_key=F("checkpoints__pk"),
+                forked_namespace=F("checkpoints__namespace"),
+                forked_version=F("checkpoints__version"),
+                checkpoint_message_count=F("checkpoints__message_count"),
+            )
+        )
+        if source is None:
+            raise CheckpointNotFound(checkpoint_id)
+        return source  # type: ignore[no-any-return]
 
     def _insert(self, head: Session, request: CheckpointRequest, version: int) -> Checkpoint:
         try:
@@ -123,8 +183,8 @@ class GraphCheckpoints(DatabaseOperations):
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 raise ConflictError(
-                    "The namespace has a checkpoint of this version already; save without a version to take "
-                    "the next free one.",
+                    "The namespace has a checkpoint with this version already; save without a version to "
+                    "take the next free one.",
                     namespace=request.namespace,
                     version=version,
                 ) from exc
@@ -132,7 +192,7 @@ class GraphCheckpoints(DatabaseOperations):
 
 
 def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
-    """The checkpoint of the highest version, of one namespace or of all. One query."""
+    """The checkpoint with the highest version, of one namespace or of all. One query."""
     row = first_row(_newest_first(db, session_id, namespace).values(*_COLUMNS))
     return None if row is None else _checkpoint_from(row, session_id).readable()
 
@@ -159,3 +219,10 @@ def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint
         source=CheckpointSource(row["source"]),
         created_at=row["created_at"],
     )
+
+
+def _id_prefix() -> str:
+    """A UUIDv7 without its last 12 digits."""
+    # New ids of one millisecond may differ in the last digits alone: the other random bits are drawn here.
+    random = int.from_bytes(os.urandom(4), "big")
+    return f"{new_id()[:15]}{random >> 20:03x}-{0x8000 | random & 0x3FFF:04x}-"

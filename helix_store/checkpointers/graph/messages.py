@@ -1,4 +1,4 @@
-"""Messages of graph sessions: each caller gets the rows it wrote, and pages never lose one."""
+"""Messages of graph sessions in the database: each caller gets the rows it wrote; pages lose no message."""
 
 from __future__ import annotations
 
@@ -14,23 +14,11 @@ from django.utils import timezone
 from helix_store.checkpointers.graph.payloads import read_message
 from helix_store.checkpointers.graph.types import StoredMessage
 from helix_store.core.guards import Guard
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    reads,
-    writes,
-)
+from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.models import Message, Session
-from helix_store.sessions.database.keys import key_of, named
-from helix_store.sessions.database.locking import (
-    bump,
-    lock_session,
-    session_key,
-)
-from helix_store.sessions.database.rows import first_row
-from helix_store.sessions.requests import (
-    EncodedMessage,
-)
+from helix_store.sessions.database.locking import advance, lock_session, session_key
+from helix_store.sessions.database.rows import first_row, key_of, named
+from helix_store.sessions.requests import EncodedMessage
 
 __all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
 
@@ -46,7 +34,7 @@ class GraphMessages(DatabaseOperations):
         head = lock_session(self.db, session_id, guard)
         if not messages:
             return []
-        first = self._next_moment(head)
+        first = self._next_time(head)
         rows = Message.objects.using(self.db.alias).bulk_create(
             [
                 Message(
@@ -60,7 +48,7 @@ class GraphMessages(DatabaseOperations):
             ],
             batch_size=_ROWS_PER_STATEMENT,
         )
-        bump(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
+        advance(self.db, head, at=rows[-1].created_at, message_count=rows[-1].sequence)
         return [
             read_message(
                 row.payload, id=row.pk, session_id=session_id, role=row.role, created_at=row.created_at
@@ -77,8 +65,8 @@ class GraphMessages(DatabaseOperations):
             session_key(self.db, session_id)
         return messages
 
-    def _next_moment(self, head: Session) -> datetime:
-        """Later than every message there is, so that a page by time cannot end between two equal times."""
+    def _next_time(self, head: Session) -> datetime:
+        """A time after that of every message: a page by time cannot end between two equal times."""
         last = first_row(
             Message.objects.using(self.db.alias)
             .filter(session_id=head.pk, sequence=head.message_count)
@@ -94,7 +82,7 @@ def newest_messages(
     """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
     rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=key_of(db, session_id))
     if limit is not None:
-        # Numbers have no gaps: a page is a range of them, which is found by an index whatever is planned.
+        # Numbers have no gaps: a page is a range of them, which every plan finds by an index.
         last = _last_number(db, session_id, rows, before)
         rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
     elif isinstance(before, datetime):
@@ -114,7 +102,7 @@ def _last_number(
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])
-    # An id that is not of this session says a place among its ids too, which takes longer to find.
+    # The id of a message of another session is a position too, which takes longer to find.
     own = Subquery(rows.filter(pk=before).values("sequence"))
     return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
 

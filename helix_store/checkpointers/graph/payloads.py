@@ -1,7 +1,8 @@
-"""How messages and checkpoints of graphs are laid out at rest, and read back.
+"""The layout of graph messages and checkpoints at rest.
 
 A message's payload is a JSON object with its role, like any other message; a checkpoint's payload holds its
-node results, pending nodes and cycle state. Both are typed JSON.
+node results, pending nodes and cycle state. Both are typed JSON. A row that cannot be read is returned
+without its typed values, so that it does not affect the other rows of a list.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ from helix_store.core.payload_faults import join_path
 from helix_store.core.typed_json import dumps, loads
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.sessions.requests import (
-    EncodedMessage,
-)
+from helix_store.sessions.requests import EncodedMessage
 
 __all__ = [
     "CheckpointRequest",
@@ -47,7 +46,7 @@ _PENDING_KINDS: Final = (list, tuple, set, frozenset)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """A checkpoint to be; ``version=None`` takes the next free one."""
+    """A checkpoint to save; ``version=None`` takes the next free version."""
 
     session_id: str
     namespace: str
@@ -60,9 +59,6 @@ class CheckpointRequest:
     guard: Guard
 
 
-# --- Writing --------------------------------------------------------------------------------------
-
-
 def encode_metadata(metadata: Any, limits: Limits) -> str | None:
     if metadata is None:
         return None
@@ -72,7 +68,7 @@ def encode_metadata(metadata: Any, limits: Limits) -> str | None:
 
 
 def encode_messages(messages: Any, limits: Limits) -> list[EncodedMessage]:
-    """Check and encode messages that are given as dicts of what `encode_message` takes."""
+    """Check and encode messages; each is a dict for `encode_message`."""
     if type(messages) not in (list, tuple):
         raise InvalidPayload(path="/messages", reason="expected a list of messages")
     return [
@@ -91,7 +87,7 @@ def _encode_given_message(message: Any, limits: Limits, *, path: str) -> Encoded
 
 
 def encode_message(message: Mapping[str, Any], limits: Limits, *, path: str = "") -> EncodedMessage:
-    """Check and encode one message; ``None`` and a field that is missing are the same."""
+    """Check and encode one message; ``None`` and a missing field are the same."""
     role = message.get("role")
     if type(role) is not str or role not in MESSAGE_ROLES:
         raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")
@@ -127,9 +123,6 @@ def _check_node_results(node_results: Any) -> None:
         status = result.get("status")
         if type(status) is not str or status not in NODE_STATUSES:
             raise InvalidPayload(path=f"{path}/status", reason=f"expected one of {', '.join(NODE_STATUSES)}")
-
-
-# --- Reading: what cannot be read is left out, and the other rows of a list are not affected -------
 
 
 def read_session(row: Mapping[str, Any]) -> GraphSession:

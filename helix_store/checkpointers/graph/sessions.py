@@ -10,11 +10,7 @@ from typing import Any, Final
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.checkpointers.graph.checkpoints import latest_checkpoint
-from helix_store.checkpointers.graph.messages import (
-    MESSAGE_COLUMNS,
-    message_from,
-    newest_messages,
-)
+from helix_store.checkpointers.graph.messages import MESSAGE_COLUMNS, message_from, newest_messages
 from helix_store.checkpointers.graph.payloads import read_session
 from helix_store.checkpointers.graph.types import (
     GRAPH_AGENT_TYPE,
@@ -24,21 +20,11 @@ from helix_store.checkpointers.graph.types import (
     StoredMessage,
 )
 from helix_store.core.types import UNSET, Unset
-from helix_store.engine.database import (
-    DatabaseOperations,
-    reads,
-    writes,
-)
-from helix_store.engine.expressions import Unindexed, beyond
-from helix_store.models import (
-    Checkpoint,
-    CheckpointKind,
-    Message,
-    Session,
-)
-from helix_store.sessions.database.keys import any_tenant, named
-from helix_store.sessions.database.locking import bump, lock_session
-from helix_store.sessions.database.rows import first_row
+from helix_store.engine.database import DatabaseOperations, reads, writes
+from helix_store.engine.expressions import NoIndexHint, after_keyset, tenant_parameter
+from helix_store.models import Checkpoint, CheckpointKind, Message, Session
+from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.rows import first_row, named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession
@@ -58,7 +44,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSessionQuery:
-    """Which graph sessions a list holds, the one that was written last first."""
+    """The filters and the page of a list of graph sessions, the most recently written first."""
 
     workspace_id: str | Unset | None = UNSET
     text: str | None = None
@@ -75,15 +61,15 @@ class GraphSessions(DatabaseOperations):
 
     @reads
     def get(self, session_id: str) -> GraphSession | None:
-        row = first_row(self._named(session_id).values(*_COLUMNS))
+        row = first_row(named(self.db, session_id).values(*_COLUMNS))
         return None if row is None else read_session(row).readable()
 
     @writes
     def update(self, session_id: str, columns: Mapping[str, Any]) -> GraphSession:
         head = lock_session(self.db, session_id)
         if columns:
-            bump(self.db, head, **columns)
-        return read_session(self._named(session_id).values(*_COLUMNS).get())
+            advance(self.db, head, **columns)
+        return read_session(named(self.db, session_id).values(*_COLUMNS).get())
 
     @writes
     def delete(self, session_id: str) -> int:
@@ -107,14 +93,14 @@ class GraphSessions(DatabaseOperations):
 
     @reads
     def summary(self, session_id: str) -> GraphSessionSummary | None:
-        return next(iter(self._summaries(self._named(session_id))), None)
+        return next(iter(self._summaries(named(self.db, session_id))), None)
 
     @reads
     def summaries(self, query: GraphSessionQuery) -> list[GraphSessionSummary]:
         return self._summaries(self._matching(query))
 
     def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
-        """Three queries, however many sessions and however long they are."""
+        """Three queries for any number of sessions, messages and checkpoints."""
         messages = Message.objects.using(self.db.alias)
         last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
         listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
@@ -139,15 +125,13 @@ class GraphSessions(DatabaseOperations):
             for key, row in rows.items()
         ]
 
-    def _named(self, session_id: str) -> QuerySet[Session]:
-        return named(self.db, session_id)
-
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
-        is_of_few = isinstance(query.workspace_id, str)
+        # The index of workspaces finds fewer sessions than that of agent types.
+        is_of_workspace = isinstance(query.workspace_id, str)
         sessions = (
             Session.objects.using(self.db.alias)
-            .alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
-            .filter(tenant=any_tenant(self.db.tenant), agent=GRAPH_AGENT_TYPE)
+            .alias(agent=NoIndexHint("agent_type") if is_of_workspace else F("agent_type"))
+            .filter(tenant=tenant_parameter(self.db.tenant), agent=GRAPH_AGENT_TYPE)
         )
         if query.workspace_id is None:
             sessions = sessions.filter(workspace_id__isnull=True)
@@ -160,9 +144,9 @@ class GraphSessions(DatabaseOperations):
                 | Q(session_id__icontains=query.text)
             )
         if query.after is not None:
-            moment, session_id = query.after
-            last = {"updated_at": moment, "session_id": session_id}
-            sessions = sessions.filter(beyond(Session, last, descending=True))
+            updated_at, session_id = query.after
+            last = {"updated_at": updated_at, "session_id": session_id}
+            sessions = sessions.filter(after_keyset(Session, last, descending=True))
         return sessions.order_by("-updated_at", "-session_id")[: query.limit]
 
 

@@ -1,4 +1,4 @@
-"""What the groups of calls of the graph store share."""
+"""The graph checkpoint store: sessions, messages and checkpoints of graph runtimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from helix_store import conf
 from helix_store.checkpointers.graph.checkpoints import GraphCheckpoints
-from helix_store.checkpointers.graph.forks import GraphForks
 from helix_store.checkpointers.graph.messages import GraphMessages
 from helix_store.checkpointers.graph.payloads import (
     CheckpointRequest,
@@ -48,26 +47,24 @@ from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 
-__all__ = [
-    "GraphCalls",
-    "GraphCheckpointCalls",
-    "GraphCheckpointStore",
-    "GraphMessageCalls",
-    "GraphSessionCalls",
-    "namespace_filter",
-    "workspace_filter",
-]
+__all__ = ["GraphCheckpointStore"]
 
 
-class GraphCalls:
-    """The verbs of one alias and tenant."""
+class GraphCheckpointStore:
+    """Sessions, messages and checkpoints of graph runtimes in a Django database.
 
-    def __init__(self, db: Database) -> None:
+    One checkpoint per wave of nodes, a namespace per sub-graph, forks. Its sessions are sessions of agent
+    type ``graph``: a state store loads them, and this store finds the sessions of a state store by their id.
+    Source: the graph checkpoint store document.
+    """
+
+    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+        conf.require_usable_prefix()
+        db = Database(using, validation.tenant(tenant))
         self._tenant = db.tenant
         self._sessions = GraphSessions(db)
         self._messages = GraphMessages(db)
         self._checkpoints = GraphCheckpoints(db)
-        self._forks = GraphForks(db)
 
     @property
     def tenant(self) -> str:
@@ -77,20 +74,8 @@ class GraphCalls:
     def limits(self) -> Limits:
         return conf.limits()
 
+    # Sessions
 
-def workspace_filter(workspace_id: Any) -> str | Unset | None:
-    """`UNSET` for every workspace, ``None`` for sessions without one; an empty id is a workspace like any."""
-    if isinstance(workspace_id, Unset):
-        return workspace_id
-    return validation.optional_identifier(workspace_id, "workspace_id", empty=True)
-
-
-def namespace_filter(namespace: Any) -> str | None:
-    """``None`` for every namespace; the empty one is that of the outermost graph."""
-    return validation.optional_identifier(namespace, "namespace", empty=True)
-
-
-class GraphSessionCalls(GraphCalls):
     def create_session(
         self,
         directory: str,
@@ -100,10 +85,10 @@ class GraphSessionCalls(GraphCalls):
         metadata: dict[Any, Any] | None = None,
         session_id: str | None = None,
     ) -> GraphSession:
-        """Create a session; without an id it gets a new one.
+        """Create a session, by default with a new id.
 
-        One transaction. ``metadata`` may hold typed values. Raises `SessionExists` for a taken id, and
-        `InvalidPayload`.
+        One transaction. ``metadata`` may contain typed values. Raises `SessionExists` for an id in use, and
+        `InvalidPayload`. A repeat with the same id raises `SessionExists`.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
         typed_metadata = encode_metadata(metadata, self.limits)
@@ -121,7 +106,10 @@ class GraphSessionCalls(GraphCalls):
         return self._sessions.create(new, at=timezone.now())
 
     def get_session(self, session_id: str) -> GraphSession | None:
-        """A session, whichever face created it, or ``None``. One query."""
+        """Return a session of any agent type, or ``None``. One query.
+
+        Raises `IntegrityFault` when its metadata cannot be read.
+        """
         return self._sessions.get(validation.identifier(session_id, "session_id"))
 
     def update_session(
@@ -133,9 +121,10 @@ class GraphSessionCalls(GraphCalls):
         directory: str | Unset | None = UNSET,
         workspace_id: str | Unset | None = UNSET,
     ) -> GraphSession:
-        """Replace what is given and return the session; ``None`` clears, a directory to the empty one.
+        """Replace the given fields and return the session; ``None`` clears a field, the directory to ``""``.
 
-        One transaction under the session's lock. Raises `SessionNotFound` and `InvalidPayload`.
+        One transaction under the session's lock. Raises `SessionNotFound` and `InvalidPayload`. Safe to
+        repeat.
         """
         validation.identifier(session_id, "session_id")
         columns: dict[str, Any] = {}
@@ -146,25 +135,25 @@ class GraphSessionCalls(GraphCalls):
         if not isinstance(directory, Unset):
             columns["directory"] = validation.optional_text(directory, "directory") or ""
         if not isinstance(workspace_id, Unset):
-            columns["workspace_id"] = workspace_filter(workspace_id)
+            columns["workspace_id"] = _workspace_filter(workspace_id)
         return self._sessions.update(session_id, columns)
 
     def delete_session(self, session_id: str) -> int:
-        """Delete a session with everything that belongs to it; forks of it stay whole.
+        """Delete a session with its rows in all tables and its local descendants; its forks stay complete.
 
-        Returns the number of sessions deleted with its local descendants, 0 if unknown. Safe to repeat.
+        One transaction. Returns the number of deleted sessions, 0 for an unknown id. Safe to repeat.
         """
         return self._sessions.delete(validation.identifier(session_id, "session_id"))
 
     def list_sessions(
         self, workspace_id: str | Unset | None = UNSET, *, limit: int = 50, cursor: str | None = None
     ) -> GraphPage[GraphSession]:
-        """Graph sessions, the one written last first. One query.
+        """List graph sessions, the most recently written first. One query.
 
-        An empty workspace id is a filter like any other, ``None`` means sessions without a workspace.
+        An empty workspace id is a filter too; ``None`` means sessions without a workspace.
         ``limit`` is 1 to 200 (above means 200). Raises `InvalidQuery` and `InvalidCursor`.
         """
-        query = GraphSessionQuery(workspace_id=workspace_filter(workspace_id))
+        query = GraphSessionQuery(workspace_id=_workspace_filter(workspace_id))
         return self._page(query, limit, cursor)
 
     def search_sessions(
@@ -175,28 +164,31 @@ class GraphSessionCalls(GraphCalls):
         limit: int = 50,
         cursor: str | None = None,
     ) -> GraphPage[GraphSession]:
-        """`list_sessions` of those whose title, directory or id contains a text, in either case.
+        """`list_sessions` with a text in title, directory or id, in upper or lower case.
 
-        One query, which reads every session of the filter: titles have no index for it.
+        One query, which reads all graph sessions of the tenant or the workspace: no index holds the text.
         """
         if not validation.text(text, "text"):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")
-        query = GraphSessionQuery(workspace_id=workspace_filter(workspace_id), text=text)
+        query = GraphSessionQuery(workspace_id=_workspace_filter(workspace_id), text=text)
         return self._page(query, limit, cursor)
 
     def continue_latest(self, workspace_id: str | Unset | None = UNSET) -> GraphContinuation | None:
-        """The graph session written last, with its messages and its latest checkpoint; three queries."""
-        return self._sessions.latest(workspace_filter(workspace_id))
+        """Return the graph session written last, with its messages and its latest checkpoint, or ``None``.
+
+        Three queries.
+        """
+        return self._sessions.latest(_workspace_filter(workspace_id))
 
     def get_session_summary(self, session_id: str) -> GraphSessionSummary | None:
-        """A session with its counts and its last message, or ``None``; three queries."""
+        """Return a session with its counts and its last message, or ``None``. Three queries."""
         return self._sessions.summary(validation.identifier(session_id, "session_id"))
 
     def list_session_summaries(
         self, workspace_id: str | Unset | None = UNSET, *, limit: int = 50, cursor: str | None = None
     ) -> GraphPage[GraphSessionSummary]:
-        """`list_sessions` with counts and last messages; three queries, however many sessions."""
-        binding, query = self._bound(GraphSessionQuery(workspace_id=workspace_filter(workspace_id)), cursor)
+        """`list_sessions` with counts and last messages. Three queries for a page of any size."""
+        binding, query = self._bound(GraphSessionQuery(workspace_id=_workspace_filter(workspace_id)), cursor)
         limit = validation.page_limit(limit)
         found = self._sessions.summaries(replace(query, limit=limit + 1))
         sessions = [summary.session for summary in found]
@@ -209,12 +201,12 @@ class GraphSessionCalls(GraphCalls):
         return GraphPage(items=found[:limit], next_cursor=_next_cursor(found, limit, binding))
 
     def _bound(self, query: GraphSessionQuery, cursor: str | None) -> tuple[list[Any], GraphSessionQuery]:
-        """What a cursor of this query is bound to, and the query that goes on from one."""
+        """The binding of the query's cursors, and the query of the page after ``cursor``."""
         binding = ["graph sessions", self.tenant, query.workspace_id, query.text]
         if cursor is None:
             return binding, query
-        moment, session_id = read_cursor(cursor, query=binding)
-        return binding, replace(query, after=(datetime.fromisoformat(moment), session_id))
+        updated_at, session_id = read_cursor(cursor, query=binding)
+        return binding, replace(query, after=(datetime.fromisoformat(updated_at), session_id))
 
     acreate_session = async_twin(create_session)
     aget_session = async_twin(get_session)
@@ -226,15 +218,8 @@ class GraphSessionCalls(GraphCalls):
     aget_session_summary = async_twin(get_session_summary)
     alist_session_summaries = async_twin(list_session_summaries)
 
+    # Messages
 
-def _next_cursor(found: list[GraphSession], limit: int, binding: list[Any]) -> str | None:
-    if len(found) <= limit:
-        return None
-    last = found[limit - 1]
-    return write_cursor([last.updated_at.isoformat(), last.session_id], query=binding)
-
-
-class GraphMessageCalls(GraphCalls):
     def add_message(
         self,
         session_id: str,
@@ -247,11 +232,11 @@ class GraphMessageCalls(GraphCalls):
         tokens_out: int | None = None,
         fencing_token: int | None = None,
     ) -> StoredMessage:
-        """Append a message and return it as it was stored.
+        """Append a message and return the stored one.
 
-        One transaction under the session's lock: ids increase in append order, and times do too. Tool calls
-        and results may hold typed values. Raises `SessionNotFound`, `InvalidPayload`, `LimitExceeded` beyond
-        ``max_message_bytes``, and `FencedOutError`. A repeat appends again.
+        One transaction under the session's lock: ids and times increase in append order. Tool calls and
+        results may contain typed values. Raises `SessionNotFound`, `InvalidPayload`, `LimitExceeded` beyond
+        ``max_message_bytes``, and `FencedOutError`. A repeat appends a second message.
         """
         validation.identifier(session_id, "session_id")
         message = {
@@ -268,7 +253,10 @@ class GraphMessageCalls(GraphCalls):
     def add_messages(
         self, session_id: str, messages: Sequence[Mapping[str, Any]], *, fencing_token: int | None = None
     ) -> list[StoredMessage]:
-        """Append messages in order, all or nothing; each is a dict of what `add_message` takes."""
+        """Append messages in order, all or none; each is a dict of the arguments of `add_message`.
+
+        One transaction; errors and repeats as of `add_message`.
+        """
         validation.identifier(session_id, "session_id")
         encoded = encode_messages(messages, self.limits)
         return self._messages.add(session_id, encoded, guard(fencing_token=fencing_token))
@@ -276,11 +264,11 @@ class GraphMessageCalls(GraphCalls):
     def get_messages(
         self, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
     ) -> list[StoredMessage]:
-        """The newest ``limit`` messages before a message id or a time, oldest first; all without a limit.
+        """Return the newest ``limit`` messages before a message id or a time, oldest first; by default all.
 
-        Give the id of a page's first message as ``before`` of the page before it. A message that cannot be
-        read is there, and raises `IntegrityFault` when its content is asked for. Raises `SessionNotFound` and
-        `InvalidQuery`.
+        ``before`` of the previous page is the id of the first message of this one. A message that cannot be
+        read is in the list, and raises `IntegrityFault` when its content is read. Raises `SessionNotFound`
+        and `InvalidQuery`.
         """
         validation.identifier(session_id, "session_id")
         return self._messages.page(
@@ -291,18 +279,8 @@ class GraphMessageCalls(GraphCalls):
     aadd_messages = async_twin(add_messages)
     aget_messages = async_twin(get_messages)
 
+    # Checkpoints
 
-def _checked_before(before: int | datetime | None) -> int | datetime | None:
-    if isinstance(before, datetime):
-        return validation.aware_datetime(before, "before")
-    if before is None:
-        return None
-    if type(before) is not int or not 0 <= before < 2**63:
-        raise InvalidQuery("before must be a message id or an aware datetime.", path="before")
-    return before
-
-
-class GraphCheckpointCalls(GraphCalls):
     def save_checkpoint(
         self,
         session_id: str,
@@ -318,13 +296,14 @@ class GraphCheckpointCalls(GraphCalls):
         parent_id: str | None = None,
         fencing_token: int | None = None,
     ) -> GraphCheckpoint:
-        """Store what a graph has done so far and return the checkpoint as it was stored.
+        """Store the progress of a graph and return the stored checkpoint.
 
         One transaction under the session's lock. Without a ``version`` it takes the next free one of its
-        namespace, so a graph may run and resume as often as it likes. ``node_results`` holds a dict with a
-        ``status`` by node id; typed values are kept. It marks the session as just written and leaves its
-        version alone. Raises `SessionNotFound`, `ConflictError` for a taken version, `CheckpointNotFound` for
-        a parent that the session does not have, `InvalidPayload`, `LimitExceeded` and `FencedOutError`.
+        namespace: a graph may run and resume any number of times. ``node_results`` has a dict with a
+        ``status`` for each node id; typed values are kept. It updates the session's ``updated_at`` and does
+        not change its version. Raises `SessionNotFound`, `ConflictError` for a version in use,
+        `CheckpointNotFound` for a parent that is not in the session, `InvalidPayload`, `LimitExceeded` and
+        `FencedOutError`. A repeat without a version stores a second checkpoint.
         """
         validation.identifier(session_id, "session_id")
         if version is not None:
@@ -348,17 +327,20 @@ class GraphCheckpointCalls(GraphCalls):
         return self._checkpoints.save(request)
 
     def get_checkpoint(self, checkpoint_id: str) -> GraphCheckpoint | None:
-        """A checkpoint by its id alone, or ``None``. One query."""
+        """Return a checkpoint by its id alone, or ``None``. One query.
+
+        Raises `IntegrityFault` when it cannot be read.
+        """
         return self._checkpoints.get(validation.identifier(checkpoint_id, "checkpoint_id"))
 
     def get_latest_checkpoint(self, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
-        """The checkpoint of the highest version, in one namespace or in all, whatever its step. One query.
+        """Return the checkpoint with the highest version, in one namespace or in all, or ``None``. One query.
 
-        ``None`` when there is none or the session is unknown. Of equal versions in several namespaces it is
+        Its step may be lower than that of another checkpoint. Of equal versions in several namespaces it is
         the one that was saved last.
         """
         validation.identifier(session_id, "session_id")
-        return self._checkpoints.latest(session_id, namespace_filter(namespace))
+        return self._checkpoints.latest(session_id, _namespace_filter(namespace))
 
     def list_checkpoints(
         self,
@@ -368,14 +350,14 @@ class GraphCheckpointCalls(GraphCalls):
         limit: int = 20,
         cursor: str | None = None,
     ) -> GraphPage[GraphCheckpoint]:
-        """Checkpoints, the highest version first: the first one is the latest. One query.
+        """List checkpoints, the highest version first: the first one is the latest. One query.
 
-        ``namespace=None`` means all of them, the empty one is that of the outermost graph. ``limit`` is 1 to
-        200 (above means 200). A checkpoint that cannot be read is there, and raises `IntegrityFault` when one
-        of its typed values is asked for. Raises `SessionNotFound`, `InvalidQuery` and `InvalidCursor`.
+        ``namespace=None`` means all namespaces; the empty one belongs to the outermost graph. ``limit`` is 1
+        to 200 (above means 200). A checkpoint that cannot be read is in the list, and raises `IntegrityFault`
+        when one of its typed values is read. Raises `SessionNotFound`, `InvalidQuery` and `InvalidCursor`.
         """
         validation.identifier(session_id, "session_id")
-        chosen = namespace_filter(namespace)
+        chosen = _namespace_filter(namespace)
         binding = ["graph checkpoints", self.tenant, session_id, chosen]
         after = None
         if cursor is not None:
@@ -392,13 +374,13 @@ class GraphCheckpointCalls(GraphCalls):
     ) -> GraphSession:
         """Start a new session from a checkpoint and return it.
 
-        It has the messages that the session had at the checkpoint, with their times, and a copy of the
-        checkpoint whose parent is the original and whose source is ``fork``. With history it also has every
-        checkpoint that was saved before, in all namespaces, less later versions of the checkpoint's own.
-        One transaction, six statements whatever the history's length. Deleting the original leaves a fork
-        whole. Raises `CheckpointNotFound`. A repeat makes another fork.
+        The fork has the messages up to the checkpoint, with their times, and a copy of the checkpoint with
+        the original as its parent and ``fork`` as its source. ``with_history=True`` also copies the
+        checkpoints that were saved before it, in all namespaces, except later versions of its own namespace.
+        One transaction under the session's lock, six statements for a history of any length. A fork stays
+        complete when the original is deleted. Raises `CheckpointNotFound`. A repeat makes a second fork.
         """
-        return self._forks.fork(
+        return self._checkpoints.fork(
             validation.identifier(checkpoint_id, "checkpoint_id"),
             new_session_id=new_id(),
             title=validation.optional_text(title, "title"),
@@ -412,14 +394,30 @@ class GraphCheckpointCalls(GraphCalls):
     afork = async_twin(fork)
 
 
-class GraphCheckpointStore(GraphSessionCalls, GraphMessageCalls, GraphCheckpointCalls):
-    """Sessions, messages and checkpoints of graph runtimes in a Django database.
+def _workspace_filter(workspace_id: Any) -> str | Unset | None:
+    """`UNSET` for all workspaces, ``None`` for sessions without one; the empty id is a workspace too."""
+    if isinstance(workspace_id, Unset):
+        return workspace_id
+    return validation.optional_identifier(workspace_id, "workspace_id", empty=True)
 
-    One checkpoint per wave of nodes, a namespace per sub-graph, forks. Its sessions are sessions like any
-    other, of agent type ``graph``: a state store loads them, and this store finds other sessions by their id.
-    Source: the graph checkpoint store document.
-    """
 
-    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
-        conf.require_usable_prefix()
-        super().__init__(Database(using, validation.tenant(tenant), None))
+def _namespace_filter(namespace: Any) -> str | None:
+    """``None`` for all namespaces; the empty one belongs to the outermost graph."""
+    return validation.optional_identifier(namespace, "namespace", empty=True)
+
+
+def _next_cursor(found: list[GraphSession], limit: int, binding: list[Any]) -> str | None:
+    if len(found) <= limit:
+        return None
+    last = found[limit - 1]
+    return write_cursor([last.updated_at.isoformat(), last.session_id], query=binding)
+
+
+def _checked_before(before: int | datetime | None) -> int | datetime | None:
+    if isinstance(before, datetime):
+        return validation.aware_datetime(before, "before")
+    if before is None:
+        return None
+    if type(before) is not int or not 0 <= before < 2**63:
+        raise InvalidQuery("before must be a message id or an aware datetime.", path="before")
+    return before

@@ -1,8 +1,8 @@
 """Value objects of the graph checkpoint store.
 
 Typed values (`core.typed_json`) come back with value and type, detached from the store. When the stored text
-of one row cannot be read, a list still holds that row: its columns are there, and reading one of its typed
-values raises `IntegrityFault`.
+of a row cannot be read, a list still contains the row with its columns, and reading one of its typed values
+raises `IntegrityFault`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _WithTypedValues:
 
     @classmethod
     def without_typed_values(cls, **columns: Any) -> Self:
-        """What is left of a row whose stored text cannot be read."""
+        """A row with unreadable text: its columns alone."""
         row = object.__new__(cls)
         for name, value in columns.items():
             object.__setattr__(row, name, value)
@@ -59,7 +59,7 @@ class _WithTypedValues:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Only called for what is missing.
+            # Called for missing attributes alone.
             if any(each.name == name for each in fields(self)):
                 raise IntegrityFault(
                     f"The stored {name} of a row cannot be read; other rows are not affected."
@@ -95,9 +95,9 @@ class StoredMessage(_WithTypedValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCheckpoint(_WithTypedValues):
-    """What a graph had done after one wave of nodes.
+    """The progress of a graph after one wave of nodes.
 
-    ``parent_id`` of a fork names its origin in another session, also after that is gone.
+    ``parent_id`` of a fork is the id of the original in another session, also after its deletion.
     """
 
     checkpoint_id: str
@@ -116,7 +116,7 @@ class GraphCheckpoint(_WithTypedValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphContinuation:
-    """Where to go on: a session with its whole history and its latest checkpoint."""
+    """A session to continue, with all of its messages and its latest checkpoint."""
 
     session: GraphSession
     messages: list[StoredMessage]
@@ -136,7 +136,7 @@ class GraphSessionSummary:
 
     @property
     def duration(self) -> timedelta:
-        """From the session's beginning to the last write to it."""
+        """The time from the session's creation to its last write."""
         return self.session.updated_at - self.session.created_at
 
 

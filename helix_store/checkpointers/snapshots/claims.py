@@ -1,12 +1,11 @@
-"""A snapshot in the hands of the one that resumes it."""
+"""A claimed snapshot."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from helix_store.checkpointers.snapshots.backend import SnapshotVerbs
-from helix_store.checkpointers.snapshots.rules import ClaimTerm
+from helix_store.checkpointers.snapshots.rules import ClaimTerm, SnapshotBackend
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import LockLostError
 from helix_store.locks.rules import ttl_milliseconds
@@ -17,11 +16,11 @@ __all__ = ["Claim"]
 class Claim:
     """The right to resume one snapshot, for a term on the database's clock.
 
-    While it lasts, and for ever after `done`, nobody else gets a claim on this snapshot. A resumer that dies
-    leaves the snapshot to the next one when its term is over.
+    During the term, and at any time after `done`, a second claim on the snapshot is refused. When a resumer
+    dies, the snapshot becomes available at the end of the term.
     """
 
-    def __init__(self, backend: SnapshotVerbs, term: ClaimTerm, *, ttl_ms: int) -> None:
+    def __init__(self, backend: SnapshotBackend, term: ClaimTerm, *, ttl_ms: int) -> None:
         self._backend = backend
         self._term = term
         self._ttl_ms = ttl_ms
@@ -41,12 +40,12 @@ class Claim:
 
     @property
     def token(self) -> int:
-        """Grows with every claim on the snapshot."""
+        """A number that increases with every claim on the snapshot."""
         return self._term.token
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The claimed snapshot, this caller's own copy."""
+        """The claimed snapshot, a copy of this claim alone."""
         return self._term.snapshot
 
     @property
@@ -58,9 +57,10 @@ class Claim:
         return f"<Claim on {self.checkpoint_id} of {self.owner!r}>"
 
     def refresh(self, ttl_ms: int | None = None) -> datetime:
-        """Start the term anew and return its new end; for a resume that takes longer than one term.
+        """Restart the term and return its new end; for a resume that takes longer than one term.
 
-        Raises `LockLostError` when the term is over: this resumer must stop. Safe to repeat.
+        One transaction under the session's lock. ``ttl_ms`` is by default that of the claim. Raises
+        `LockLostError` when the term is over: this resumer must stop. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
@@ -71,16 +71,19 @@ class Claim:
         return expires_at
 
     def done(self) -> bool:
-        """Mark the snapshot as resumed: it is never handed out again.
+        """Mark the snapshot as resumed: it cannot be claimed again.
 
-        Also works after the term is over, as long as nobody else has claimed the snapshot since. ``False``
-        when somebody has, when the claim was released, or when the snapshot is gone. Safe to repeat. In the
-        transaction of the side effect, both happen or neither.
+        One transaction under the session's lock; in the transaction of the side effect, both happen or
+        neither. It also works after the end of the term. Returns ``False`` when the snapshot was claimed
+        again, released or deleted. Safe to repeat.
         """
         return self._backend.finish_claim(self._term)
 
     def release(self) -> bool:
-        """Give the snapshot back for others to claim; ``False`` when the term was over. Safe to repeat."""
+        """Make the snapshot available again; ``False`` when the term was over.
+
+        One transaction under the session's lock. Safe to repeat.
+        """
         return self._backend.release_claim(self._term)
 
     arefresh = async_twin(refresh)

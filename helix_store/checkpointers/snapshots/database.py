@@ -4,108 +4,122 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from django.db import IntegrityError, transaction
-from django.db.models import Count, QuerySet, Subquery
+from django.db.models import Count
 from django.utils import timezone
 
-from helix_store.checkpointers.snapshots.database_claims import DatabaseSnapshotClaims
+from helix_store.checkpointers.snapshots import sql
 from helix_store.checkpointers.snapshots.rules import (
     SNAPSHOT_AGENT_TYPE,
     CheckpointMeta,
+    ClaimTerm,
     EncodedSnapshot,
+    new_thread,
     read_snapshot,
 )
 from helix_store.core.guards import Guard
-from helix_store.core.limits import AS_STORED
-from helix_store.core.types import CheckpointSource, SessionState
-from helix_store.engine.database import reads, writes
+from helix_store.engine.clocks import as_utc
+from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     CheckpointNotFound,
     ConflictError,
     SessionExists,
     SessionNotFound,
 )
-from helix_store.models import (
-    Checkpoint,
-    CheckpointKind,
-    Session,
-)
-from helix_store.sessions.database.keys import all_named, key_of
+from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, lock_sessions
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import all_named
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import (
-    NewSession,
-)
 
 __all__ = ["DatabaseSnapshots"]
 
+_UNGUARDED: Final = Guard()
+_NO_LIMIT: Final = 2**63 - 1
 
-class DatabaseSnapshots(DatabaseSnapshotClaims):
-    @writes
+
+class DatabaseSnapshots(DatabaseOperations):
+    """Every write locks the session's row first, claims too: no claim deadlocks with a put that trims."""
+
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
-        head = self._locked_thread(thread_id, guard)
-        snapshots = self._of_key(head.pk)
-        newest = snapshots.order_by("-version").values("version")
-        last = first_row(newest.values_list("version", flat=True))
-        at = timezone.now()
+        parameters = {
+            "tenant": self.db.tenant,
+            "thread_id": thread_id,
+            "checkpoint_id": checkpoint_id,
+            "payload": snapshot.text,
+            "size_bytes": snapshot.size_bytes,
+            "snapshot_version": snapshot.version,
+            "at": timezone.now(),
+        }
+        if cap is not None:
+            parameters["kept"] = cap - 1
+        may_be_one_statement = guard == _UNGUARDED and self.db.has_fast_writes
+        if not (may_be_one_statement and self._put_in_one_statement(parameters)):
+            self._put(thread_id, parameters, guard)
+
+    def _put_in_one_statement(self, parameters: dict[str, Any]) -> bool:
+        """Return whether it was stored: not in a new thread, nor in one that another write has changed."""
+        statement = sql.PUT_AND_TRIM if "kept" in parameters else sql.PUT
         try:
-            snapshots.create(
-                session_id=head.pk,
-                kind=CheckpointKind.SNAPSHOT,
-                version=(last or 0) + 1,
-                checkpoint_id=checkpoint_id,
-                source=CheckpointSource.INTERRUPT.value,
-                message_count=head.message_count,
-                snapshot_version=snapshot.version,
-                payload=snapshot.text,
-                size_bytes=snapshot.size_bytes,
-                created_at=at,
-            )
+            return bool(self.db.try_write(statement, parameters))
+        except IntegrityError as exc:
+            if is_unique_violation(exc):
+                return False
+            raise
+
+    @writes
+    def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
+        head = self._locked_thread(thread_id, guard)
+        # A put that waited for the lock is later than those that it waited for.
+        of_thread = {**parameters, "key": head.pk, "at": timezone.now()}
+        if "kept" in parameters:
+            self.db.execute(sql.TRIM, of_thread)
+        try:
+            self.db.execute(sql.ADD, of_thread)
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 raise ConflictError("The thread has a checkpoint with this id already.") from exc
             raise
-        if cap is not None:
-            snapshots.filter(version__lte=Subquery(newest[cap : cap + 1])).delete()
-        Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=at)
+        self._mark_written([head.pk], of_thread["at"])
 
-    @reads
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
-        snapshots = self._of_thread(thread_id).order_by("-version")
-        if checkpoint_id is not None:
-            snapshots = snapshots.filter(checkpoint_id=checkpoint_id)
-        text = first_row(snapshots.values_list("payload", flat=True))
-        return None if text is None else read_snapshot(text)
+        statement = sql.NEWEST if checkpoint_id is None else sql.ONE
+        parameters = {"tenant": self.db.tenant, "thread_id": thread_id, "checkpoint_id": checkpoint_id}
+        for (payload,) in self.db.read(statement, parameters):
+            return read_snapshot(payload)
+        return None
 
-    @reads
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
-        snapshots = self._of_thread(thread_id)
-        if before is not None:
-            version = first_row(snapshots.filter(checkpoint_id=before).values_list("version", flat=True))
-            if version is None:
-                raise CheckpointNotFound(before)
-            snapshots = snapshots.filter(version__lt=version)
-        rows = snapshots.order_by("-version").values_list(
-            "checkpoint_id", "created_at", "snapshot_version", "size_bytes"
-        )
+        parameters = {
+            "tenant": self.db.tenant,
+            "thread_id": thread_id,
+            "limit": _NO_LIMIT if limit is None else limit,
+        }
+        rows = self.db.read(sql.LIST, parameters) if before is None else self._rows_before(before, parameters)
         return [
             CheckpointMeta(
-                id=checkpoint_id or "",
+                id=checkpoint_id,
                 thread_id=thread_id,
-                created_at=created_at,
+                created_at=as_utc(created_at),
                 agent_snapshot_version=version or 0,
                 size_bytes=size_bytes,
             )
-            for checkpoint_id, created_at, version, size_bytes in (rows if limit is None else rows[:limit])
+            for checkpoint_id, created_at, version, size_bytes in rows
         ]
+
+    @reads
+    def _rows_before(self, checkpoint_id: str, parameters: dict[str, Any]) -> Rows:
+        found = self.db.execute(sql.VERSION, {**parameters, "checkpoint_id": checkpoint_id})
+        if not found:
+            raise CheckpointNotFound(checkpoint_id)
+        return self.db.execute(sql.LIST_BEFORE, {**parameters, "version": found[0][0]})
 
     @writes
     def delete(self, thread_id: str, checkpoint_id: str | None) -> int:
@@ -113,10 +127,14 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
             head = lock_session(self.db, thread_id)
         except SessionNotFound:
             return 0
-        snapshots = self._of_key(head.pk)
+        snapshots = Checkpoint.objects.using(self.db.alias).filter(
+            session_id=head.pk, kind=CheckpointKind.SNAPSHOT
+        )
         if checkpoint_id is not None:
             snapshots = snapshots.filter(checkpoint_id=checkpoint_id)
         deleted, _ = snapshots.delete()
+        if deleted:
+            self._mark_written([head.pk], timezone.now())
         return deleted
 
     @writes
@@ -128,34 +146,67 @@ class DatabaseSnapshots(DatabaseSnapshotClaims):
         )
         counts = dict(snapshots.order_by().values_list("session_id").annotate(Count("pk")))
         snapshots.delete()
-        made_by_put = found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("session_id", flat=True)
-        for thread_id in list(made_by_put):
+        made_by_put = dict(found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("pk", "session_id"))
+        for thread_id in made_by_put.values():
             delete_tree(self.db, thread_id, keep_usage=False)
+        if kept := counts.keys() - made_by_put.keys():
+            self._mark_written(kept, timezone.now())
         deleted = {head.session_id: counts.get(head.pk, 0) for head in heads}
         return {thread_id: deleted.get(thread_id, 0) for thread_id in thread_ids}
+
+    @writes
+    def claim(
+        self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
+    ) -> ClaimTerm | None:
+        rows = self._in_locked_thread(
+            thread_id,
+            sql.CLAIM_NEWEST if checkpoint_id is None else sql.CLAIM_ONE,
+            {"checkpoint_id": checkpoint_id, "owner": owner, "ttl_ms": ttl_ms},
+        )
+        for claimed_id, token, expires_at, payload in rows:
+            return ClaimTerm(
+                thread_id=thread_id,
+                checkpoint_id=claimed_id,
+                owner=owner,
+                token=token,
+                expires_at=as_utc(expires_at),
+                snapshot=read_snapshot(payload),
+            )
+        return None
+
+    @writes
+    def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
+        rows = self._in_locked_thread(term.thread_id, sql.REFRESH_CLAIM, {**_own(term), "ttl_ms": ttl_ms})
+        return as_utc(rows[0][0]) if rows else None
+
+    @writes
+    def release_claim(self, term: ClaimTerm) -> bool:
+        return bool(self._in_locked_thread(term.thread_id, sql.RELEASE_CLAIM, _own(term)))
+
+    @writes
+    def finish_claim(self, term: ClaimTerm) -> bool:
+        return bool(self._in_locked_thread(term.thread_id, sql.FINISH_CLAIM, _own(term)))
+
+    def _in_locked_thread(self, thread_id: str, statement: Statement, parameters: dict[str, Any]) -> Rows:
+        try:
+            head = lock_session(self.db, thread_id)
+        except SessionNotFound:
+            return []
+        return self.db.execute(statement, {**parameters, "key": head.pk})
 
     def _locked_thread(self, thread_id: str, guard: Guard) -> Session:
         """The session of a thread, locked; the first snapshot creates it."""
         with suppress(SessionNotFound):
             return lock_session(self.db, thread_id, guard)
-        state = SessionState(
-            session_id=thread_id,
-            agent_type=SNAPSHOT_AGENT_TYPE,
-            root_session_id=thread_id,
-            stream_id=thread_id,
-        )
-        new = NewSession(thread_id, encode_state(state, AS_STORED))
-        # Another first snapshot may come in between: then its session is this one's too.
+        # Another first snapshot may create the session in the meantime: both belong to it.
         with suppress(SessionExists), transaction.atomic(using=self.db.alias):
-            insert_session(self.db, new, root_session_id=thread_id, at=timezone.now())
+            insert_session(self.db, new_thread(thread_id), root_session_id=thread_id, at=timezone.now())
         return lock_session(self.db, thread_id, guard)
 
-    def _of_key(self, key: int) -> QuerySet[Checkpoint]:
-        return Checkpoint.objects.using(self.db.alias).filter(
-            session_id=key, kind=CheckpointKind.SNAPSHOT, namespace=""
-        )
+    def _mark_written(self, keys: Collection[int], at: datetime) -> None:
+        """Update the rows of locked sessions: `sql.PUT` has to see that their snapshots changed."""
+        Session.objects.using(self.db.alias).filter(pk__in=keys).update(updated_at=at)
 
-    def _of_thread(self, thread_id: str) -> QuerySet[Checkpoint]:
-        return Checkpoint.objects.using(self.db.alias).filter(
-            session_id=key_of(self.db, thread_id), kind=CheckpointKind.SNAPSHOT, namespace=""
-        )
+
+def _own(term: ClaimTerm) -> dict[str, Any]:
+    return {"checkpoint_id": term.checkpoint_id, "owner": term.owner, "token": term.token}

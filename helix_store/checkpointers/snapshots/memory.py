@@ -17,17 +17,11 @@ from helix_store.checkpointers.snapshots.rules import (
     CheckpointMeta,
     ClaimTerm,
     EncodedSnapshot,
+    new_thread,
     read_snapshot,
 )
 from helix_store.core.guards import Guard
-from helix_store.core.limits import AS_STORED
-from helix_store.core.types import SessionState
-from helix_store.exceptions import (
-    CheckpointNotFound,
-    ConflictError,
-    SessionNotFound,
-)
-from helix_store.sessions.layout import encode_state
+from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
@@ -37,7 +31,7 @@ __all__ = ["MemorySnapshots", "StoredClaim", "StoredSnapshot"]
 
 @dataclass(frozen=True, slots=True)
 class StoredClaim:
-    """The newest term on a snapshot; over when its deadline on the monotonic clock has passed."""
+    """The newest term on a snapshot; it ends at its deadline on the monotonic clock."""
 
     owner: str
     token: int
@@ -47,12 +41,12 @@ class StoredClaim:
     is_done: bool = False
 
     @property
-    def lasts(self) -> bool:
+    def is_held(self) -> bool:
         return not (self.is_released or self.is_done) and time.monotonic() < self.deadline
 
     @property
-    def leaves_free(self) -> bool:
-        return not self.is_done and not self.lasts
+    def is_free(self) -> bool:
+        return not self.is_done and not self.is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class MemorySnapshots:
     ) -> None:
         with self._scope.lock:
             record = self._scope.find(thread_id)
-            draft = _new_thread(thread_id) if record is None else record.draft()
+            draft = _new_record(thread_id) if record is None else record.draft()
             self._scope.admit(draft, guard)
             if checkpoint_id in draft.snapshots:
                 raise ConflictError("The thread has a checkpoint with this id already.")
@@ -108,7 +102,10 @@ class MemorySnapshots:
     def delete(self, thread_id: str, checkpoint_id: str | None) -> int:
         with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
             doomed = list(draft.snapshots) if checkpoint_id is None else [checkpoint_id]
-            return sum(draft.snapshots.pop(each, None) is not None for each in doomed)
+            deleted = sum(draft.snapshots.pop(each, None) is not None for each in doomed)
+            if deleted:
+                draft.columns["updated_at"] = timezone.now()
+            return deleted
         return 0
 
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
@@ -126,7 +123,7 @@ class MemorySnapshots:
     ) -> ClaimTerm | None:
         with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
             stored = _chosen(draft.snapshots, checkpoint_id)
-            if stored is None or (stored.claim is not None and not stored.claim.leaves_free):
+            if stored is None or (stored.claim is not None and not stored.claim.is_free):
                 return None
             snapshot = read_snapshot(stored.text)
             token = 1 if stored.claim is None else stored.claim.token + 1
@@ -146,7 +143,7 @@ class MemorySnapshots:
         expires_at, deadline = _end_of_term(ttl_ms)
         with self._scope.lock:
             claim = self._own_claim(term)
-            if claim is None or not claim.lasts:
+            if claim is None or not claim.is_held:
                 return None
             self._replace_claim(term, replace(claim, expires_at=expires_at, deadline=deadline))
         return expires_at
@@ -154,7 +151,7 @@ class MemorySnapshots:
     def release_claim(self, term: ClaimTerm) -> bool:
         with self._scope.lock:
             claim = self._own_claim(term)
-            if claim is None or not claim.lasts:
+            if claim is None or not claim.is_held:
                 return False
             self._replace_claim(term, replace(claim, is_released=True))
         return True
@@ -182,11 +179,8 @@ class MemorySnapshots:
             draft.snapshots[term.checkpoint_id] = replace(stored, claim=claim)
 
 
-def _new_thread(thread_id: str) -> SessionRecord:
-    state = SessionState(
-        session_id=thread_id, agent_type=SNAPSHOT_AGENT_TYPE, root_session_id=thread_id, stream_id=thread_id
-    )
-    return SessionRecord.new(thread_id, encode_state(state, AS_STORED))
+def _new_record(thread_id: str) -> SessionRecord:
+    return SessionRecord.new(thread_id, new_thread(thread_id).encoded)
 
 
 def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> StoredSnapshot | None:

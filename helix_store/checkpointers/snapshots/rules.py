@@ -1,31 +1,30 @@
-"""Value objects of the snapshot checkpointer, and what it accepts."""
+"""Value objects of the snapshot checkpointer, what it accepts, and the protocol of its back ends."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from helix_store.core import validation
-from helix_store.core.limits import Limits
-from helix_store.core.payloads import (
-    decode,
-    encode,
-    size_of,
-)
+from helix_store.core.guards import Guard
+from helix_store.core.limits import AS_STORED, Limits
+from helix_store.core.payloads import decode, encode, size_of
 from helix_store.core.serialization import Serializable
-from helix_store.exceptions import (
-    IntegrityFault,
-    InvalidPayload,
-    InvalidQuery,
-)
+from helix_store.core.types import SessionState
+from helix_store.exceptions import IntegrityFault, InvalidPayload, InvalidQuery
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.requests import NewSession
 
 __all__ = [
     "SNAPSHOT_AGENT_TYPE",
     "CheckpointMeta",
     "ClaimTerm",
     "EncodedSnapshot",
+    "SnapshotBackend",
     "encode_snapshot",
+    "new_thread",
     "optional_count",
     "read_snapshot",
 ]
@@ -36,7 +35,7 @@ SNAPSHOT_AGENT_TYPE: Final = "snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta(Serializable):
-    """A listed snapshot: everything but the payload."""
+    """A listed snapshot, without its payload."""
 
     id: str
     thread_id: str
@@ -47,7 +46,7 @@ class CheckpointMeta(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTerm:
-    """What a back end hands out: who may resume a snapshot, and until when."""
+    """The owner of a claimed snapshot, and the end of the term."""
 
     thread_id: str
     checkpoint_id: str
@@ -61,6 +60,40 @@ class EncodedSnapshot(NamedTuple):
     text: str
     version: int
     size_bytes: int
+
+
+class SnapshotBackend(Protocol):
+    """The operations of a back end; arguments are checked, and payloads are texts."""
+
+    def put(
+        self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
+    ) -> None:
+        """Store a snapshot as the newest of its thread, and drop the oldest beyond ``cap``."""
+        ...
+
+    def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None: ...
+
+    def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]: ...
+
+    def delete(self, thread_id: str, checkpoint_id: str | None) -> int: ...
+
+    def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]: ...
+
+    def claim(
+        self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
+    ) -> ClaimTerm | None:
+        """Return a term on a snapshot that is neither claimed nor done, or ``None``."""
+        ...
+
+    def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
+        """Return the new end of a term that is not over, or ``None``."""
+        ...
+
+    def release_claim(self, term: ClaimTerm) -> bool: ...
+
+    def finish_claim(self, term: ClaimTerm) -> bool:
+        """Mark the snapshot as resumed; ``False`` when it was released, deleted or claimed again."""
+        ...
 
 
 def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:
@@ -78,6 +111,14 @@ def read_snapshot(text: str) -> dict[str, Any]:
     if type(snapshot) is not dict:
         raise IntegrityFault("A stored snapshot is not a JSON object; other rows are not affected.")
     return snapshot
+
+
+def new_thread(thread_id: str) -> NewSession:
+    """The session that the first snapshot of an unknown thread creates."""
+    state = SessionState(
+        session_id=thread_id, agent_type=SNAPSHOT_AGENT_TYPE, root_session_id=thread_id, stream_id=thread_id
+    )
+    return NewSession(thread_id, encode_state(state, AS_STORED))
 
 
 def optional_count(value: Any, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Snapshots of agents that persist themselves as a whole at every pause."""
+"""The snapshot checkpointers, for agents that save one whole snapshot at every pause."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from helix_store import conf
-from helix_store.checkpointers.snapshots.backend import SnapshotVerbs
 from helix_store.checkpointers.snapshots.claims import Claim
-from helix_store.checkpointers.snapshots.fast import FastSnapshots
+from helix_store.checkpointers.snapshots.database import DatabaseSnapshots
 from helix_store.checkpointers.snapshots.memory import MemorySnapshots
 from helix_store.checkpointers.snapshots.rules import (
     CheckpointMeta,
+    SnapshotBackend,
     encode_snapshot,
     optional_count,
 )
@@ -30,16 +30,16 @@ __all__ = ["InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotChec
 
 
 class SnapshotCheckpointerBase:
-    """The snapshot checkpointer of the contract; a subclass brings the back end.
+    """The snapshot checkpointer of the contract; a subclass supplies the back end.
 
-    A thread is the session of the same id, and the first `put` creates it: an agent may keep snapshots of a
-    session that it has in a state store. Ids come from ``id_factory``, and order never depends on them.
+    A thread is the session with the same id, and the first `put` creates it: an agent with a session in a
+    state store may keep its snapshots there. Ids come from ``id_factory``; order never depends on them.
     Source: the snapshot checkpointer document.
     """
 
     def __init__(
         self,
-        backend: SnapshotVerbs,
+        backend: SnapshotBackend,
         *,
         tenant: str,
         max_checkpoints_per_thread: int | None,
@@ -61,9 +61,10 @@ class SnapshotCheckpointerBase:
     def put(self, thread_id: str, snapshot: dict[str, Any], *, fencing_token: int | None = None) -> str:
         """Store a snapshot as the newest of its thread and return its id.
 
-        One transaction under the session's lock, in which the oldest snapshots beyond the cap go. The
-        session's version stays. Raises `InvalidPayload` unless ``snapshot["version"]`` is a whole number from
-        1, `LimitExceeded` beyond ``max_state_bytes``, and `FencedOutError`. A repeat stores another snapshot.
+        One transaction under the session's lock, which also deletes the oldest snapshots beyond the cap. It
+        updates the session's ``updated_at`` and does not change its version. Raises `InvalidPayload` unless
+        ``snapshot["version"]`` is a whole number from 1, `LimitExceeded` beyond ``max_state_bytes``,
+        `ConflictError` for an id that the thread has, and `FencedOutError`. A repeat stores another snapshot.
         """
         validation.identifier(thread_id, "thread_id")
         encoded = encode_snapshot(snapshot, conf.limits())
@@ -74,17 +75,18 @@ class SnapshotCheckpointerBase:
         return checkpoint_id
 
     def get(self, thread_id: str, checkpoint_id: str | None = None) -> dict[str, Any] | None:
-        """A snapshot, or the newest one, exactly as it was put; ``None`` when there is none. One query."""
+        """Return a snapshot, by default the newest, exactly as it was put, or ``None``. One query."""
         validation.identifier(thread_id, "thread_id")
         return self._backend.get(thread_id, _optional_id(checkpoint_id))
 
     def list(
         self, thread_id: str, *, limit: int | None = None, before: str | None = None
     ) -> builtins.list[CheckpointMeta]:
-        """The thread's snapshots without their payloads, newest first; empty for an unknown thread.
+        """List the thread's snapshots without their payloads, newest first; empty for an unknown thread.
 
-        For the next page give the id of the last one seen as ``before``. Raises `CheckpointNotFound` for an
-        id that the thread does not have (any more), and `InvalidQuery` for a limit below 1.
+        One query, two with ``before``, which is the id of the last snapshot of the previous page. Raises
+        `CheckpointNotFound` for an id that the thread does not have, also of a deleted snapshot, and
+        `InvalidQuery` for a limit below 1.
         """
         validation.identifier(thread_id, "thread_id")
         return self._backend.select(
@@ -92,15 +94,19 @@ class SnapshotCheckpointerBase:
         )
 
     def delete(self, thread_id: str, checkpoint_id: str | None = None) -> int:
-        """Delete one snapshot or all of the thread, and return how many went. Safe to repeat."""
+        """Delete one snapshot, or without an id all of the thread, and return the number.
+
+        One transaction under the session's lock; a deletion updates the session's ``updated_at``. Safe to
+        repeat.
+        """
         validation.identifier(thread_id, "thread_id")
         return self._backend.delete(thread_id, _optional_id(checkpoint_id))
 
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
-        """Erase threads in one transaction, and return how many snapshots each of them had.
+        """Erase threads in one transaction, and return the number of snapshots by thread.
 
-        A session that `put` created goes as a whole, with its usage and its descendants, as
-        ``delete_session`` would delete it; any other session loses its snapshots alone. Safe to repeat.
+        A session that `put` created is deleted with its usage and its descendants, as by ``delete_session``;
+        of any other session only the snapshots are deleted. Safe to repeat.
         """
         if isinstance(thread_ids, str | bytes | Mapping) or not isinstance(thread_ids, Collection):
             raise InvalidPayload(path="thread_ids", reason="expected a collection of thread ids")
@@ -113,11 +119,11 @@ class SnapshotCheckpointerBase:
     def claim(
         self, thread_id: str, checkpoint_id: str | None = None, *, owner: str, ttl_ms: int | None = None
     ) -> Claim | None:
-        """Take one snapshot, or the newest one, to resume it.
+        """Claim one snapshot, by default the newest, to resume it.
 
-        ``None`` while somebody else's claim lasts, after one was `Claim.done`, and when there is no such
-        snapshot. Claim first and run side effects then, and no resume runs them twice. The term is
-        ``ttl_ms``, by default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
+        One transaction under the session's lock. Returns ``None`` during the term of another claim, after
+        `Claim.done`, and when there is no such snapshot. Side effects that run after the claim run once. The
+        term is ``ttl_ms``, by default ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
         """
         validation.identifier(thread_id, "thread_id")
         validation.identifier(owner, "owner")
@@ -149,7 +155,7 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
         conf.require_usable_prefix()
         db = Database(using, validation.tenant(tenant))
         super().__init__(
-            FastSnapshots(db),
+            DatabaseSnapshots(db),
             tenant=db.tenant,
             max_checkpoints_per_thread=max_checkpoints_per_thread,
             id_factory=id_factory,
@@ -157,9 +163,9 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
-    """Snapshots in this process alone, under the same contract; for tests and trials.
+    """Snapshots in the memory of this process, under the same contract; for tests and trials.
 
-    Give it the ``world`` of an `InMemoryStateStore`, and its threads are sessions of that store.
+    With the ``world`` of an `InMemoryStateStore`, its threads are sessions of that store.
     """
 
     def __init__(

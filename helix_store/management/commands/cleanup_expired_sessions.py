@@ -23,8 +23,8 @@ _LONGEST_AGE_DAYS = 100_000
 
 class Command(StoreCommand):
     help = (
-        "Mark expired sessions as failed, delete the workspace snapshots they own, and give tool calls past "
-        "their deadline their default. Any number may run at once; what one leaves the next one does."
+        "Mark expired sessions as failed, delete the workspace snapshots they own, and answer tool calls "
+        "past their deadline with their default. Any number may run at once, and again after a stop."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,7 +41,7 @@ class Command(StoreCommand):
             help="Also delete marked sessions that expired this many days ago; their usage stays.",
         )
         parser.add_argument(
-            "--loop", type=at_least(1), metavar="SECONDS", help="Go on for ever, with this pause."
+            "--loop", type=at_least(1), metavar="SECONDS", help="Repeat for ever, with this pause."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -52,22 +52,22 @@ class Command(StoreCommand):
             summary = self._clean_up(options)
             errors += summary.errors
             self.write_data(summary.to_dict(), form=options["format"])
-            # Before the pause: a database may drop a connection that is idle for so long.
+            # Before the pause: a database may drop an idle connection.
             connections[options["database"]].close_if_unusable_or_obsolete()
             if options["loop"] is None or self.stop.wait(options["loop"]):
                 break
         if errors:
             raise CommandError(
-                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup.run says which.",
+                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup names them.",
                 returncode=PROBLEMS_FOUND,
             )
 
     def _clean_up(self, options: dict[str, Any]) -> CleanupSummary:
-        """One round, or the batches of it until somebody asks to stop."""
+        """One round, or its batches until a signal to stop."""
         summary = CleanupSummary()
         for summary in self._batches(options):
             if self.stop.is_set():
-                self.progress(f"Stopped after {summary.detected} sessions; run it again to go on.")
+                self.progress(f"Stopped after {summary.detected} sessions; run it again to continue.")
                 break
             self.progress(
                 f"{summary.detected} expired, {summary.marked} marked, {summary.errors} errors so far"

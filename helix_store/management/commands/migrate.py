@@ -1,4 +1,4 @@
-"""``migrate``, one process at a time."""
+"""``migrate``, for one process at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LOCK_KEY: Final = int.from_bytes(hashlib.sha256(b"helix_store.migrate").digest(
 
 @contextmanager
 def migration_lock(alias: str) -> Iterator[None]:
-    """Hold off other processes that migrate the same PostgreSQL database; do nothing on SQLite.
+    """Make other processes wait that migrate the same PostgreSQL database; do nothing on SQLite.
 
-    A connection of its own holds a transaction-scoped advisory lock: it works behind a pooler in transaction
-    mode, and the lock ends with the process, however that ends.
+    A second connection holds a transaction-scoped advisory lock. It works behind a pooler in transaction
+    mode, and the server releases it when the process ends.
     """
     if connections[alias].vendor != "postgresql":
         yield
@@ -38,11 +38,10 @@ def migration_lock(alias: str) -> Iterator[None]:
 
 
 class Command(migrate.Command):
-    """Django's own command, except that processes that migrate one database take turns.
+    """Django's command, with a lock for the processes that migrate one database.
 
-    Django reads which migrations are missing before it applies them, so that two processes that start a
-    fresh database together both try to create its tables. Here the second one waits, then finds nothing
-    to do.
+    Django reads which migrations are missing before it applies them, so two processes that migrate a new
+    database at once both create its tables. With the lock the second one waits and has nothing to do.
     """
 
     def handle(self, *args: Any, **options: Any) -> str | None:

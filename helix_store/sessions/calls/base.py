@@ -23,4 +23,4 @@ class StoreCalls:
 
     @property
     def limits(self) -> Limits:
-        return self._given_limits or conf.limits()
+        return conf.limits(self._given_limits)

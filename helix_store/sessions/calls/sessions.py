@@ -10,11 +10,7 @@ from typing import Any
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
-from helix_store.core.payloads import (
-    check_metadata,
-    check_tags,
-    encode,
-)
+from helix_store.core.payloads import encode
 from helix_store.core.types import (
     UNSET,
     SessionMode,
@@ -70,8 +66,8 @@ class SessionCalls(StoreCalls):
             agent_type=agent_type,
             user_id=user_id,
             parent_session_id=parent_session_id,
-            tags=check_tags(tags if isinstance(tags, str) else list(tags)),
-            metadata={} if metadata is None else check_metadata(metadata),
+            tags=validation.tags(tags if isinstance(tags, str) else list(tags)),
+            metadata={} if metadata is None else validation.metadata(metadata),
             custom_state={} if custom_state is None else custom_state,
             title=title,
             workspace_id=workspace_id,
@@ -80,7 +76,9 @@ class SessionCalls(StoreCalls):
             mode=None if mode is None else validation.enum(SessionMode, mode, "mode"),
             expires_at=expires_at,
         )
-        return self._backend.sessions.create(NewSession(chosen_id, encode_state(state, self.limits)))
+        return self._backend.sessions.create(
+            NewSession(chosen_id, encode_state(state, self.limits, chosen_id))
+        )
 
     def session_exists(self, session_id: str) -> bool:
         return self._backend.sessions.exists(validation.identifier(session_id, "session_id"))
@@ -104,8 +102,7 @@ class SessionCalls(StoreCalls):
         writes again.
         """
         validation.identifier(session_id, "session_id")
-        encoded = encode_state(state, self.limits)
-        require_same_session(session_id, state)
+        encoded = encode_state(state, self.limits, session_id)
         return self._backend.sessions.save(session_id, encoded, guard(expected_version, fencing_token))
 
     def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int:
@@ -220,8 +217,8 @@ class SessionCalls(StoreCalls):
             ),
             root_session_id=validation.optional_identifier(root_session_id, "root_session_id"),
             workspace_id=validation.optional_identifier(workspace_id, "workspace_id", empty=True),
-            tags=[] if tags is None else check_tags(tags if isinstance(tags, str) else list(tags)),
-            metadata={} if metadata is None else check_metadata(metadata),
+            tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
+            metadata={} if metadata is None else validation.metadata(metadata),
             created_from=_moment(created_from, "created_from"),
             created_to=_moment(created_to, "created_to"),
             order_by=_one_of(order_by, ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
@@ -266,11 +263,6 @@ class SessionCalls(StoreCalls):
     aincrement_resume_count = async_twin(increment_resume_count)
     amerge_custom_state = async_twin(merge_custom_state)
     alist_sessions = async_twin(list_sessions)
-
-
-def require_same_session(session_id: str, state: SessionState) -> None:
-    if state.session_id != session_id:
-        raise InvalidPayload(path="/session_id", reason="the state belongs to another session")
 
 
 def _status_filter(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
+from helix_store import conf
 from helix_store.core import validation
-from helix_store.core.guards import guard
+from helix_store.core.guards import Guard, guard
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
     Message,
@@ -22,13 +23,23 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.calls.base import (
     StoreCalls,
 )
-from helix_store.sessions.calls.sessions import require_same_session
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.members import NO_MEMBERS
 from helix_store.sessions.messages import encode_messages
 from helix_store.sessions.requests import StepRequest
 
 __all__ = ["StepCalls"]
+
+
+_STEP_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "step_id": validation.identifier,
+    "step_count": validation.whole_number,
+    "stream_sequence": validation.whole_number,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+    "run_id": validation.optional_identifier,
+    "operation_id": validation.optional_identifier,
+}
 
 
 class StepCalls(StoreCalls):
@@ -101,25 +112,30 @@ class StepCalls(StoreCalls):
         returns the first result, and `IdempotencyConflict` is raised for another payload under it.
         Source: the atomic save and promote of the state store document.
         """
-        validation.identifier(session_id, "session_id")
-        info = as_value(StepInfo, step)
-        validation.identifier(info.step_id, "step_id")
-        validation.whole_number(info.step_count, "step_count")
-        validation.whole_number(info.stream_sequence, "stream_sequence")
-        limits = self.limits
-        # What is written again has to be the very text that another process would write.
-        earlier = NO_MEMBERS if operation_id is not None else self._backend.steps.earlier_members(session_id)
-        encoded = encode_state(state, limits, earlier)
-        require_same_session(session_id, state)
+        info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)
+        validation.arguments(
+            _STEP_RULES,
+            session_id=session_id,
+            step_id=info.step_id,
+            step_count=info.step_count,
+            stream_sequence=info.stream_sequence,
+            expected_version=expected_version,
+            fencing_token=fencing_token,
+            run_id=run_id,
+            operation_id=operation_id,
+        )
+        limits = conf.limits(self._given_limits)
         request = StepRequest(
             session_id=session_id,
-            custom_state=state.custom_state,
-            encoded=encoded,
+            state=state,
+            # The digest of an operation needs the text that any process would write.
+            encoded=encode_state(state, limits, session_id, reuse_texts=operation_id is None),
             messages=encode_messages(append_messages, limits),
             step=info,
-            guard=guard(expected_version, fencing_token),
-            run_id=validation.optional_identifier(run_id, "run_id"),
-            operation_id=validation.optional_identifier(operation_id, "operation_id"),
+            guard=Guard(expected_version, fencing_token),
+            limits=limits,
+            run_id=run_id,
+            operation_id=operation_id,
         )
         return self._backend.steps.commit(request)
 

@@ -24,22 +24,20 @@ from helix_store.models import (
     Session,
     StagedChange,
 )
-from helix_store.sessions.database.current_state import current_key, drop_checkpoints
-from helix_store.sessions.database.keys import key_of
+from helix_store.sessions.database.current_state import current_key, drop_checkpoints, drop_unneeded_bases
 from helix_store.sessions.database.locking import (
-    bump,
+    advance,
     lock_session,
     session_key,
 )
 from helix_store.sessions.database.messages import copy_messages, cut_history
 from helix_store.sessions.database.rows import (
-    CHECKPOINT_COLUMNS,
     CHECKPOINT_HEAD_COLUMNS,
-    CURRENT_COLUMNS,
     checkpoint_from,
     checkpoint_head_from,
     current_from,
     first_row,
+    key_of,
 )
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state, settled_mode
@@ -48,6 +46,7 @@ from helix_store.sessions.requests import (
     NewSession,
 )
 from helix_store.sessions.rules import branched_state
+from helix_store.sessions.sql import CHECKPOINT_COLUMNS, CURRENT_COLUMNS, LATEST_CHECKPOINT
 
 __all__ = ["DatabaseCheckpoints"]
 
@@ -57,8 +56,16 @@ class DatabaseCheckpoints(DatabaseOperations):
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
         return self._first(self._of_session_id(session_id).filter(checkpoint_id=checkpoint_id), session_id)
 
-    @reads
     def latest(self, session_id: str) -> Checkpoint | None:
+        if not self.db.has_fast_reads:
+            return self._latest(session_id)
+        rows = self.db.read(LATEST_CHECKPOINT, {"tenant": self.db.tenant, "session_id": session_id})
+        if not rows:
+            return None
+        return checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
+
+    @reads
+    def _latest(self, session_id: str) -> Checkpoint | None:
         return self._first(self._of_session_id(session_id).order_by("-version"), session_id)
 
     @reads
@@ -93,9 +100,10 @@ class DatabaseCheckpoints(DatabaseOperations):
             namespace="",
             version__gt=row["version"],
         ).delete()
+        drop_unneeded_bases(self.db, head)
         StagedChange.objects.using(self.db.alias).filter(session_id=head.pk).delete()
         cut_history(self.db, head, row["message_count"])
-        return bump(
+        return advance(
             self.db,
             head,
             current_id=row["pk"],

@@ -16,11 +16,11 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.database.bases import bases
 from helix_store.sessions.database.rows import base_of
+from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.layout import custom_state_of
 
-__all__ = ["current_key", "drop_checkpoints", "read_current", "write_current"]
+__all__ = ["current_key", "drop_checkpoints", "drop_unneeded_bases", "read_current", "write_current"]
 
 
 def current_key(head: Session) -> int:
@@ -47,7 +47,6 @@ def write_current(
 
     A checkpoint is never overwritten; a state of its own is, so it may not be the base of anything.
     """
-    bases.forget(db, head.session_id)
     rows = Checkpoint.objects.using(db.alias)
     columns = {
         "version": version,
@@ -69,20 +68,35 @@ def write_current(
 def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> int:
     """Delete step checkpoints of a locked session and return how many; the current state stays.
 
-    When the newest checkpoint holds the current state, it stops being a checkpoint and stays as the state;
-    what others are deltas from stays as their base.
+    When the newest checkpoint holds the current state, it stops being a checkpoint and stays as the state, in
+    full. What remaining checkpoints are deltas from stays as their base.
     """
-    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
-    deltas = rows.filter(base__isnull=False)
     demoted = 0
     if head.current_is_checkpoint:
         demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
     if demoted:
+        _store_in_full(db, current_key(head))
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
-    # Also those that only doomed ones need: then they go as bases that nothing needs.
+    # Includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
+    deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
     needed = doomed.filter(pk__in=deltas.values("base_id"))
     demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
     deleted, _ = doomed.delete()
-    rows.filter(~Exists(deltas.filter(base_id=OuterRef("pk"))), kind=CheckpointKind.BASE).delete()
+    drop_unneeded_bases(db, head)
     return demoted + deleted
+
+
+def drop_unneeded_bases(db: Database, head: Session) -> None:
+    """Delete the bases of a locked session that no remaining delta builds on."""
+    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
+    needed = rows.filter(base_id=OuterRef("pk"))
+    rows.filter(~Exists(needed), kind=CheckpointKind.BASE).delete()
+
+
+def _store_in_full(db: Database, key: int) -> None:
+    """Replace a delta by what it stands for, so that its base is not needed for it."""
+    row = Checkpoint.objects.using(db.alias).filter(pk=key)
+    payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
+    if base_id is not None:
+        row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)

@@ -8,9 +8,8 @@ from django.db.models import F, QuerySet
 
 from helix_store.core.types import SessionHead, Unset
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import Unindexed, beyond, has_metadata, has_tag
+from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
 from helix_store.models import Session
-from helix_store.sessions.database.keys import any_tenant
 from helix_store.sessions.layout import HEAD_FIELDS, head_values
 from helix_store.sessions.requests import SessionQuery
 
@@ -26,7 +25,7 @@ def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead
     if query.after is not None:
         moment, session_id = query.after
         last = {query.order_by: moment, "session_id": session_id}
-        page = page.filter(beyond(Session, last, descending=query.descending))
+        page = page.filter(after_keyset(Session, last, descending=query.descending))
     rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
     heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]
     return heads, total, len(rows) > query.limit
@@ -36,14 +35,14 @@ def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
     # Documents are found by an index of all tenants. PostgreSQL must know then how large this tenant is: of
     # one that it takes for small it would look for all sessions too, to find those that are in both.
     is_by_document = query.tags or query.metadata
-    tenant = db.tenant if is_by_document else any_tenant(db.tenant)
+    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
     return Session.objects.using(db.alias).filter(tenant=tenant)
 
 
 def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
     # An agent works for many users: there are fewer sessions of a user, or of a workspace.
     is_of_few = query.user_id is not None or query.workspace_id is not None
-    sessions = sessions.alias(agent=Unindexed("agent_type") if is_of_few else F("agent_type"))
+    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
     equal: dict[str, Any] = {
         "agent": query.agent_type,
         "user_id": query.user_id,

@@ -22,25 +22,21 @@ from helix_store.engine.rows import (
     update_row,
 )
 from helix_store.exceptions import SessionNotFound
-from helix_store.locks.sql import lock_statements
+from helix_store.locks.database import hold_fence
 from helix_store.models import Session
-from helix_store.sessions.database.keys import (
-    all_named,
-    is_named,
-    named,
-)
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import all_named, first_row, named
+from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
 
 __all__ = [
     "admit",
-    "bump",
-    "hold_fence",
+    "advance",
+    "changed_columns",
     "lock_session",
     "lock_sessions",
     "lock_sessions_of_tree",
     "root_of",
     "session_key",
-    "unlike",
+    "touch",
 ]
 
 _LOCKED_COLUMNS = (
@@ -68,8 +64,8 @@ def lock_session(db: Database, session_id: str, guard: Guard | None = None, *mor
     lock.
     """
     names = _in_order(_LOCKED_COLUMNS + more_columns)
-    named_so = {"tenant": db.tenant, "session_id": session_id}
-    row = lock_row(db, Session, names, is_named(), named_so)
+    parameters = {"tenant": db.tenant, "session_id": session_id}
+    row = lock_row(db, Session, names, SESSION_BY_ID, parameters)
     if row is None:
         raise SessionNotFound(session_id)
     head = Session.from_db(db.alias, names, row)
@@ -91,20 +87,6 @@ def admit(db: Database, head: Session, guard: Guard) -> None:
     """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
     hold_fence(db, head.session_id, guard)
     guard.check_version(head.version)
-
-
-def hold_fence(db: Database, name: str, guard: Guard) -> None:
-    """Refuse a former holder of a lock, and let nobody take it over until the transaction ends.
-
-    Raises `FencedOutError`.
-    """
-    if guard.fencing_token is not None:
-        guard.check_fence(_newest_token(db, name))
-
-
-def _newest_token(db: Database, name: str) -> int | None:
-    rows = db.execute(lock_statements(db.connection).newest_token, {"tenant": db.tenant, "name": name})
-    return rows[0][0] if rows else None
 
 
 def lock_sessions(db: Database, keys: Iterable[int]) -> list[Session]:
@@ -147,10 +129,10 @@ def session_key(db: Database, session_id: str) -> int:
     return key
 
 
-def unlike(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Those columns that a locked head was read with and that do not hold these values yet.
+def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns whose new value differs from the locked row, which was read with all of them.
 
-    To write a column costs more than to read it, and SQLite writes all indexes anew that have it.
+    To write a column costs more than to read it, and SQLite rewrites every index that has it.
     """
     return {
         name: value
@@ -159,8 +141,14 @@ def unlike(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def bump(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
+def advance(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version."""
     version = head.version + 1
     update_row(db, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
     return version
+
+
+def touch(db: Database, head: Session) -> None:
+    """Make single statements that wait for this locked row look again at what depends on it."""
+    if db.has_row_locks:
+        db.execute(TOUCH_SESSION, {"key": head.pk})

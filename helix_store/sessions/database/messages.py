@@ -26,12 +26,12 @@ from helix_store.models import (
     Session,
 )
 from helix_store.sessions.database.current_state import drop_checkpoints
-from helix_store.sessions.database.keys import key_of, named
-from helix_store.sessions.database.locking import bump, lock_session
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.rows import first_row, key_of, named
 from helix_store.sessions.requests import (
     EncodedMessage,
 )
+from helix_store.sessions.sql import COPY_MESSAGES, MESSAGE_PAGE
 
 __all__ = ["DatabaseMessages", "copy_messages", "cut_history", "insert_messages"]
 
@@ -47,12 +47,23 @@ class DatabaseMessages(DatabaseOperations):
             return head.message_count
         at = timezone.now()
         count = insert_messages(self.db, head, messages, at=at)
-        bump(self.db, head, at=at, message_count=count)
+        advance(self.db, head, at=at, message_count=count)
         return count
 
-    @reads
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
+    ) -> tuple[list[str], int]:
+        if not descending and self.db.has_fast_reads:
+            last = None if limit is None else offset + limit
+            parameters = {"tenant": self.db.tenant, "session_id": session_id, "offset": offset, "last": last}
+            rows = self.db.read(MESSAGE_PAGE, parameters)
+            if rows:
+                return [payload for payload, _ in rows], rows[0][1]
+        return self._page(session_id, offset, limit, descending)
+
+    @reads
+    def _page(
+        self, session_id: str, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
         messages = self._of(session_id)
         if descending:
@@ -88,7 +99,7 @@ class DatabaseMessages(DatabaseOperations):
             session_id=head.pk, kind=CheckpointKind.STEP, message_count__gt=keep
         )
         drop_checkpoints(self.db, head, beyond)
-        return bump(self.db, head, message_count=keep)
+        return advance(self.db, head, message_count=keep)
 
     def _of(self, session_id: str) -> QuerySet[Message]:
         return Message.objects.using(self.db.alias).filter(session_id=key_of(self.db, session_id))
@@ -118,11 +129,4 @@ def cut_history(db: Database, head: Session, keep: int) -> None:
 
 def copy_messages(db: Database, *, source: int, target: int, count: int) -> None:
     """Copy the first messages of one session to another, in the database, with their original times."""
-    connection = db.connection
-    table = connection.ops.quote_name(Message._meta.db_table)
-    db.execute(
-        f"INSERT INTO {table} (session_id, sequence, role, payload, created_at) "
-        f"SELECT %s, sequence, role, payload, created_at FROM {table} "
-        "WHERE session_id = %s AND sequence <= %s ORDER BY sequence",
-        [target, source, count],
-    )
+    db.execute(COPY_MESSAGES, {"source": source, "target": target, "count": count})

@@ -1,11 +1,11 @@
-"""Rows as value objects. Models never leave the back end."""
+"""Finding a session by its id, and rows as value objects: models never leave the back end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeVar
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Subquery
 
 from helix_store.core.payloads import decode
 from helix_store.core.types import (
@@ -19,60 +19,38 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
+from helix_store.models import Session
 from helix_store.models import SubSessionRef as SubSessionRow
+from helix_store.sessions.deltas import Origin, remember_origin
 from helix_store.sessions.layout import (
-    STATE_COLUMNS,
     checkpoint_state,
     current_state,
 )
+from helix_store.sessions.sql import CHECKPOINT_COLUMNS
 
 __all__ = [
-    "CHECKPOINT_COLUMNS",
     "CHECKPOINT_HEAD_COLUMNS",
-    "CURRENT_COLUMNS",
+    "all_named",
     "base_of",
     "checkpoint_from",
     "checkpoint_head_from",
     "current_from",
     "first_row",
     "interrupt_from",
+    "key_of",
+    "named",
     "run_from",
     "sub_session_ref_from",
 ]
 
 R = TypeVar("R")
 
-CHECKPOINT_HEAD_COLUMNS = (
-    "checkpoint_id",
-    "run_id",
-    "step_id",
-    "step_count",
-    "status",
-    "message_count",
-    "stream_sequence",
-    "created_at",
-    "version",
-)
-CHECKPOINT_COLUMNS = (
-    *CHECKPOINT_HEAD_COLUMNS,
-    "payload",
-    "envelope",
-    "base_id",
-    "base__payload",
-    "session__created_at",
-)
-CURRENT_COLUMNS = (
-    *STATE_COLUMNS,
-    "base_key",
-    "current_id",
-    "current__payload",
-    "current__envelope",
-    "current__base_id",
-    "current__base__payload",
-)
-"""What the current state is read from, by the names of a session's row."""
+CHECKPOINT_HEAD_COLUMNS: Final = CHECKPOINT_COLUMNS[: CHECKPOINT_COLUMNS.index("version") + 1]
+"""What a listed checkpoint is read from."""
 
 
 def first_row(rows: QuerySet[Any, R]) -> R | None:
@@ -95,8 +73,18 @@ def base_of(base_id: int | None, payload: str | None) -> str | None:
 
 
 def current_from(row: Mapping[str, Any]) -> SessionState:
-    base = base_of(row["current__base_id"], row["current__base__payload"])
-    return current_state(row, row["current__payload"], row["current__envelope"], base)
+    """The state in a row of `CURRENT_COLUMNS`; it remembers what its next step can be a delta from."""
+    base_id, payload = row["current__base_id"], row["current__payload"]
+    base = base_of(base_id, row["current__base__payload"])
+    state = current_state(row, payload, row["current__envelope"], base)
+    if row["base_key"] is not None:
+        if base is None:
+            origin = Origin(row["base_key"], row["current_id"], row["current__version"], payload)
+        else:
+            origin = Origin(row["base_key"], base_id, row["current__base__version"], base)
+        origin.latest_version = state.version
+        remember_origin(state, origin)
+    return state
 
 
 def checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
@@ -153,3 +141,28 @@ def interrupt_from(row: InterruptRow, session_id: str) -> InterruptRequest:
 
 def _decoded(text: str | None) -> Any:
     return None if text is None else decode(text)
+
+
+# --- Sessions by id ---------------------------------------------------------------------------------
+
+
+def named(db: Database, session_id: str) -> QuerySet[Session]:
+    """The session of this id."""
+    return _of_tenant(db).filter(session_id=session_id)
+
+
+def all_named(db: Database, session_ids: Collection[str]) -> QuerySet[Session]:
+    """The sessions of these ids."""
+    return _of_tenant(db).filter(session_id__in=session_ids)
+
+
+def key_of(db: Database, session_id: str) -> Subquery:
+    """What ``session_id`` of a child's row equals; no row's does when there is no such session.
+
+    Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
+    """
+    return Subquery(named(db, session_id).values("pk")[:1])
+
+
+def _of_tenant(db: Database) -> QuerySet[Session]:
+    return Session.objects.using(db.alias).filter(tenant=tenant_parameter(db.tenant))

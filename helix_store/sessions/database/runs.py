@@ -29,7 +29,7 @@ from helix_store.models import Run as RunRow
 from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.backend import EncodedRef, RunUpdate
 from helix_store.sessions.database.locking import (
-    bump,
+    advance,
     lock_session,
     session_key,
 )
@@ -73,7 +73,7 @@ class DatabaseRuns(DatabaseOperations):
         )
         InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()
         if head.status != SessionStatus.ACTIVE:
-            bump(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
+            advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
 
     @writes

@@ -1,130 +1,304 @@
-"""The atomic step: the canonical write of every agent loop."""
+"""Staged changes, and the atomic step that promotes them: the canonical write of every agent loop."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Exists, FilteredRelation, OuterRef, Q
 from django.utils import timezone
 
-from helix_store.core.ids import checkpoint_id
-from helix_store.core.merging import with_staged
-from helix_store.core.types import (
-    CheckpointSource,
-    StagedChanges,
-    StepCommit,
-)
-from helix_store.engine.database import (
-    Database,
-    DatabaseOperations,
-    writes,
-)
-from helix_store.engine.rows import (
-    insert_row,
-    update_row,
-)
-from helix_store.exceptions import IdempotencyConflict, RunNotFound
-from helix_store.models import (
-    Checkpoint,
-    CheckpointKind,
-    Operation,
-    Run,
-    Session,
-)
-from helix_store.sessions.database.bases import bases, stored_payload
+from helix_store.core.guards import Guard
+from helix_store.core.ids import new_checkpoint_id
+from helix_store.core.merging import promote_staged, with_staged
+from helix_store.core.payloads import decode_all
+from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
+from helix_store.engine.connections import release_once
+from helix_store.engine.database import Database, DatabaseOperations, reads, writes
+from helix_store.engine.rows import insert_row, update_row
+from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound
+from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
+from helix_store.sessions.database.current_state import read_current
 from helix_store.sessions.database.locking import (
     admit,
-    bump,
+    advance,
+    changed_columns,
     lock_session,
-    unlike,
+    session_key,
+    touch,
 )
 from helix_store.sessions.database.messages import insert_messages
-from helix_store.sessions.database.staging import take_staged
-from helix_store.sessions.layout import (
-    WRITTEN_COLUMNS,
-    EncodedState,
-    settled_mode,
-    with_custom_state,
-)
-from helix_store.sessions.members import NO_MEMBERS, Members
-from helix_store.sessions.requests import StepRequest
+from helix_store.sessions.database.sessions import replace_custom_state
+from helix_store.sessions.deltas import StoredPayload, remember_step, stored_payload
+from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
+from helix_store.sessions.requests import EncodedMessage, StepRequest
+from helix_store.sessions.sql import MAX_SINGLE_MESSAGES, STAGE_CHANGE, TAKE_STAGED, step_statement
 
-__all__ = ["DatabaseSteps"]
+__all__ = ["DatabaseStaging", "DatabaseSteps"]
+
+
+class DatabaseStaging(DatabaseOperations):
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+        if self.db.has_fast_writes:
+            parameters = {
+                "tenant": self.db.tenant,
+                "session_id": session_id,
+                "step_id": step_id,
+                "tool_call_id": tool_call_id,
+                "payload": text,
+                "at": timezone.now(),
+            }
+            if self.db.try_write(STAGE_CHANGE, parameters):
+                return
+        self._stage_locked(session_id, step_id, tool_call_id, text)
+
+    @writes
+    def _stage_locked(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+        head = lock_session(self.db, session_id)
+        row = StagedChange(
+            session_id=head.pk,
+            step_id=step_id,
+            tool_call_id=tool_call_id,
+            payload=text,
+            created_at=timezone.now(),
+        )
+        StagedChange.objects.using(self.db.alias).bulk_create(
+            [row],
+            update_conflicts=True,
+            unique_fields=["session", "step_id", "tool_call_id"],
+            update_fields=["payload", "created_at"],
+        )
+
+    @reads
+    def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
+        key = session_key(self.db, session_id)
+        rows = StagedChange.objects.using(self.db.alias).filter(session_id=key, step_id=step_id)
+        return _staged_changes(text for _, text in sorted(rows.values_list("pk", "payload")))
+
+    @writes
+    def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
+        head = lock_session(self.db, session_id, guard)
+        staged = _take_staged(self.db, head, step_id)
+        if not staged:
+            return head.version
+        custom_state, envelope = read_current(self.db, head)
+        promoted = promote_staged(custom_state, staged, limits=self.db.limits)
+        return replace_custom_state(self.db, head, promoted, envelope)
+
+    @writes
+    def discard(self, session_id: str, step_id: str) -> int:
+        head = lock_session(self.db, session_id)
+        rows = StagedChange.objects.using(self.db.alias).filter(session_id=head.pk, step_id=step_id)
+        discarded, _ = rows.delete()
+        if discarded:
+            touch(self.db, head)
+        return discarded
 
 
 class DatabaseSteps(DatabaseOperations):
-    """Statements of a step, whatever the history's length: lock, staging, messages, checkpoint, head.
+    """A step in one statement where the database can, else lock, decide, write: the same conditions."""
 
-    One more when a run or an operation id is given, and one more to record the operation.
-    """
+    def commit(self, request: StepRequest) -> StepCommit:
+        with release_once(self.db.connection):
+            commit = None
+            if request.operation_id is None and self.db.has_fast_writes:
+                commit = self._in_one_statement(request)
+            return self._in_a_transaction(request) if commit is None else commit
+
+    def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
+        """Commit a step; ``None`` when it takes more deciding than one statement does.
+
+        The first statement returns what is staged, if anything is; the second promotes it, if it is still
+        the same.
+        """
+        commit, staged = self._try(request, request.encoded, ())
+        if not staged:
+            return commit
+        try:
+            encoded = self._promoted(request, _staged_changes(row.payload for row in staged))
+        except HelixStoreError:
+            # A change that cannot be applied. Whether the session is stale or gone comes first.
+            return None
+        return self._try(request, encoded, staged)[0]
+
+    def _try(
+        self, request: StepRequest, encoded: EncodedState, staged: Sequence[_StagedRow]
+    ) -> tuple[StepCommit | None, list[_StagedRow]]:
+        """The commit of a step that promotes these rows, or what is staged instead."""
+        at = timezone.now()
+        new_id = _checkpoint_id(request, at)
+        expected_version = request.guard.expected_version
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=None if expected_version is None else expected_version + 1,
+        )
+        columns = _checkpoint_columns(request, encoded, stored, new_id, at)
+        statement = step_statement(
+            tuple(columns),
+            messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
+            merges=bool(staged),
+            is_delta=stored.is_delta,
+            is_expected=expected_version is not None,
+            is_fenced=request.guard.fencing_token is not None,
+            is_of_run=request.run_id is not None,
+        )
+        tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
+        parameters = {
+            **columns,
+            **encoded.columns,
+            "tags": json.dumps(tags) if tags else "[]",
+            "metadata": json.dumps(metadata) if metadata else "{}",
+            "step_number": request.step.step_count,
+            "base_key": stored.base_key,
+            "tenant": self.db.tenant,
+            "session_id": request.session_id,
+            "expected_version": expected_version,
+            "fencing_token": request.guard.fencing_token,
+            "staged": [row.version for row in staged],
+            "at": at,
+            "added": len(request.messages),
+            **_message_parameters(request.messages),
+        }
+        rows = self.db.try_write(statement, parameters)
+        if not rows or rows[0][0] is None:
+            return None, [_StagedRow(version, payload) for _, _, version, payload in rows]
+        new_version, row_id, _, _ = rows[0]
+        remember_step(request.state, stored, row_id, new_version)
+        return StepCommit(new_id, new_version=new_version), []
 
     @writes
-    def commit(self, request: StepRequest) -> StepCommit:
+    def _in_a_transaction(self, request: StepRequest) -> StepCommit:
+        """Statements, whatever the history's length: lock, staging, messages, checkpoint, head.
+
+        One more when a run or an operation id is given, and one more to record the operation.
+        """
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
-        digest = request.digest() if request.operation_id is not None else ""
         claims = _read_claims(self.db, head, request)
-        if claims.operation is not None:
-            return claims.operation.replay(request.operation_id or "", digest)
+        if claims.earlier_commit is not None:
+            return claims.earlier_commit
         admit(self.db, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
         at = timezone.now()
-        encoded = self._promoted(request, take_staged(self.db, head, request.step.step_id))
+        encoded = self._promoted(request, _take_staged(self.db, head, request.step.step_id))
         message_count = insert_messages(self.db, head, request.messages, at=at)
-        commit = StepCommit(
-            checkpoint_id(request.session_id, request.step.step_count), new_version=head.version + 1
+        commit = StepCommit(_checkpoint_id(request, at), new_version=head.version + 1)
+        stored = stored_payload(
+            request.state,
+            encoded.payload,
+            encoded.entries,
+            version=commit.new_version,
+            head_key=head.base_key,
         )
-        pointer = _write_checkpoint(
-            self.db, head, request, commit, encoded, message_count=message_count, at=at
-        )
-        columns = {**encoded.columns, **pointer, "mode": mode, "message_count": message_count}
-        bump(self.db, head, at=at, **unlike(head, columns))
+        checkpoint = _checkpoint_columns(request, encoded, stored, commit.checkpoint_id, at)
+        checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
+        # A state that waited between checkpoints becomes this one.
+        if head.current_id is not None and not head.current_is_checkpoint:
+            row_id = head.current_id
+            update_row(self.db, Checkpoint, row_id, checkpoint)
+        else:
+            row_id = insert_row(self.db, Checkpoint, checkpoint)
+        columns = {
+            **encoded.columns,
+            "current_id": row_id,
+            "current_is_checkpoint": True,
+            "base_key": stored.base_key,
+            "mode": mode,
+            "message_count": message_count,
+        }
+        advance(self.db, head, at=at, **changed_columns(head, columns))
         if request.operation_id is not None:
-            _record_operation(self.db, head, request.operation_id, digest, commit, at=at)
+            _record_operation(self.db, head, request.operation_id, request, commit, at)
+        remember_step(request.state, stored, row_id, commit.new_version)
         return commit
-
-    def earlier_members(self, session_id: str) -> Members:
-        base = bases.get(self.db, session_id)
-        return NO_MEMBERS if base is None or base.members is None else base.members
 
     def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
         """The state with what was staged."""
         if not staged:
             return request.encoded
-        limits = self.db.limits
-        promoted = with_staged(request.custom_state, staged, limits=limits)
-        return with_custom_state(request.encoded, request.custom_state, promoted, limits)
+        limits, custom_state = request.limits, request.state.custom_state
+        promoted = with_staged(custom_state, staged, limits=limits)
+        return with_custom_state(request.encoded, custom_state, promoted, limits)
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordedOperation:
-    digest: str
-    checkpoint_id: str
-    version: int
+class _StagedRow(NamedTuple):
+    """A staged change as text, and the version of the row that holds it."""
 
-    def replay(self, operation_id: str, digest: str) -> StepCommit:
-        if self.digest != digest:
-            raise IdempotencyConflict(operation_id)
-        return StepCommit(self.checkpoint_id, new_version=self.version)
+    version: str
+    payload: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Claims:
-    """What a request says exists already: its run, and an earlier call under its operation id."""
+def _checkpoint_id(request: StepRequest, at: datetime) -> str:
+    return new_checkpoint_id(request.session_id, request.step.step_count, int(at.timestamp() * 1000))
+
+
+def _staged_changes(texts: Iterable[str]) -> list[StagedChanges]:
+    return [StagedChanges.from_dict(document) for document in decode_all(list(texts))]
+
+
+def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
+    """Remove and return a step's staged changes, in staging order. The session is locked."""
+    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id})
+    return _staged_changes(payload for _, payload in sorted(rows))
+
+
+def _checkpoint_columns(
+    request: StepRequest, encoded: EncodedState, stored: StoredPayload, new_id: str, at: datetime
+) -> dict[str, Any]:
+    """The columns of a step's checkpoint, the only list of them; those with ``None`` come from the head."""
+    return {
+        "session_id": None,
+        "kind": CheckpointKind.STEP.value,
+        "namespace": "",
+        "version": None,
+        "checkpoint_id": new_id,
+        "source": CheckpointSource.STEP.value,
+        "run_id": request.run_id,
+        "step_id": request.step.step_id,
+        "step_count": request.step.step_count,
+        "status": encoded.columns["status"],
+        "message_count": None,
+        "stream_sequence": request.step.stream_sequence,
+        "payload": stored.text,
+        "base_id": stored.base_id,
+        "envelope": encoded.envelope,
+        "size_bytes": encoded.size_bytes,
+        "created_at": at,
+    }
+
+
+def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
+    if len(messages) > MAX_SINGLE_MESSAGES:
+        return {
+            "roles": [message.role for message in messages],
+            "texts": [message.text for message in messages],
+        }
+    parameters = {}
+    for number, message in enumerate(messages, 1):
+        parameters[f"role_{number}"], parameters[f"text_{number}"] = message
+    return parameters
+
+
+class _Claims(NamedTuple):
+    """What a request says exists: its run, and the commit of an earlier call under its operation id."""
 
     run_exists: bool = False
-    operation: _RecordedOperation | None = None
+    earlier_commit: StepCommit | None = None
 
 
 def _read_claims(db: Database, head: Session, request: StepRequest) -> _Claims:
-    """Look both up in one statement, after the lock: an earlier look could miss a twin's commit."""
+    """Look both up in one statement, after the lock: an earlier look could miss a twin's commit.
+
+    Raises `IdempotencyConflict`.
+    """
     if request.run_id is None and request.operation_id is None:
         return _Claims()
-    run_exists, *operation = (
+    run_exists, digest, recorded_id, version = (
         Session.objects.using(db.alias)
         .filter(pk=head.pk)
         .annotate(
@@ -136,63 +310,20 @@ def _read_claims(db: Database, head: Session, request: StepRequest) -> _Claims:
         .values_list("run_exists", "operation__digest", "operation__checkpoint_id", "operation__version")
         .get()
     )
-    found = operation[0] is not None
-    return _Claims(run_exists, _RecordedOperation(*operation) if found else None)
-
-
-def _write_checkpoint(
-    db: Database,
-    head: Session,
-    request: StepRequest,
-    commit: StepCommit,
-    encoded: EncodedState,
-    *,
-    message_count: int,
-    at: datetime,
-) -> dict[str, Any]:
-    """Record the step and return the head columns that point at its row.
-
-    A state that waited between checkpoints becomes that row. The payload is a delta if there is something to
-    build on, else it is stored in full, as something to build on.
-    """
-    base = bases.get(db, request.session_id)
-    stored = stored_payload(encoded, base if base is not None and base.key == head.base_key else None)
-    columns = {
-        "session_id": head.pk,
-        "kind": CheckpointKind.STEP.value,
-        "namespace": "",
-        "version": commit.new_version,
-        "checkpoint_id": commit.checkpoint_id,
-        "source": CheckpointSource.STEP.value,
-        "run_id": request.run_id,
-        "step_id": request.step.step_id,
-        "step_count": request.step.step_count,
-        "status": encoded.columns["status"],
-        "message_count": message_count,
-        "stream_sequence": request.step.stream_sequence,
-        "payload": stored.text,
-        "base_id": stored.base_id,
-        "envelope": encoded.envelope,
-        "size_bytes": encoded.size_bytes,
-        "created_at": at,
-    }
-    if head.current_id is not None and not head.current_is_checkpoint:
-        update_row(db, Checkpoint, head.current_id, columns)
-        key = head.current_id
-    else:
-        key = insert_row(db, Checkpoint, columns)
-    if not stored.is_delta:
-        bases.keep(db, request.session_id, stored.base_key, key, encoded.payload, encoded.members)
-    return {"current_id": key, "current_is_checkpoint": True, "base_key": stored.base_key}
+    if digest is None or request.operation_id is None:
+        return _Claims(run_exists)
+    if digest != request.digest():
+        raise IdempotencyConflict(request.operation_id)
+    return _Claims(run_exists, StepCommit(recorded_id, new_version=version))
 
 
 def _record_operation(
-    db: Database, head: Session, operation_id: str, digest: str, commit: StepCommit, *, at: datetime
+    db: Database, head: Session, operation_id: str, request: StepRequest, commit: StepCommit, at: datetime
 ) -> None:
     Operation.objects.using(db.alias).create(
         session_id=head.pk,
         operation_id=operation_id,
-        digest=digest,
+        digest=request.digest(),
         checkpoint_id=commit.checkpoint_id,
         version=commit.new_version,
         created_at=at,

@@ -6,10 +6,11 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.engine.database import Database
-from helix_store.sessions.database.fast_reads import FastCheckpoints, FastMessages
-from helix_store.sessions.database.fast_sessions import FastSessions
-from helix_store.sessions.database.fast_steps import FastStaging, FastSteps
+from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
+from helix_store.sessions.database.messages import DatabaseMessages
 from helix_store.sessions.database.runs import DatabaseInterrupts, DatabaseRuns, DatabaseSubSessions
+from helix_store.sessions.database.sessions import DatabaseSessions
+from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
 from helix_store.sessions.database.waiting import DatabaseSuspensions, DatabaseToolCalls
 from helix_store.sessions.store import StateStoreBase
 
@@ -18,11 +19,11 @@ __all__ = ["DatabaseBackend", "DatabaseStateStore"]
 
 class DatabaseBackend:
     def __init__(self, db: Database) -> None:
-        self.sessions = FastSessions(db)
-        self.messages = FastMessages(db)
-        self.staging = FastStaging(db)
-        self.steps = FastSteps(db)
-        self.checkpoints = FastCheckpoints(db)
+        self.sessions = DatabaseSessions(db)
+        self.messages = DatabaseMessages(db)
+        self.staging = DatabaseStaging(db)
+        self.steps = DatabaseSteps(db)
+        self.checkpoints = DatabaseCheckpoints(db)
         self.runs = DatabaseRuns(db)
         self.sub_sessions = DatabaseSubSessions(db)
         self.interrupts = DatabaseInterrupts(db)

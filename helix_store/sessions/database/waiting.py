@@ -27,7 +27,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import Unindexed
+from helix_store.engine.expressions import NoIndexHint
 from helix_store.exceptions import (
     ConflictError,
     IntegrityFault,
@@ -36,12 +36,13 @@ from helix_store.exceptions import (
 from helix_store.models import Run, Session
 from helix_store.sessions.database.locking import (
     admit,
-    bump,
+    advance,
     lock_session,
     lock_sessions_of_tree,
     root_of,
 )
-from helix_store.sessions.database.rows import CURRENT_COLUMNS, current_from, first_row
+from helix_store.sessions.database.rows import current_from, first_row
+from helix_store.sessions.sql import CURRENT_COLUMNS
 from helix_store.sessions.suspension import (
     RESUMED_COLUMNS,
     Suspension,
@@ -74,7 +75,7 @@ class DatabaseToolCalls(DatabaseOperations):
             raise SessionNotFound(owner_id)
         columns = asked_columns(self.db, owner, calls, locked.get(root_id or owner_id))
         if columns:
-            bump(self.db, owner, **columns)
+            advance(self.db, owner, **columns)
 
     @writes
     def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
@@ -86,7 +87,7 @@ class DatabaseToolCalls(DatabaseOperations):
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome is SubmissionOutcome.ACCEPTED:
-            version = bump(self.db, owner, **calls.columns(self.db.limits))
+            version = advance(self.db, owner, **calls.columns(self.db.limits))
         return Submission(
             outcome=outcome,
             tool_call_id=tool_call_id,
@@ -100,7 +101,7 @@ class DatabaseToolCalls(DatabaseOperations):
         calls = _calls_of(head)
         taken = calls.take()
         if taken:
-            bump(self.db, head, **calls.columns(self.db.limits))
+            advance(self.db, head, **calls.columns(self.db.limits))
         return taken
 
     @reads
@@ -109,7 +110,7 @@ class DatabaseToolCalls(DatabaseOperations):
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
             Session.objects.using(self.db.alias)
-            .alias(unindexed_tenant=Unindexed("tenant"))
+            .alias(unindexed_tenant=NoIndexHint("tenant"))
             .filter(unindexed_tenant=self.db.tenant)
             .non_terminal()
             .overdue(moment)
@@ -167,7 +168,7 @@ def asked_columns(
     if record is not None and keeper.pk == owner.pk:
         columns["client_tool_call_ownership"] = record
     elif record is not None:
-        bump(db, keeper, client_tool_call_ownership=record)
+        advance(db, keeper, client_tool_call_ownership=record)
     return columns
 
 
@@ -191,7 +192,7 @@ class DatabaseSuspensions(DatabaseOperations):
         at = timezone.now()
         running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
         running.update(status=suspension.kind, ended_at=at)
-        return bump(self.db, head, at=at, **columns)
+        return advance(self.db, head, at=at, **columns)
 
     @writes
     def resume(self, session_id: str, guard: Guard) -> SessionState:
@@ -202,5 +203,5 @@ class DatabaseSuspensions(DatabaseOperations):
         admit(self.db, head, guard)
         state = current_from(row)
         at = timezone.now()
-        version = bump(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
+        version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
         return resumed_state(state, version=version, at=at)

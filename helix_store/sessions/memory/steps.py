@@ -25,7 +25,6 @@ from helix_store.sessions.layout import (
     settled_mode,
     with_custom_state,
 )
-from helix_store.sessions.members import NO_MEMBERS, Members
 from helix_store.sessions.memory.records import (
     SessionRecord,
     StoredCheckpoint,
@@ -142,9 +141,6 @@ class MemorySteps:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
 
-    def earlier_members(self, session_id: str) -> Members:
-        return NO_MEMBERS
-
     def commit(self, request: StepRequest) -> StepCommit:
         with self._scope.writing(request.session_id) as draft:
             earlier = _earlier_commit(draft, request)
@@ -186,8 +182,9 @@ def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Li
     staged = staged_changes(record, request.step.step_id)
     if not staged:
         return request.encoded
-    promoted = promote_staged(request.custom_state, staged, limits=limits)
-    return with_custom_state(request.encoded, request.custom_state, promoted, limits)
+    custom_state = request.state.custom_state
+    promoted = promote_staged(custom_state, staged, limits=limits)
+    return with_custom_state(request.encoded, custom_state, promoted, limits)
 
 
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:

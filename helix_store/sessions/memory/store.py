@@ -7,16 +7,16 @@ from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState
 from helix_store.engine.memory import MemoryWorld
 from helix_store.sessions.backend import (
-    CheckpointVerbs,
-    InterruptVerbs,
-    MessageVerbs,
-    RunVerbs,
-    SessionVerbs,
-    StagingVerbs,
-    StepVerbs,
-    SubSessionVerbs,
-    SuspensionVerbs,
-    ToolCallVerbs,
+    CheckpointOperations,
+    InterruptOperations,
+    MessageOperations,
+    RunOperations,
+    SessionOperations,
+    StagingOperations,
+    StepOperations,
+    SubSessionOperations,
+    SuspensionOperations,
+    ToolCallOperations,
 )
 from helix_store.sessions.memory.checkpoints import MemoryCheckpoints
 from helix_store.sessions.memory.runs import MemoryInterrupts, MemoryRuns, MemorySubSessions
@@ -31,16 +31,16 @@ __all__ = ["InMemoryStateStore", "MemoryBackend"]
 
 class MemoryBackend:
     def __init__(self, scope: TenantScope) -> None:
-        self.sessions: SessionVerbs = MemorySessions(scope)
-        self.messages: MessageVerbs = MemoryMessages(scope)
-        self.staging: StagingVerbs = MemoryStaging(scope)
-        self.steps: StepVerbs = MemorySteps(scope)
-        self.checkpoints: CheckpointVerbs = MemoryCheckpoints(scope)
-        self.runs: RunVerbs = MemoryRuns(scope)
-        self.sub_sessions: SubSessionVerbs = MemorySubSessions(scope)
-        self.interrupts: InterruptVerbs = MemoryInterrupts(scope)
-        self.tool_calls: ToolCallVerbs = MemoryToolCalls(scope)
-        self.suspensions: SuspensionVerbs = MemorySuspensions(scope)
+        self.sessions: SessionOperations = MemorySessions(scope)
+        self.messages: MessageOperations = MemoryMessages(scope)
+        self.staging: StagingOperations = MemoryStaging(scope)
+        self.steps: StepOperations = MemorySteps(scope)
+        self.checkpoints: CheckpointOperations = MemoryCheckpoints(scope)
+        self.runs: RunOperations = MemoryRuns(scope)
+        self.sub_sessions: SubSessionOperations = MemorySubSessions(scope)
+        self.interrupts: InterruptOperations = MemoryInterrupts(scope)
+        self.tool_calls: ToolCallOperations = MemoryToolCalls(scope)
+        self.suspensions: SuspensionOperations = MemorySuspensions(scope)
 
 
 class InMemoryStateStore(StateStoreBase):

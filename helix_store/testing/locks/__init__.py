@@ -1,11 +1,9 @@
-"""The contract of a lock manager, as tests: a class for each part, and `LockManagerContract` for all."""
+"""The contract suite of a lock manager: a class for each part, and `LockManagerContract` for all."""
 
-from helix_store.testing.locks.acquiring import AcquiringContract
+from helix_store.testing.locks.acquiring import AcquiringContract, AsyncLockContract
 from helix_store.testing.locks.arguments import LockArgumentContract
-from helix_store.testing.locks.async_twins import AsyncLockContract
 from helix_store.testing.locks.base import LockTests
-from helix_store.testing.locks.terms import TermContract
-from helix_store.testing.locks.tokens import TokenContract
+from helix_store.testing.locks.terms import TermContract, TokenContract
 
 __all__ = [
     "AcquiringContract",
@@ -21,4 +19,4 @@ __all__ = [
 class LockManagerContract(
     AcquiringContract, TermContract, TokenContract, LockArgumentContract, AsyncLockContract
 ):
-    """Everything a lock manager promises."""
+    """All tests of a lock manager."""

@@ -1,4 +1,4 @@
-"""What is no argument of a lock manager is refused, and nothing is stored."""
+"""Invalid arguments are refused, and nothing is stored."""
 
 from __future__ import annotations
 

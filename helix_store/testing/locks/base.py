@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: how a lock manager is made, and the hooks it may fill in."""
+"""The base of the suite: `make_manager`, and the hooks that a back end may provide."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["LONG", "SHORT", "LockTests"]
 T = TypeVar("T")
 
 LONG = 60_000
-"""A TTL that does not run out while a test runs."""
+"""A TTL that does not expire during a test."""
 SHORT = 20
-"""A TTL that a test waits out."""
+"""A TTL that a test waits for."""
 
 _PATIENCE_SECONDS = 30.0
 
@@ -38,7 +38,7 @@ class LockTests:
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of every thread that the suite starts: give back what belongs to the thread."""
+        """Called at the end of each thread that the suite starts, to release its resources."""
 
     @pytest.fixture
     def locks(self) -> LockManagerBase:
@@ -51,21 +51,21 @@ class LockTests:
         return lock
 
     def expired(self, locks: LockManagerBase, name: str = "name") -> Lock:
-        """A lock whose term has run out."""
+        """A lock that has expired."""
         lock = self.acquired(locks, name, ttl_ms=SHORT)
         self.until(lambda: not locks.is_locked(name))
         return lock
 
     @staticmethod
     def until(condition: Callable[[], bool]) -> None:
-        """Wait for what time or another thread will bring about."""
+        """Wait for a condition that time or another thread makes true."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
-            assert time.monotonic() < deadline, "it did not come about"
+            assert time.monotonic() < deadline, "the condition did not become true"
             time.sleep(0.001)
 
     def at_once(self, *calls: Callable[[], T]) -> list[T]:
-        """Make calls at the same moment, each in a thread of its own; what each returned, in order."""
+        """Make calls at the same time, each in its own thread, and return their results in order."""
         start = threading.Barrier(len(calls))
 
         def outcome(call: Callable[[], T]) -> T:

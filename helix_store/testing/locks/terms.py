@@ -1,13 +1,16 @@
-"""How long a holder has its lock: release, refresh, expiry, trust and keep-alive."""
+"""Terms of a lock and their fencing tokens."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
 from helix_store.exceptions import LockLostError
+from helix_store.locks.lock import Lock
 from helix_store.locks.manager import LockManagerBase
 from helix_store.testing.locks.base import (
     LONG,
@@ -15,7 +18,7 @@ from helix_store.testing.locks.base import (
     LockTests,
 )
 
-__all__ = ["TermContract"]
+__all__ = ["TermContract", "TokenContract"]
 
 
 class TermContract(LockTests):
@@ -113,7 +116,7 @@ class TermContract(LockTests):
         lock = self.acquired(locks, ttl_ms=200)
         is_held = True
         while is_held:
-            # In this order: what is free now must be distrusted a moment later.
+            # In this order: a lock that is free now may be held later.
             is_held = locks.is_locked("name")
             assert is_held or not lock.is_trusted()
 
@@ -167,3 +170,62 @@ class TermContract(LockTests):
         self.until(lambda: not keep_alive.is_running())
         assert not lock.is_trusted()
         assert not locks.is_locked("name")
+
+
+ENDS: dict[str, Callable[[LockTests, LockManagerBase, Lock], object]] = {
+    "release": lambda test, locks, lock: lock.release(),
+    "expiry": lambda test, locks, lock: (
+        lock.refresh(SHORT),
+        test.until(lambda: not locks.is_locked("name")),
+    ),
+    "force_release": lambda test, locks, lock: locks.force_release("name"),
+}
+
+
+class TokenContract(LockTests):
+    @pytest.mark.parametrize("end", ENDS)
+    def test_tokens_grow_however_a_term_ends(self, locks: LockManagerBase, end: str) -> None:
+        tokens = []
+        for _ in range(5):
+            lock = self.acquired(locks)
+            tokens.append(lock.fencing_token)
+            ENDS[end](self, locks, lock)
+        assert all(earlier < later for earlier, later in pairwise(tokens))
+
+    def test_taking_a_lock_away_uses_up_a_token_that_fences_its_former_holder(
+        self, locks: LockManagerBase
+    ) -> None:
+        held = self.acquired(locks)
+        locks.force_release("name")
+        assert self.acquired(locks).fencing_token == held.fencing_token + 2
+
+    def test_tokens_grow_by_name(self, locks: LockManagerBase) -> None:
+        for _ in range(3):
+            self.acquired(locks, "busy").release()
+        assert self.acquired(locks, "quiet").fencing_token == 1
+        assert self.acquired(locks, "busy").fencing_token == 4
+
+    def test_a_refresh_keeps_the_token(self, locks: LockManagerBase) -> None:
+        lock = self.acquired(locks)
+        lock.refresh()
+        assert lock.fencing_token == 1
+        assert [info.fencing_token for info in locks.get_active_locks()] == [1]
+
+    def test_a_refused_acquisition_uses_up_no_token(self, locks: LockManagerBase) -> None:
+        lock = self.acquired(locks)
+        for _ in range(3):
+            assert locks.acquire("name") is None
+        lock.release()
+        assert self.acquired(locks).fencing_token == 2
+
+    def test_many_workers_get_each_token_once(self, locks: LockManagerBase) -> None:
+        def work() -> list[int]:
+            tokens = []
+            for _ in range(5):
+                with locks.wait_acquire("name", timeout_ms=30_000) as lock:
+                    tokens.append(lock.fencing_token)
+            return tokens
+
+        tokens = self.at_once(*[work] * 6)
+        assert sorted(token for taken in tokens for token in taken) == list(range(1, 31))
+        assert all(taken == sorted(taken) for taken in tokens)

@@ -1,7 +1,7 @@
-"""The contract of a state store, as tests: a class for each part, and `StateStoreContract` for all."""
+"""The contract suite of a state store: a class for each part, and `StateStoreContract` for all."""
 
 from helix_store.testing.state_store.arguments import ArgumentContract
-from helix_store.testing.state_store.async_twins import AsyncTwinContract
+from helix_store.testing.state_store.async_twins import AsyncTwinContract, SignatureContract
 from helix_store.testing.state_store.base import (
     HeldLock,
     LockManager,
@@ -9,9 +9,7 @@ from helix_store.testing.state_store.base import (
 )
 from helix_store.testing.state_store.branching import BranchingContract
 from helix_store.testing.state_store.checkpoints import CheckpointContract
-from helix_store.testing.state_store.custom_state import CustomStateContract
 from helix_store.testing.state_store.deadlines import DeadlineContract
-from helix_store.testing.state_store.fencing import FencingContract
 from helix_store.testing.state_store.identifiers import IdentifierContract
 from helix_store.testing.state_store.interrupts import InterruptContract
 from helix_store.testing.state_store.limits import LimitContract
@@ -22,18 +20,16 @@ from helix_store.testing.state_store.paging import PagingContract
 from helix_store.testing.state_store.payloads import PayloadContract
 from helix_store.testing.state_store.restoring import RestoringContract
 from helix_store.testing.state_store.runs import RunContract
-from helix_store.testing.state_store.saving import SavingContract
+from helix_store.testing.state_store.saving import CustomStateContract, SavingContract
 from helix_store.testing.state_store.sessions import SessionContract
-from helix_store.testing.state_store.signatures import SignatureContract
 from helix_store.testing.state_store.staging import StagingContract
 from helix_store.testing.state_store.statuses import StatusContract
 from helix_store.testing.state_store.steps import StepContract
 from helix_store.testing.state_store.sub_sessions import SubSessionContract
 from helix_store.testing.state_store.suspension import SuspensionContract
-from helix_store.testing.state_store.tenants import TenantContract
 from helix_store.testing.state_store.tool_calls import ToolCallContract
-from helix_store.testing.state_store.unknown_sessions import UnknownSessionContract
-from helix_store.testing.state_store.versions import VersionContract
+from helix_store.testing.state_store.unknown_sessions import TenantContract, UnknownSessionContract
+from helix_store.testing.state_store.versions import FencingContract, VersionContract
 
 __all__ = [
     "ArgumentContract",
@@ -103,4 +99,4 @@ class StateStoreContract(
     FencingContract,
     AsyncTwinContract,
 ):
-    """Everything a state store promises."""
+    """All tests of a state store."""

@@ -1,4 +1,4 @@
-"""Every other argument that is refused before anything is written."""
+"""Invalid arguments other than identifiers are refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,15 +1,20 @@
-"""Async twins: the same calls with the same results and the same errors."""
+"""Each method exists, takes the arguments of the contract, and has an async counterpart."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import (
+    REQUIRED_METHODS,
+    StateStore,
+    require_state_store,
+)
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import SessionNotFound, StaleStateError
 from helix_store.testing.state_store.base import StoreTests
@@ -26,11 +31,11 @@ from helix_store.testing.state_store.samples import (
     step,
 )
 
-__all__ = ["AsyncTwinContract"]
+__all__ = ["AsyncTwinContract", "SignatureContract"]
 
 
 class _Twins:
-    """A store that is called through its async twins alone, each call in an event loop of its own."""
+    """A store that is called through its async methods only, each call in a separate event loop."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -50,7 +55,7 @@ async def _all_of(iterator: Any) -> list[Any]:
 class AsyncTwinContract(StoreTests):
     @pytest.mark.parametrize("call", CALLS, ids=str)
     def test_a_twin_does_what_its_method_does(self, call: Call) -> None:
-        """The same history twice, for two tenants; only one of them through twins at the end."""
+        """The same history for two tenants, and one call: synchronous for one, asynchronous for the other."""
         plain, twins = self.make_store(tenant="plain"), self.make_store(tenant="twins")
         full_session(plain, "session")
         full_session(twins, "session")
@@ -128,3 +133,35 @@ class AsyncTwinContract(StoreTests):
 
         assert sorted(async_to_sync(work)()) == list(range(1, 9))
         assert loaded(store, session_id).step_count == 8
+
+
+SYNCHRONOUS = [name for name in REQUIRED_METHODS if hasattr(StateStore, name)]
+
+
+class SignatureContract(StoreTests):
+    def test_the_store_is_accepted_where_a_state_store_is_needed(self, store: StateStore) -> None:
+        require_state_store(store)
+
+    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    def test_a_method_takes_the_arguments_of_the_contract(self, store: StateStore, name: str) -> None:
+        """A store may have more parameters if they are optional."""
+        required = dict(inspect.signature(getattr(StateStore, name)).parameters)
+        del required["self"]
+        offered = inspect.signature(getattr(store, name)).parameters
+        for parameter in required.values():
+            assert parameter.name in offered, f"{name}() takes no {parameter.name}"
+            assert offered[parameter.name].kind == parameter.kind
+            assert offered[parameter.name].default == parameter.default
+        for extra in offered.keys() - required.keys():
+            assert offered[extra].default is not inspect.Parameter.empty, f"{name}() must not require {extra}"
+
+    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    def test_a_method_and_its_async_twin_take_the_same_arguments(self, store: StateStore, name: str) -> None:
+        method, twin = getattr(store, name), getattr(store, f"a{name}")
+        assert inspect.signature(twin).parameters == inspect.signature(method).parameters
+
+    @pytest.mark.parametrize("name", SYNCHRONOUS)
+    def test_a_twin_is_asynchronous_and_its_method_is_not(self, store: StateStore, name: str) -> None:
+        twin = getattr(store, f"a{name}")
+        assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin)
+        assert not inspect.iscoroutinefunction(getattr(store, name))

@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: how a store is made, and the hooks a back end may fill in."""
+"""The base of the suite: `make_store`, and the hooks that a back end may provide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class HeldLock(Protocol):
-    """What the suite needs of a lock that was acquired."""
+    """The part of an acquired lock that the suite uses."""
 
     @property
     def fencing_token(self) -> int: ...
@@ -30,7 +30,7 @@ class HeldLock(Protocol):
 
 
 class LockManager(Protocol):
-    """What the suite needs of a lock manager."""
+    """The part of a lock manager that the suite uses."""
 
     def acquire(self, name: str) -> HeldLock | None: ...
 
@@ -51,7 +51,7 @@ class StoreTests:
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of every thread that the suite starts: give back what belongs to the thread."""
+        """Called at the end of each thread that the suite starts, to release its resources."""
 
     @pytest.fixture
     def store(self) -> StateStore:
@@ -63,7 +63,7 @@ class StoreTests:
         return store.create_session(agent_type="agent").session_id
 
     def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:
-        """Make calls at the same moment, each in its own thread; what each returned or raised, in order."""
+        """Make calls at the same time, each in its own thread; return their results or errors in order."""
         start = threading.Barrier(len(calls))
 
         def outcome(call: Callable[[], T]) -> T | HelixStoreError:
@@ -76,7 +76,7 @@ class StoreTests:
                 self.leave_thread()
 
         interval = sys.getswitchinterval()
-        # Python's default lets a call of a millisecond run to its end before another thread has its turn.
+        # With Python's default a call of a millisecond ends before another thread runs.
         sys.setswitchinterval(1e-5)
         try:
             with ThreadPoolExecutor(len(calls)) as pool:

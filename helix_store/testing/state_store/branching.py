@@ -1,4 +1,4 @@
-"""Branching: a new session that starts where another one was."""
+"""Branching: a new session from a checkpoint of another one."""
 
 from __future__ import annotations
 

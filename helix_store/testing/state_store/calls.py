@@ -1,4 +1,4 @@
-"""Every call about one session, with valid arguments: a table for rules that hold for all of them."""
+"""A table of all calls about one session, with valid arguments, for rules that hold for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN_CHECKPOINT: Final = "cpv1-nobody-s1-t1900000000000-abcdef"
 
 @dataclass(frozen=True)
 class Call:
-    """A method, and what calls it for a session."""
+    """A method, and a function that calls it for a session."""
 
     method: str
     invoke: Callable[[StateStore, str], Any]

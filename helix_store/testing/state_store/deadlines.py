@@ -1,4 +1,4 @@
-"""Calls past their deadline: found in order, answered by their default, and never in place of an answer."""
+"""Calls past their deadline: found in order, and answered with their default unless they have an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are no identifiers are refused everywhere, in reads too."""
+"""Invalid identifiers are refused by each call, in reads too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupt requests: durable, bound to one run, and never met by the next one."""
+"""Interrupt requests: durable, and for one run only."""
 
 from __future__ import annotations
 

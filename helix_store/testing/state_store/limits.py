@@ -1,4 +1,4 @@
-"""Limits in bytes hold for what a write leaves behind, not only for what it is given."""
+"""Limits in bytes apply to the stored result of a write, not only to its arguments."""
 
 from __future__ import annotations
 

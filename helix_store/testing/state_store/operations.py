@@ -132,7 +132,7 @@ def _commit(
     run_id: str | None = None,
     **fields: Any,
 ) -> StepCommit:
-    """The same step every time, but for what is given."""
+    """A step with defaults for the arguments that are not given."""
     state = state or SessionState(session_id=session_id, agent_type="agent", **fields)
     return store.save_state_and_promote_staging(
         session_id,

@@ -110,9 +110,9 @@ class PagingContract(StoreTests):
     def test_a_cursor_changed_anywhere_is_refused(self, seven: StateStore) -> None:
         cursor = seven.list_sessions(limit=3).next_cursor
         assert cursor is not None
-        for place in range(len(cursor)):
-            other = "B" if cursor[place] == "A" else "A"
-            forged = cursor[:place] + other + cursor[place + 1 :]
+        for position in range(len(cursor)):
+            other = "B" if cursor[position] == "A" else "A"
+            forged = cursor[:position] + other + cursor[position + 1 :]
             with self.storage_untouched(), pytest.raises(InvalidCursor):
                 seven.list_sessions(limit=3, cursor=forged)
         for forged in (cursor[:-1], cursor + "A", cursor.swapcase()):

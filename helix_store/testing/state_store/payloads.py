@@ -1,4 +1,4 @@
-"""Payloads come back with value, type and key order, or are refused before anything is stored."""
+"""Payloads keep value, type and key order, or are refused before anything is stored."""
 
 from __future__ import annotations
 

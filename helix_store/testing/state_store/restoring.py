@@ -1,4 +1,4 @@
-"""Restoring a checkpoint: state and messages go back, the version goes on."""
+"""Restoring a checkpoint: state and messages are restored, the version increases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values for the tests, and the few things that most tests do with a store."""
+"""Sample values, and calls that most tests make."""
 
 from __future__ import annotations
 
@@ -175,10 +175,10 @@ def contents(store: StateStore, session_id: str) -> dict[str, str]:
     return {name: repr(value) for name, value in seen.items()}
 
 
-def touch_after(store: StateStore, session_id: str, moment: datetime | None) -> None:
-    """Write to a session until its time of update is later than ``moment``, however coarse the clock is."""
-    assert moment is not None
-    updated_at = moment
-    while updated_at <= moment:
+def touch_after(store: StateStore, session_id: str, time: datetime | None) -> None:
+    """Write to a session until its update time is later than ``time``, also with a coarse clock."""
+    assert time is not None
+    updated_at = time
+    while updated_at <= time:
         store.update_status(session_id, SessionStatus.ACTIVE)
-        updated_at = loaded(store, session_id).updated_at or moment
+        updated_at = loaded(store, session_id).updated_at or time

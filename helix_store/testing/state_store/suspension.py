@@ -1,4 +1,4 @@
-"""Suspending a session with all it takes to go on, and resuming it once."""
+"""Suspending a session, and resuming it once."""
 
 from __future__ import annotations
 

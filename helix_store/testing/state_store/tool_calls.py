@@ -1,4 +1,4 @@
-"""Tool calls that somebody outside answers: routed to their owner, answered once, taken once."""
+"""Tool calls that a client answers: routed to their owner, answered once, taken once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The contract of a stream manager, as tests: a class for each part, and `StreamManagerContract` for all."""
+"""The contract suite of a stream manager: a class for each part, and `StreamManagerContract` for all."""
 
 from helix_store.testing.streams.arguments import StreamArgumentContract
 from helix_store.testing.streams.base import StreamTests
-from helix_store.testing.streams.fencing import StreamFencingContract
-from helix_store.testing.streams.lives import StreamLifeContract
+from helix_store.testing.streams.lives import StreamFencingContract, StreamLifeContract
 from helix_store.testing.streams.pruning import StreamPruningContract
 from helix_store.testing.streams.reading import ReadingContract
 from helix_store.testing.streams.writing import WritingContract
@@ -28,4 +27,4 @@ class StreamManagerContract(
     StreamFencingContract,
     StreamArgumentContract,
 ):
-    """Everything a stream manager promises."""
+    """All tests of a stream manager."""

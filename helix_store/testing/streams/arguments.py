@@ -1,4 +1,4 @@
-"""What is no argument of a stream manager is refused before storage is asked."""
+"""Invalid arguments are refused before storage is used."""
 
 from __future__ import annotations
 

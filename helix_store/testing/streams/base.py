@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: how a stream manager is made, and the hooks it may fill in."""
+"""The base of the suite: `make_manager`, and the hooks that a back end may provide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -14,27 +14,13 @@ from asgiref.sync import async_to_sync
 from helix_store.core.limits import Limits
 from helix_store.streams.manager import StreamManagerBase
 from helix_store.streams.reader import ResumableReader
+from helix_store.testing.state_store.base import LockManager
 
-__all__ = ["HeldLock", "LockManager", "StreamTests", "chunk", "chunks", "run"]
+__all__ = ["StreamTests", "chunk", "chunks", "run"]
 
 R = TypeVar("R")
 
 _PATIENCE_SECONDS = 60.0
-
-
-class HeldLock(Protocol):
-    """What the suite needs of a lock that was acquired."""
-
-    @property
-    def fencing_token(self) -> int: ...
-
-    def release(self) -> bool: ...
-
-
-class LockManager(Protocol):
-    """What the suite needs of a lock manager."""
-
-    def acquire(self, name: str) -> HeldLock | None: ...
 
 
 def chunk(number: int) -> dict[str, Any]:
@@ -101,8 +87,8 @@ class StreamTests:
 
     @staticmethod
     async def until(condition: Callable[[], Awaitable[object]]) -> None:
-        """Wait for what time or another task will bring about."""
-        while not await condition():  # noqa: ASYNC110  storage tells nobody when a lease is over
+        """Wait for a condition that time or another task makes true."""
+        while not await condition():  # noqa: ASYNC110  storage does not signal the end of a lease
             await asyncio.sleep(0.002)
 
     async def until_position(self, reader: ResumableReader, position: int) -> None:

@@ -1,4 +1,4 @@
-"""Pruning and leases: no reader meets a silent hole, and no dead writer leaves silence."""
+"""Pruning and leases: a reader learns of removed chunks, and of a writer that died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers: sequences without gaps, exact chunks, and what happens to those who write too late."""
+"""Writers: sequences without gaps, exact chunks, and the errors of a late write."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
-"""The contract of a usage store, as tests: a class for each part, and `UsageStoreContract` for all."""
+"""The contract suite of a usage store: a class for each part, and `UsageStoreContract` for all."""
 
 from helix_store.testing.usage.arguments import UsageArgumentContract
 from helix_store.testing.usage.async_twins import AsyncUsageContract
 from helix_store.testing.usage.base import UsageTests
 from helix_store.testing.usage.deleting import UsageDeletionContract
-from helix_store.testing.usage.entries import UsageEntryContract
-from helix_store.testing.usage.querying import UsageQueryContract
-from helix_store.testing.usage.recording import RecordingContract
-from helix_store.testing.usage.rollups import RollupContract
-from helix_store.testing.usage.tenants import UsageTenantContract
+from helix_store.testing.usage.querying import UsageQueryContract, UsageTenantContract
+from helix_store.testing.usage.recording import RecordingContract, UsageEntryContract
+from helix_store.testing.usage.rollups import RollupContract, UsageTreeContract
 from helix_store.testing.usage.time_series import TimeSeriesContract
-from helix_store.testing.usage.trees import UsageTreeContract
 
 __all__ = [
     "AsyncUsageContract",
@@ -40,4 +37,4 @@ class UsageStoreContract(
     UsageTenantContract,
     AsyncUsageContract,
 ):
-    """Everything a usage store promises."""
+    """All tests of a usage store."""

@@ -1,4 +1,4 @@
-"""What is refused, by which error, and before storage is touched."""
+"""Invalid arguments are refused, each with its error, before storage is used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from helix_store.exceptions import (
     InvalidPayload,
     InvalidQuery,
 )
-from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     NOON,
+    UsageTests,
     custom,
     sub_agent,
     tokens,

@@ -1,4 +1,4 @@
-"""Async twins: the same calls with the same results and the same errors."""
+"""Async methods: the same results and errors as the synchronous ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from helix_store.exceptions import (
     InvalidQuery,
     SessionNotFound,
 )
-from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     EVERY_KIND,
     NOON,
+    UsageTests,
     rolled_up,
     tokens,
 )

@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: how a usage store is made, and the hooks it may fill in."""
+"""The base of the suite: `make_store`, the hooks that a back end may provide, and sample entries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 
 from helix_store.core.contracts import StateStore, UsageStore
+from helix_store.core.usage import UsageRollup
 
-__all__ = ["UsageTests"]
+__all__ = ["EVERY_KIND", "NOON", "UsageTests", "custom", "rolled_up", "sub_agent", "tokens", "tool"]
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class UsageTests:
         raise NotImplementedError("Provide make_store() to run the suite.")
 
     def make_state_store(self, *, tenant: str = "") -> StateStore:
-        """The state store whose sessions spend; it shares storage with `make_store` of the same tenant."""
+        """The state store of the sessions. It shares storage with `make_store` for the same tenant."""
         raise NotImplementedError("Provide make_state_store() to run the suite.")
 
     def storage_untouched(self) -> AbstractContextManager[None]:
@@ -33,7 +34,7 @@ class UsageTests:
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of every thread that the suite starts: give back what belongs to the thread."""
+        """Called at the end of each thread that the suite starts, to release its resources."""
 
     @pytest.fixture
     def usage(self, session_id: str) -> UsageStore:
@@ -50,7 +51,7 @@ class UsageTests:
         return sessions.create_session("session", agent_type="agent", user_id="user").session_id
 
     def at_once(self, *calls: Callable[[], T]) -> list[T]:
-        """Make calls at the same moment, each in a thread of its own; what each returned, in order."""
+        """Make calls at the same time, each in its own thread, and return their results in order."""
         start = threading.Barrier(len(calls))
 
         def outcome(call: Callable[[], T]) -> T:
@@ -62,3 +63,58 @@ class UsageTests:
 
         with ThreadPoolExecutor(len(calls)) as pool:
             return list(pool.map(outcome, calls))
+
+
+NOON: Final = 1_773_576_000_000
+"""12:00:00 on 15 March 2026, a Sunday, in UTC; in epoch milliseconds."""
+
+_AGENT: Final = {"type": "agent", "name": "planner"}
+
+
+def _entry(kind: str, session_id: str, own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    shared = {"kind": kind, "session_id": session_id, "step_count": 1, "timestamp": NOON, "source": _AGENT}
+    return {**shared, **own, **given}
+
+
+def tokens(session_id: str = "session", model: str = "no-such-model", **given: Any) -> dict[str, Any]:
+    """Tokens of a model that no price list knows; counts are given by their names."""
+    names = ("prompt", "completion", "reasoning", "cached", "total")
+    counts = {name: given.pop(name) for name in names if name in given}
+    return _entry("tokens", session_id, {"model": model, "tokens": counts}, given)
+
+
+def tool(session_id: str = "session", tool_name: str = "search", **given: Any) -> dict[str, Any]:
+    own = {"tool_name": tool_name, "success": True, "duration_ms": 100}
+    return _entry("tool", session_id, own, given)
+
+
+def sub_agent(session_id: str = "session", agent_type: str = "helper", **given: Any) -> dict[str, Any]:
+    own = {"agent_type": agent_type, "sub_session_id": "sub", "success": True, "duration_ms": 1_000}
+    return _entry("subagent", session_id, own, given)
+
+
+def custom(session_id: str = "session", name: str = "tavily", **given: Any) -> dict[str, Any]:
+    return _entry("custom", session_id, {"type": "api_calls", "name": name, "amount": 1}, given)
+
+
+EVERY_KIND: Final[list[dict[str, Any]]] = [
+    tokens(model="gpt-4o", prompt=100, completion=50, total=150),
+    tokens(id="ä/🚂 '; --", step_count=0, timestamp=0, run_id="run-1", cost_usd="0.000000000001"),
+    tokens(prompt=1, completion=2, reasoning=3, cached=4, total=2**63 - 1, timestamp=253_402_300_799_999),
+    tool(success=True, duration_ms=0),
+    tool(success=False, duration_ms=2**63 - 1, source={"type": "tool", "name": "search"}, cost_usd="1.5"),
+    sub_agent(success=True, step_count=2**63 - 1),
+    sub_agent(success=False, source={"type": "subagent", "name": "helper"}),
+    custom(amount=0),
+    custom(amount=2**53, unit="calls"),
+    custom(amount=0.1, unit="", cost_usd="9223372.036854775807"),
+    custom(amount=1e300, type="x" * 255, unit="y" * 255),
+]
+"""Every kind of entry, with the smallest and largest values that each field takes."""
+
+
+def rolled_up(usage: UsageStore, session_id: str = "session", *, tree: bool = False) -> UsageRollup:
+    """The rollup of a session that must be known."""
+    rollup = usage.get_rollup(session_id, include_sub_agents=tree)
+    assert rollup is not None, f"the session {session_id!r} is unknown"
+    return rollup

@@ -1,4 +1,4 @@
-"""What becomes of usage when it, or its session, is deleted."""
+"""Deleting usage, or its session."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.exceptions import SessionNotFound
-from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     EVERY_KIND,
+    UsageTests,
     custom,
     rolled_up,
     tokens,

@@ -10,9 +10,9 @@ import pytest
 
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.usage import TokenCounts, UsageBucket
-from helix_store.testing.usage.base import UsageTests
-from helix_store.testing.usage.samples import (
+from helix_store.testing.usage.base import (
     NOON,
+    UsageTests,
     custom,
     tokens,
     tool,
@@ -24,8 +24,8 @@ EVER: dict[str, Any] = {"date_from": 0, "date_to": 253_402_300_799_999}
 
 
 def _milliseconds(text: str) -> int:
-    moment = datetime.fromisoformat(text).replace(tzinfo=UTC)
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    time = datetime.fromisoformat(text).replace(tzinfo=UTC)
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def _bucket(start: datetime, group: str | None, counts: TokenCounts, cost: str, entries: int) -> UsageBucket:
@@ -56,7 +56,7 @@ class TimeSeriesContract(UsageTests):
         ]
 
     @pytest.mark.parametrize(
-        ("bucket", "moment", "start"),
+        ("bucket", "time", "start"),
         [
             ("hour", "2026-03-15T12:59:59.999", "2026-03-15T12:00"),
             ("hour", "2026-03-15T13:00:00.000", "2026-03-15T13:00"),
@@ -74,9 +74,9 @@ class TimeSeriesContract(UsageTests):
         ],
     )
     def test_buckets_begin_at_full_hours_days_mondays_and_months(
-        self, usage: UsageStore, bucket: str, moment: str, start: str
+        self, usage: UsageStore, bucket: str, time: str, start: str
     ) -> None:
-        usage.record_entry(custom(timestamp=_milliseconds(moment)))
+        usage.record_entry(custom(timestamp=_milliseconds(time)))
         (only,) = usage.timeseries(bucket=bucket, **EVER)
         assert only.start == datetime.fromisoformat(start).replace(tzinfo=UTC)
         assert only.start.utcoffset() == timedelta(0)

@@ -1,0 +1,179 @@
+"""``python -m benchmarks.trace``: which files of helix_store one step enters, and how often it changes file.
+
+The traced call is `save_state_and_promote_staging`: a state of 4 KB that `load_state` returned and that was
+changed in two of its keys, two messages, one staged change, an expected version. It is the last of several
+steps of its session, so that caches and prepared statements are warm.
+
+What is counted, of functions whose code lies in a file of the package ``helix_store``:
+
+- calls: how often such a function starts; a generator also starts when it goes on;
+- functions: how many of them there are by file and name;
+- depth: how many of them are on the stack at most;
+- changes of file: the current file is the file of the innermost such function on the stack. Each call and
+  each return after which the current file is another one is a change. Functions of other packages do not
+  count: a call from one file through Django into another file is one change. The first call and the last
+  return are not changes.
+
+It uses public names only, so that a copy of this file traces another checkout:
+``PYTHONPATH=CHECKOUT python -P trace.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.payloads import message, staged_changes, state_of
+from benchmarks.server import benchmark_server, create_database
+
+__all__ = ["MOST_CHANGES", "MOST_FILES", "Trace", "traced"]
+
+MOST_FILES = 14
+MOST_CHANGES = 90
+"""The bounds of a step, on each database."""
+
+_STEPS = 4
+"""The last one is traced: what the first two prepare and remember, the third and the fourth find."""
+_COLUMNS = ("call", "files", "lines in them", "functions", "calls", "changes of file", "depth")
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """The calls and returns of functions in the files below a directory."""
+
+    root: Path
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """File and name of each function that was called, in order."""
+    path: list[str] = field(default_factory=list)
+    """The current file after each call and each return."""
+    depth: int = 0
+    _stack: list[str] = field(default_factory=list)
+
+    def observe(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take one event of `sys.setprofile`."""
+        prefix = f"{self.root}/"
+        if event not in ("call", "return") or not frame.f_code.co_filename.startswith(prefix):
+            return
+        if event == "call":
+            file = frame.f_code.co_filename.removeprefix(prefix)
+            self.calls.append((file, frame.f_code.co_name))
+            self._stack.append(file)
+            self.depth = max(self.depth, len(self._stack))
+        else:
+            self._stack.pop()
+        if self._stack:
+            self.path.append(self._stack[-1])
+
+    @property
+    def files(self) -> set[str]:
+        return {file for file, _ in self.calls}
+
+    @property
+    def lines(self) -> int:
+        return sum(len((self.root / file).read_text().splitlines()) for file in self.files)
+
+    @property
+    def functions(self) -> int:
+        return len(set(self.calls))
+
+    @property
+    def visits(self) -> list[str]:
+        """The ordered sequence of files, each where it becomes the current one."""
+        return self.path[:1] + [after for before, after in pairwise(self.path) if before != after]
+
+    @property
+    def changes(self) -> int:
+        return len(self.visits) - 1
+
+    @property
+    def is_within_bounds(self) -> bool:
+        return len(self.files) <= MOST_FILES and self.changes <= MOST_CHANGES
+
+
+def main() -> int:
+    arguments = _arguments()
+    with benchmark_server() as cluster:
+        create_database(cluster, "default")
+        traces = dict(_traces())
+    print(f"helix_store of {next(iter(traces.values())).root}\n")
+    print(f"| {' | '.join(_COLUMNS)} |\n|---{'|---:' * (len(_COLUMNS) - 1)}|")
+    for name, trace in traces.items():
+        figures = (trace.lines, trace.functions, len(trace.calls), trace.changes, trace.depth)
+        print(f"| {name} | {' | '.join(f'{figure:,}' for figure in (len(trace.files), *figures))} |")
+    for name, trace in traces.items() if arguments.path else ():
+        print(f"\n{name}:\n  " + "\n  ".join(trace.visits))
+    outside = [name for name, trace in traces.items() if not trace.is_within_bounds]
+    bounds = f"at most {MOST_FILES} files and {MOST_CHANGES} changes of file"
+    print(f"\nOutside of {bounds}: {'; '.join(outside) or 'no call'}.")
+    return 1 if outside else 0
+
+
+def traced(call: Callable[[], Any]) -> tuple[Trace, Any]:
+    """Trace one call; the second value is its result."""
+    import helix_store
+
+    trace = Trace(root=Path(helix_store.__file__).parent)
+    sys.setprofile(trace.observe)
+    try:
+        result = call()
+    finally:
+        sys.setprofile(None)
+    return trace, result
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trace",
+        description="Which files of helix_store one step enters, and how often it changes file.",
+    )
+    parser.add_argument("--path", action="store_true", help="print the ordered sequence of files too")
+    return parser.parse_args()
+
+
+def _traces() -> Iterator[tuple[str, Trace]]:
+    from django.core.management import call_command
+    from django.test.utils import override_settings
+
+    call_command("migrate", database="sqlite", verbosity=0, skip_checks=True)
+    yield "step, PostgreSQL, fast path", _traced_step("default", "fast")
+    with override_settings(HELIX_STORE={"FAST_PATHS": False}):
+        yield "step, PostgreSQL, portable", _traced_step("default", "portable")
+    yield "step, SQLite", _traced_step("sqlite", "sqlite")
+
+
+def _traced_step(alias: str, session_id: str) -> Trace:
+    from helix_store.core.types import StepInfo
+    from helix_store.stores import DatabaseStateStore
+
+    store = DatabaseStateStore(alias)
+    store.create_session(session_id, agent_type="traced", custom_state=state_of(4))
+    for number in range(1, _STEPS + 1):
+        step = StepInfo(f"step-{number}", number)
+        store.stage_changes(session_id, step.step_id, staged_changes()[0])
+        state = store.load_state(session_id)
+        assert state is not None
+        before = state.version
+        state.step_count = number
+        state.custom_state |= state_of(4, number)
+        save = partial(
+            store.save_state_and_promote_staging,
+            session_id,
+            state,
+            [message(1), message(2)],
+            step,
+            expected_version=before,
+        )
+        trace, commit = traced(save)
+        assert commit.new_version == before + 1
+    return trace
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Staged changes of a running step, and steps with an operation id."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.sessions import Session
+
+__all__ = ["Operation", "StagedChange"]
+
+
+class StagedChange(models.Model):
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="staged_changes", db_constraint=False, db_index=False
+    )
+    step_id = IdentifierField()
+    tool_call_id = IdentifierField()
+    payload = PayloadField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        db_table = table_name("staged_change")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "step_id", "tool_call_id"], name=constraint_name("staged_call_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.step_id} {self.tool_call_id}"
+
+
+class Operation(models.Model):
+    """The result of a step with an operation id, which a repeat returns.
+
+    It stays when its checkpoint is pruned, so that a late repeat is not applied twice.
+    """
+
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="operations", db_constraint=False, db_index=False
+    )
+    operation_id = IdentifierField()
+    digest = models.CharField(max_length=64)
+    checkpoint_id = models.CharField(max_length=320)
+    version = models.BigIntegerField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        db_table = table_name("operation")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "operation_id"], name=constraint_name("operation_id_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.operation_id)
