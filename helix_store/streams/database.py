@@ -118,7 +118,7 @@ class DatabaseStreams(DatabaseOperations):
         if not rows:
             raise self._refusal(stream_id)
         ((key, last_sequence),) = rows
-        self._notify(key, last_sequence)
+        notify_after_commit(self.db.alias, key, last_sequence)
         return int(last_sequence)
 
     def _append_in_two(
@@ -160,7 +160,7 @@ class DatabaseStreams(DatabaseOperations):
                 "keep_ms": change.keep_ms or 0,
             },
         )
-        self._notify(key, head.last_sequence)
+        notify_after_commit(self.db.alias, key, head.last_sequence)
 
     @writes
     def reset(self, stream_id: str, guard: Guard) -> None:
@@ -179,7 +179,7 @@ class DatabaseStreams(DatabaseOperations):
             is_emptied=False,
             updated_at=Now(),
         )
-        self._notify(key, 0)
+        notify_after_commit(self.db.alias, key, 0)
 
     @writes
     def delete(self, stream_id: str) -> bool:
@@ -262,9 +262,6 @@ class DatabaseStreams(DatabaseOperations):
         is_known = _streams(self.db).filter(stream_id=stream_id).exists()
         return StreamClosed() if is_known else StreamNotFound(stream_id)
 
-    def _notify(self, key: int, last_sequence: int) -> None:
-        notify_after_commit(self.db.alias, key, last_sequence)
-
 
 def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
     """The ids of the existing streams that these sessions refer to."""
@@ -287,7 +284,7 @@ def _has_session(db: Database, stream_id: str) -> bool:
 
 
 def _delete_stream(db: Database, stream_id: str) -> bool:
-    """Delete a stream with its chunks, in the open transaction; ``False`` if there is none."""
+    """Delete a stream with its chunks, in the open transaction; ``False`` if it does not exist."""
     head = _lock_head(db, stream_id)
     if head is None:
         return False

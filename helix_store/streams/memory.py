@@ -104,7 +104,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         self.watchers: Watchers[int, Watcher] = Watchers()
 
     def forget(self, stream_id: str) -> bool:
-        """Delete a stream and wake its readers; ``False`` if there is none. The lock is held."""
+        """Delete a stream and wake its readers; ``False`` if it does not exist. The lock is held."""
         stream = self.pop(stream_id, None)
         if stream is not None:
             self.watchers.wake(stream.key)

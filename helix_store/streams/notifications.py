@@ -107,7 +107,7 @@ class Notifier:
 
 def notify(alias: str, key: int, last_sequence: int) -> None:
     """Wake the readers of a stream in every process, within milliseconds. Call after the commit."""
-    _notifiers.get().of(alias).notify(key, last_sequence)
+    _notifiers.get()(alias).notify(key, last_sequence)
 
 
 def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
@@ -122,19 +122,8 @@ def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
         send()
 
 
-class _Notifiers:
-    """The notifier of each database."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._by_alias: dict[str, Notifier] = {}
-
-    def of(self, alias: str) -> Notifier:
-        with self._mutex:
-            return self._by_alias.setdefault(alias, Notifier(alias))
-
-
-_notifiers: Final = PerProcess(_Notifiers)
+_notifiers: Final = PerProcess(lambda: functools.cache(Notifier))
+"""The notifier of each database, by its alias."""
 
 
 # --- Listening -------------------------------------------------------------------------------------
@@ -166,12 +155,6 @@ class Listener:
         self.times_connected = 0
         self._thread = threading.Thread(target=self._run, name=f"helix_store listener ({alias})", daemon=True)
         self._thread.start()
-
-    def probe(self) -> None:
-        """Send a probe if one is due. Call it often."""
-        if time.monotonic() - self._probed_at >= self._probe_interval:
-            self._probed_at = time.monotonic()
-            notify(self._alias, _PROBE_KEY, 0)
 
     def stop(self) -> None:
         """Close the connection soon. Safe to repeat."""
@@ -211,6 +194,7 @@ class Listener:
             self._missed()
             received_at = time.monotonic()
             while not self._stopped.is_set():
+                self._probe_if_due()
                 for notification in connection.notifies(timeout=_STOP_CHECK_SECONDS):
                     has_received = True
                     received_at = time.monotonic()
@@ -224,6 +208,11 @@ class Listener:
                     )
                     break
         return has_received
+
+    def _probe_if_due(self) -> None:
+        if time.monotonic() - self._probed_at >= self._probe_interval:
+            self._probed_at = time.monotonic()
+            notify(self._alias, _PROBE_KEY, 0)
 
     def _receive(self, payload: str) -> None:
         key = payload.partition(" ")[0]

@@ -71,9 +71,6 @@ class ReaderPool:
         try:
             with keep_open():
                 return query()
-        except BaseException:
-            connections[alias].close()
-            raise
         finally:
             return_to_pool(connections[alias])
             with self._mutex:

@@ -145,7 +145,7 @@ PAGE: Final = Statement(
     WHERE {_ALIASED_STREAM_BY_ID}
     ORDER BY chunk.sequence"""
 )
-"""A head with the chunks of a range, or with NULL if there are none; no row for an unknown stream."""
+"""A head with the chunks of a range, or with NULL without chunks; no row for an unknown stream."""
 
 JOINED_PAGE: Final = Statement(
     f"""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -63,6 +65,7 @@ class _WatchInTransaction:
 class _Watch:
     def __init__(self, alias: str, interval: float) -> None:
         self._alias = alias
+        self._poller = _pollers.get()(alias)
         self._watcher = _PolledWatcher(interval)
         self._key: int | None = None
 
@@ -74,14 +77,14 @@ class _Watch:
         self._watcher.seen = seen
         if self._key is None:
             self._key = seen.identity[0]
-            _pollers.get().of(self._alias).add(self._key, self._watcher)
+            self._poller.add(self._key, self._watcher)
             # No change woke the reader before, so it reads once more instead of waiting for the next poll.
             return True
         return await self._watcher.wait(timeout)
 
     def close(self) -> None:
         if self._key is not None:
-            _pollers.get().of(self._alias).remove(self._key, self._watcher)
+            self._poller.remove(self._key, self._watcher)
             self._key = None
 
 
@@ -101,36 +104,34 @@ class _Poller:
         self._db = Database(alias, "")
         self._mutex = threading.Lock()
         self._watchers: Watchers[int, _PolledWatcher] = Watchers()
-        self._interval_was_shortened = threading.Event()
-        self._intervals: dict[float, int] = {}
+        self._intervals: Counter[float] = Counter()
+        self._intervals_changed = threading.Event()
         self._is_running = False
 
     def add(self, key: int, watcher: _PolledWatcher) -> None:
         self._watchers.add(key, watcher)
         with self._mutex:
-            self._intervals[watcher.interval] = self._intervals.get(watcher.interval, 0) + 1
-            is_new_shortest = min(self._intervals) == watcher.interval and (
-                self._intervals[watcher.interval] == 1
-            )
+            self._intervals[watcher.interval] += 1
             if not self._is_running:
                 self._is_running = True
                 name = f"helix_store stream poller ({self._db.alias})"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
-        if is_new_shortest:
-            self._interval_was_shortened.set()
+        self._intervals_changed.set()
 
     def remove(self, key: int, watcher: _PolledWatcher) -> None:
         self._watchers.remove(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] -= 1
-            if not self._intervals[watcher.interval]:
-                del self._intervals[watcher.interval]
+            # Without the intervals that no watcher has.
+            self._intervals = +self._intervals
+        self._intervals_changed.set()
 
     def _run(self) -> None:
         listener: Listener | None = None
         try:
             with keep_open():
-                while self._wait_for_interval():
+                # The listener starts before the first interval, which may be long.
+                while True:
                     try:
                         listener = self._started_or_stopped(listener)
                         self._poll()
@@ -143,26 +144,25 @@ class _Poller:
                             type(exc).__name__,
                         )
                         connections.close_all()
+                    if not self._wait_for_interval():
+                        return
         finally:
             if listener is not None:
                 listener.stop()
             connections.close_all()
 
     def _wait_for_interval(self) -> bool:
-        """Wait for one interval; ``False`` when there has been no watcher for a while."""
-        idle_until = time.monotonic() + LINGER_SECONDS
+        """Wait for the shortest interval of a watcher; ``False`` when there has been none for a while."""
+        began_at = time.monotonic()
         while True:
             with self._mutex:
                 interval = min(self._intervals, default=None)
-            if self._interval_was_shortened.wait(LINGER_SECONDS if interval is None else interval):
-                self._interval_was_shortened.clear()
-                continue
-            if interval is not None:
-                return True
-            with self._mutex:
-                if not self._intervals and time.monotonic() >= idle_until:
-                    self._is_running = False
-                    return False
+                remaining = began_at + (LINGER_SECONDS if interval is None else interval) - time.monotonic()
+                if remaining <= 0:
+                    self._is_running = interval is not None
+                    return self._is_running
+            self._intervals_changed.wait(remaining)
+            self._intervals_changed.clear()
 
     def _started_or_stopped(self, listener: Listener | None) -> Listener | None:
         """The listener, as the settings of now require it."""
@@ -172,7 +172,6 @@ class _Poller:
             return None
         if listener is None:
             return Listener(self._db.alias, changed=self._watchers.wake, missed=self._watchers.wake_all)
-        listener.probe()
         return listener
 
     def _poll(self) -> None:
@@ -196,16 +195,5 @@ def _heads(db: Database, keys: list[int]) -> dict[int, StreamHead]:
     }
 
 
-class _Pollers:
-    """The poller of each database."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._by_alias: dict[str, _Poller] = {}
-
-    def of(self, alias: str) -> _Poller:
-        with self._mutex:
-            return self._by_alias.setdefault(alias, _Poller(alias))
-
-
-_pollers: Final = PerProcess(_Pollers)
+_pollers: Final = PerProcess(lambda: functools.cache(_Poller))
+"""The poller of each database, by its alias."""

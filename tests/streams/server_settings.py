@@ -15,7 +15,7 @@ HELIX_STORE: dict[str, Any] = {
     "STREAM_PERMISSION": "tests.streams.server_settings.everyone",
     "STREAMS": {"heartbeat": 0.5},
 }
-# A pool would keep a connection open when nobody needs one any more.
+# A pool would keep an unused connection open.
 for database in example.DATABASES.values():
     database["OPTIONS"].pop("pool", None)
 

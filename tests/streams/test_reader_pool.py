@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,9 +22,10 @@ from helix_store.stores import DatabaseStreamManager
 from helix_store.streams import reader_pool as module
 from helix_store.streams.reader_pool import ReaderPool
 from tests.databases import CommittedDatabase
+from tests.streams.background import wait_for_background_threads
 
 _PATIENCE_SECONDS = 30.0
-_caller: ContextVar[str] = ContextVar("caller", default="nobody")
+_caller: ContextVar[str] = ContextVar("caller", default="no task")
 _ONE = Statement("SELECT 1")
 
 
@@ -170,13 +170,14 @@ async def test_connections_are_kept_while_readers_come_and_closed_after_the_last
     assert await pool.run(db.alias, ("page",), lambda: db.read(_ONE, {})) == [(1,)]
 
 
-async def test_a_busy_pool_is_not_closed_under_its_queries(committed_db: CommittedDatabase) -> None:
+async def test_a_busy_pool_keeps_its_threads(committed_db: CommittedDatabase) -> None:
     pool, alias = ReaderPool(linger_seconds=0.05), committed_db.alias
     slow = Gate("slow")
     reading = asyncio.create_task(pool.run(alias, ("slow",), slow))
     await _until(slow.begun.is_set)
+    idle = await pool.run(alias, ("page",), threading.current_thread)
     await asyncio.sleep(0.3)
-    assert await pool.run(alias, ("page",), threading.current_thread) is not None
+    assert await pool.run(alias, ("page",), threading.current_thread) is idle
     _open(slow)
     assert await reading == "slow"
 
@@ -209,10 +210,7 @@ def _pooled(database: CommittedDatabase, max_size: int) -> Iterator[str]:
     try:
         yield "pooled"
     finally:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while any("(pooled)" in thread.name for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_background_threads("pooled")
         connections["pooled"].close()
         connections["pooled"].close_pool()  # type: ignore[attr-defined]
         del connections["pooled"]

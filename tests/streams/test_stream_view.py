@@ -1,4 +1,4 @@
-"""The stream view on a real ASGI server: events, resuming, heartbeats, and who is kept out."""
+"""The stream view on a real ASGI server: events, resuming, heartbeats and permissions."""
 
 from __future__ import annotations
 
@@ -191,15 +191,15 @@ async def _shows_exact_chunks_of_any_id(site: Site) -> None:
 # Who may read
 
 
-def nobody(request: Any, stream_id: str) -> bool:
+def deny(request: Any, stream_id: str) -> bool:
     return False
 
 
-def anybody(request: Any, stream_id: str) -> bool:
+def allow(request: Any, stream_id: str) -> bool:
     return True
 
 
-async def anybody_at_last(request: Any, stream_id: str) -> bool:
+async def allow_asynchronously(request: Any, stream_id: str) -> bool:
     return True
 
 
@@ -208,7 +208,7 @@ def unclear(request: Any, stream_id: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("permission", "status"), [(None, 403), ("nobody", 403), ("anybody", 404), ("anybody_at_last", 404)]
+    ("permission", "status"), [(None, 403), ("deny", 403), ("allow", 404), ("allow_asynchronously", 404)]
 )
 async def test_only_those_whom_the_project_lets_in_are_let_in(
     committed_db: CommittedDatabase, permission: str | None, status: int
@@ -230,7 +230,7 @@ async def test_a_permission_that_says_neither_yes_nor_no_is_a_mistake() -> None:
 def test_wsgi_is_refused_after_the_permission() -> None:
     with override_settings(HELIX_STORE={}):
         assert Client().get("/streams/stream/").status_code == 403
-    with override_settings(HELIX_STORE={"STREAM_PERMISSION": "tests.streams.test_stream_view.anybody"}):
+    with override_settings(HELIX_STORE={"STREAM_PERMISSION": "tests.streams.test_stream_view.allow"}):
         assert Client().get("/streams/stream/").status_code == 501
 
 

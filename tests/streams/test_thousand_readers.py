@@ -62,7 +62,7 @@ async def _follow(database: CommittedDatabase, server: AsgiServer) -> None:
         assert {event.event for event in last if event is not None} == {"end"}
         assert await _connections_of(server, database) <= _MOST_CONNECTIONS
     async with asyncio.timeout(30):
-        # The last reader has gone; the server tells nobody when it has noticed.
+        # The server shows no other sign that it noticed the end of the last reader.
         while await _connections_of(server, database):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
