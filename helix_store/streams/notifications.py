@@ -44,8 +44,7 @@ def channel() -> str:
 
 def uses_notify(alias: str) -> bool:
     """Whether notifications wake the readers of this database."""
-    # The only question about the vendor in this room: no SQL replaces LISTEN on another database.
-    return connections[alias].vendor == "postgresql" and conf.stream_options().notify
+    return Database(alias, "").is_postgresql and conf.stream_options().notify
 
 
 # --- Sending ---------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_readers_hear_a_writer_of_their_process_with_a_pool_of_two(
     assert finished.returncode == 0, finished.stderr
     expected = [list(range(1, count + 1)) for count in (10, 20, 30) for _ in range(3)]
     assert json.loads(finished.stdout) == expected
-    assert "could not be looked at" not in finished.stderr
+    assert "could not be polled" not in finished.stderr
     assert "were not notified" not in finished.stderr
     written = DatabaseStreamManager(postgres_db.alias, tenant=postgres_db.tenant).read_after("one", 0)
     assert len(written) >= 30
