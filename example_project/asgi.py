@@ -10,5 +10,5 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
 application = get_asgi_application()
 if settings.DEBUG:
-    # An ASGI server serves no files by itself; behind a web server nothing of this is needed.
+    # An ASGI server does not serve static files. Behind a web server this is not needed.
     application = ASGIStaticFilesHandler(application)

@@ -65,19 +65,6 @@ BESIDE_THE_DOOR = {
     "migrations/_operations.py": "a migration has a schema editor",
     "models/fields.py": "Django asks a field for its type by the connection",
     "streams/notifications.py": "LISTEN holds a connection for as long as the process lives",
-    "streams/watching.py": "asks whether the database can notify",
-}
-
-# Until their statements are in `Statement`s.
-UNFINISHED = {
-    "checkpointers/graph/forks.py",
-    "checkpointers/snapshots/database_claims.py",
-    "locks/sql.py",
-    "sessions/database/messages.py",
-    "sessions/database/staging.py",
-    "sessions/database/trees.py",
-    "streams/sql.py",
-    "usage/sql.py",
 }
 
 
@@ -107,4 +94,4 @@ def test_statements_reach_a_database_by_the_engine_only() -> None:
         if asks_directly.search(path.read_text())
     }
     outside = {name for name in files if not name.startswith("engine/")}
-    assert outside - UNFINISHED <= BESIDE_THE_DOOR.keys()
+    assert outside == BESIDE_THE_DOOR.keys()

@@ -48,6 +48,7 @@ __all__ = [
 
 _DEFAULT_LIMIT: Final = Limits().max_state_bytes
 _CONTAINERS: Final = frozenset({dict, list})
+_MIN_BIGINT: Final = -MAX_BIGINT
 
 _ADJACENT_SURROGATES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -173,7 +174,7 @@ def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_byt
                 elif kind is dict or kind is list:
                     inner.append(item)
                 elif kind is int:
-                    if not -MAX_BIGINT <= item <= MAX_BIGINT:
+                    if not _MIN_BIGINT <= item <= MAX_BIGINT:
                         if abs(item) >= TOO_LONG_INTEGER:
                             _refuse(value, path)
                         least += least_digits(item) - 1
