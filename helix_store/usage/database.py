@@ -35,7 +35,7 @@ from helix_store.engine.expressions import (
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.sessions.database.rows import first_row, named
+from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
 from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
@@ -224,7 +224,7 @@ class DatabaseUsage(DatabaseOperations):
 
     def _key(self, session_id: str) -> int | None:
         """The key of a session; ``None`` for an unknown session."""
-        return first_row(named(self.db, session_id).values_list("pk", flat=True))
+        return first_row(session_with_id(self.db, session_id).values_list("pk", flat=True))
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -23,7 +23,7 @@ from helix_store.engine.expressions import after_keyset, tenant_parameter
 from helix_store.exceptions import CheckpointNotFound, ConflictError
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, session_key
-from helix_store.sessions.database.rows import first_row, key_of
+from helix_store.sessions.database.rows import first_row, pk_of
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
@@ -199,7 +199,7 @@ def latest_checkpoint(db: Database, session_id: str, namespace: str | None = Non
 
 def _newest_first(db: Database, session_id: str, namespace: str | None) -> QuerySet[Checkpoint]:
     rows: QuerySet[Checkpoint] = Checkpoint.objects.using(db.alias).filter(
-        kind=CheckpointKind.GRAPH, session_id=key_of(db, session_id)
+        kind=CheckpointKind.GRAPH, session_id=pk_of(db, session_id)
     )
     if namespace is None:
         return rows.order_by("-version", "-pk")

@@ -17,7 +17,7 @@ from helix_store.core.guards import Guard
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.models import Message, Session
 from helix_store.sessions.database.locking import advance, lock_session, session_key
-from helix_store.sessions.database.rows import first_row, key_of, named
+from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
 from helix_store.sessions.requests import EncodedMessage
 
 __all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
@@ -80,7 +80,7 @@ def newest_messages(
     db: Database, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
 ) -> list[StoredMessage]:
     """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
-    rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=key_of(db, session_id))
+    rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=pk_of(db, session_id))
     if limit is not None:
         # Numbers have no gaps: a page is a range of them, which every plan finds by an index.
         last = _last_number(db, session_id, rows, before)
@@ -98,7 +98,7 @@ def _last_number(
 ) -> Combinable:
     """The number of the newest message before an id or a time."""
     if before is None:
-        return Subquery(named(db, session_id).values("message_count"))
+        return Subquery(session_with_id(db, session_id).values("message_count"))
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])

@@ -24,7 +24,7 @@ from helix_store.engine.database import DatabaseOperations, reads, writes
 from helix_store.engine.expressions import NoIndexHint, after_keyset, tenant_parameter
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.database.locking import advance, lock_session
-from helix_store.sessions.database.rows import first_row, named
+from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession
@@ -61,7 +61,7 @@ class GraphSessions(DatabaseOperations):
 
     @reads
     def get(self, session_id: str) -> GraphSession | None:
-        row = first_row(named(self.db, session_id).values(*_COLUMNS))
+        row = first_row(session_with_id(self.db, session_id).values(*_COLUMNS))
         return None if row is None else read_session(row).readable()
 
     @writes
@@ -69,7 +69,7 @@ class GraphSessions(DatabaseOperations):
         head = lock_session(self.db, session_id)
         if columns:
             advance(self.db, head, **columns)
-        return read_session(named(self.db, session_id).values(*_COLUMNS).get())
+        return read_session(session_with_id(self.db, session_id).values(*_COLUMNS).get())
 
     @writes
     def delete(self, session_id: str) -> int:
@@ -93,7 +93,7 @@ class GraphSessions(DatabaseOperations):
 
     @reads
     def summary(self, session_id: str) -> GraphSessionSummary | None:
-        return next(iter(self._summaries(named(self.db, session_id))), None)
+        return next(iter(self._summaries(session_with_id(self.db, session_id))), None)
 
     @reads
     def summaries(self, query: GraphSessionQuery) -> list[GraphSessionSummary]:

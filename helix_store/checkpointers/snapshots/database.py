@@ -33,7 +33,7 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, lock_sessions
-from helix_store.sessions.database.rows import all_named
+from helix_store.sessions.database.rows import sessions_with_ids
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 
@@ -139,7 +139,7 @@ class DatabaseSnapshots(DatabaseOperations):
 
     @writes
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
-        found = all_named(self.db, thread_ids)
+        found = sessions_with_ids(self.db, thread_ids)
         heads = lock_sessions(self.db, found.values_list("pk", flat=True))
         snapshots = Checkpoint.objects.using(self.db.alias).filter(
             session_id__in=[head.pk for head in heads], kind=CheckpointKind.SNAPSHOT

@@ -37,7 +37,7 @@ from helix_store.sessions.database.rows import (
     checkpoint_head_from,
     current_from,
     first_row,
-    key_of,
+    pk_of,
 )
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state, settled_mode
@@ -170,7 +170,7 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
         return CheckpointRow.objects.using(self.db.alias).filter(
-            session_id=key_of(self.db, session_id), kind=CheckpointKind.STEP, namespace=""
+            session_id=pk_of(self.db, session_id), kind=CheckpointKind.STEP, namespace=""
         )
 
     @staticmethod

@@ -24,13 +24,13 @@ from helix_store.engine.rows import (
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.database import hold_fence
 from helix_store.models import Session
-from helix_store.sessions.database.rows import all_named, first_row, named
+from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
 
 __all__ = [
-    "admit",
     "advance",
     "changed_columns",
+    "check_guard",
     "lock_session",
     "lock_sessions",
     "lock_sessions_of_tree",
@@ -73,7 +73,7 @@ def lock_session(db: Database, session_id: str, guard: Guard | None = None, *mor
     head.current_is_checkpoint = bool(head.current_is_checkpoint)
     head.created_at = as_utc(head.created_at)
     if guard is not None:
-        admit(db, head, guard)
+        check_guard(db, head, guard)
     return head
 
 
@@ -83,7 +83,7 @@ def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(field.attname for field in Session._meta.concrete_fields if field.attname in names)
 
 
-def admit(db: Database, head: Session, guard: Guard) -> None:
+def check_guard(db: Database, head: Session, guard: Guard) -> None:
     """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
     hold_fence(db, head.session_id, guard)
     guard.check_version(head.version)
@@ -105,7 +105,7 @@ def lock_sessions_of_tree(
 ) -> dict[str, Session]:
     """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
     heads = (
-        all_named(db, session_ids)
+        sessions_with_ids(db, session_ids)
         .select_for_update(no_key=True)
         .only(*_LOCKED_COLUMNS, *more_columns)
         .order_by("pk")
@@ -115,7 +115,7 @@ def lock_sessions_of_tree(
 
 def root_of(db: Database, session_id: str) -> str:
     """The id of the session at the top of the tree. Raises `SessionNotFound`."""
-    head = first_row(named(db, session_id).only("root_session_id"))
+    head = first_row(session_with_id(db, session_id).only("root_session_id"))
     if head is None:
         raise SessionNotFound(session_id)
     return head.root_session_id or session_id
@@ -123,7 +123,7 @@ def root_of(db: Database, session_id: str) -> str:
 
 def session_key(db: Database, session_id: str) -> int:
     """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
-    key = first_row(named(db, session_id).values_list("pk", flat=True))
+    key = first_row(session_with_id(db, session_id).values_list("pk", flat=True))
     if key is None:
         raise SessionNotFound(session_id)
     return key

@@ -27,7 +27,7 @@ from helix_store.models import (
 )
 from helix_store.sessions.database.current_state import drop_checkpoints
 from helix_store.sessions.database.locking import advance, lock_session
-from helix_store.sessions.database.rows import first_row, key_of, named
+from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
 from helix_store.sessions.requests import (
     EncodedMessage,
 )
@@ -102,10 +102,10 @@ class DatabaseMessages(DatabaseOperations):
         return advance(self.db, head, message_count=keep)
 
     def _of(self, session_id: str) -> QuerySet[Message]:
-        return Message.objects.using(self.db.alias).filter(session_id=key_of(self.db, session_id))
+        return Message.objects.using(self.db.alias).filter(session_id=pk_of(self.db, session_id))
 
     def _count(self, session_id: str) -> int:
-        count = first_row(named(self.db, session_id).values_list("message_count", flat=True))
+        count = first_row(session_with_id(self.db, session_id).values_list("message_count", flat=True))
         if count is None:
             raise SessionNotFound(session_id)
         return count

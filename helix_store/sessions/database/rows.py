@@ -34,16 +34,16 @@ from helix_store.sessions.sql import CHECKPOINT_COLUMNS
 
 __all__ = [
     "CHECKPOINT_HEAD_COLUMNS",
-    "all_named",
     "base_of",
     "checkpoint_from",
     "checkpoint_head_from",
     "current_from",
     "first_row",
     "interrupt_from",
-    "key_of",
-    "named",
+    "pk_of",
     "run_from",
+    "session_with_id",
+    "sessions_with_ids",
     "sub_session_ref_from",
 ]
 
@@ -146,22 +146,22 @@ def _decoded(text: str | None) -> Any:
 # --- Sessions by id ---------------------------------------------------------------------------------
 
 
-def named(db: Database, session_id: str) -> QuerySet[Session]:
+def session_with_id(db: Database, session_id: str) -> QuerySet[Session]:
     """The session of this id."""
     return _of_tenant(db).filter(session_id=session_id)
 
 
-def all_named(db: Database, session_ids: Collection[str]) -> QuerySet[Session]:
+def sessions_with_ids(db: Database, session_ids: Collection[str]) -> QuerySet[Session]:
     """The sessions of these ids."""
     return _of_tenant(db).filter(session_id__in=session_ids)
 
 
-def key_of(db: Database, session_id: str) -> Subquery:
+def pk_of(db: Database, session_id: str) -> Subquery:
     """What ``session_id`` of a child's row equals; no row's does when there is no such session.
 
     Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
     """
-    return Subquery(named(db, session_id).values("pk")[:1])
+    return Subquery(session_with_id(db, session_id).values("pk")[:1])
 
 
 def _of_tenant(db: Database) -> QuerySet[Session]:

@@ -35,7 +35,7 @@ from helix_store.sessions.database.locking import advance, lock_session
 from helix_store.sessions.database.rows import (
     current_from,
     first_row,
-    named,
+    session_with_id,
 )
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.layout import (
@@ -65,7 +65,7 @@ class DatabaseSessions(DatabaseOperations):
 
     @reads
     def exists(self, session_id: str) -> bool:
-        return named(self.db, session_id).exists()
+        return session_with_id(self.db, session_id).exists()
 
     def load(self, session_id: str) -> SessionState | None:
         if not self.db.has_fast_reads:
@@ -79,7 +79,7 @@ class DatabaseSessions(DatabaseOperations):
 
     @reads
     def _load(self, session_id: str) -> SessionState | None:
-        row = first_row(named(self.db, session_id).values(*CURRENT_COLUMNS))
+        row = first_row(session_with_id(self.db, session_id).values(*CURRENT_COLUMNS))
         return None if row is None else current_from(row)
 
     @writes

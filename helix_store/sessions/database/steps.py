@@ -22,9 +22,9 @@ from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotF
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
 from helix_store.sessions.database.current_state import read_current
 from helix_store.sessions.database.locking import (
-    admit,
     advance,
     changed_columns,
+    check_guard,
     lock_session,
     session_key,
     touch,
@@ -180,7 +180,7 @@ class DatabaseSteps(DatabaseOperations):
         claims = _read_claims(self.db, head, request)
         if claims.earlier_commit is not None:
             return claims.earlier_commit
-        admit(self.db, head, request.guard)
+        check_guard(self.db, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])

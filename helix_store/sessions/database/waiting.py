@@ -35,8 +35,8 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Run, Session
 from helix_store.sessions.database.locking import (
-    admit,
     advance,
+    check_guard,
     lock_session,
     lock_sessions_of_tree,
     root_of,
@@ -184,7 +184,7 @@ class DatabaseSuspensions(DatabaseOperations):
         head = heads.get(session_id)
         if head is None:
             raise SessionNotFound(session_id)
-        admit(self.db, head, guard)
+        check_guard(self.db, head, guard)
         suspension.require_allowed(head.status)
         columns = dict(suspension.columns)
         if suspension.calls:
@@ -200,7 +200,7 @@ class DatabaseSuspensions(DatabaseOperations):
         row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
         # Before the version: whoever loses to another resume learns that, and not only that it is late.
         require_suspended(row)
-        admit(self.db, head, guard)
+        check_guard(self.db, head, guard)
         state = current_from(row)
         at = timezone.now()
         version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
