@@ -24,11 +24,11 @@ class Clock:
     _in_milliseconds: str
 
     def after(self, parameter: str) -> str:
-        """The time so many milliseconds from now as a named parameter says."""
+        """The time in as many milliseconds as the named parameter holds."""
         return self._in_milliseconds.replace("%s", f"%({parameter})s")
 
 
-# With its schema, so that no function of that name on the search path takes its place.
+# With its schema: a function of the same name on the search path must not replace it.
 POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
     _in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",

@@ -1,7 +1,7 @@
 """The one door to a database: every statement of the app goes through `Database`.
 
-It answers four questions for each: are the driver's errors mapped, is the connection released afterwards, who
-owns the transaction, and is the statement prepared.
+For each it answers four questions: are the driver's errors mapped, is the connection released afterwards,
+which transaction is it part of, and is it prepared.
 
 ============== ====== ======== ===================================================== ========
 method         errors released transaction                                           prepared
@@ -77,7 +77,7 @@ class Database:
 
     @property
     def is_postgresql(self) -> bool:
-        """For what has no place in a `Statement`: arrays as parameters, and NOTIFY."""
+        """For differences outside of a `Statement`: arrays as parameters, and NOTIFY."""
         return self.connection.vendor == "postgresql"
 
     @property
@@ -236,7 +236,7 @@ def _connect(connection: BaseDatabaseWrapper) -> None:
 
 def _run(connection: BaseDatabaseWrapper, statement: Statement, parameters: Parameters) -> Rows:
     """Run a statement by a cursor of Django."""
-    # Not closed: a cursor of either driver holds nothing once its rows were fetched.
+    # Not closed: a cursor of either driver holds no resource after its rows were fetched.
     cursor = connection.cursor()
     if connection.vendor == "sqlite":
         cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
@@ -286,7 +286,7 @@ def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) ->
 
 def _stored_time(connection: BaseDatabaseWrapper, value: datetime) -> Any:
     if value.tzinfo is connection.timezone is UTC:
-        # What Django makes of it, a few times faster.
+        # The text that Django's adapter makes, a few times faster.
         return str(value.replace(tzinfo=None))
     return connection.ops.adapt_datetimefield_value(value)
 
@@ -306,7 +306,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
                 committing = not connection.savepoint_ids
             return result
     except HelixStoreError as exc:
-        # An error of an on_commit hook says nothing about this write: it must not be run again.
+        # An error of an on_commit hook comes after the commit: the write must not run again.
         if committed and exc.__cause__ is not None:
             raise exc.__cause__ from None
         raise

@@ -1,4 +1,4 @@
-"""Prepared statements on PostgreSQL, by a cursor that does nothing else.
+"""Prepared statements on PostgreSQL, by a cursor for them alone.
 
 Planning costs more than the work of a small statement, and psycopg's own cursors take longer to hand one
 over than the server takes to run it. This cursor sends text. Inside a transaction a statement goes out with
@@ -89,7 +89,7 @@ def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
 def _as_texts(form: PreparedForm, parameters: Mapping[str, Any]) -> list[str | None]:
     """The values in the text that the server reads them from.
 
-    As text without a type, a parameter has the type of its place in the statement. The driver would pick a
+    A parameter without a type gets its type from its position in the statement. The driver would pick a
     type by the value, and integers of different sizes would be prepared as different statements.
     """
     return [
@@ -147,7 +147,7 @@ class _Loading(NamedTuple):
 
 
 class _PreparedCursor:
-    """What Django wraps as a cursor of its own, so that wrappers, logging and errors are Django's."""
+    """A cursor that Django wraps as one of its backend: wrappers, query log and errors are Django's."""
 
     def __init__(self, connection: Connection[Any], form: PreparedForm, *, in_savepoint: bool) -> None:
         self._connection = connection
@@ -171,7 +171,7 @@ class _PreparedCursor:
     def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
         """Run the statement, each argument in the server's own text form."""
         if sql != self._form.text:
-            # A wrapper has changed it, perhaps at each call: nothing that is worth a name.
+            # A wrapper has changed it, perhaps at each call: it is not worth a name.
             self._form, self._known = PreparedForm(b"", sql, ()), set()
         self._arguments = arguments
         connection = self._connection

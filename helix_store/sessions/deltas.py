@@ -79,7 +79,7 @@ NO_ENTRIES: Final[Entries] = MappingProxyType({})
 def encode_reusing(
     known: Entries, value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
-    """What `encode` makes of a dict, and its entries; texts of unchanged entries are taken from ``known``.
+    """`encode` a dict, and return the text with its entries; unchanged entries take theirs from ``known``.
 
     To find out that a value is unchanged takes a third of the time of writing it. The entries are ``None``
     where the text is not stored as written. Raises what `encode` raises.
@@ -117,7 +117,7 @@ def encode_payload(
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
-    """What `encode_reusing` makes of a dict that shares values with another one, which was just encoded.
+    """`encode_reusing` for a dict that shares values with another one, which was just encoded.
 
     ``known`` are the entries of all of ``before``. A value that is the same object was checked there.
     """
@@ -176,7 +176,7 @@ def _joined(entries: Entries) -> str:
 class Origin:
     """The full payload that a state was read from or stored as, so that its next step can be a delta.
 
-    A loaded state keeps it privately. It decides nothing: a delta is written only while the head of the
+    A loaded state keeps it privately. No decision rests on it: a delta is written only while the head of the
     session, under its lock, has this ``key``. A key is random, so no rollback and no restored backup gives it
     to other content; an outdated origin costs a full payload and nothing else.
     """
@@ -211,7 +211,7 @@ class Origin:
         return self._entries
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Neither pickled nor copied deeply with its state: ``None`` takes its place."""
+        """Replaced by ``None`` when its state is pickled or copied deeply."""
         return type(None), ()
 
 
@@ -285,8 +285,8 @@ def delta_between(base: Entries, new: Entries) -> str | None:
     changed = []
     kept = iter(base)
     for key, entry in new.items():
-        # The search goes on where the last one stopped. Once a key is not found, the ones after it are not
-        # either: whatever follows a key that is put at the end has to be put at the end as well.
+        # The search continues after the last key found. Once a key is not found, no later one is: every key
+        # after one that is put at the end has to be put at the end as well.
         if key in kept:
             if entry is not base[key] and entry.text != base[key].text:
                 changed.append(entry.text)

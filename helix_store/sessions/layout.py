@@ -233,7 +233,7 @@ def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
 def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> str:
     """The object of the fields that are not at their default.
 
-    Joined from texts: each may be as deep as a document of its own.
+    Joined from texts, because each may have the full depth of a document.
     """
     head = {
         name: value

@@ -1,11 +1,11 @@
 """Every SQL statement of the state store.
 
-A form for PostgreSQL alone is one statement that holds its whole decision in its conditions: when they do not
-all hold, it changes nothing, and the portable form, which locks first and then decides, has the last word.
+A statement for PostgreSQL alone holds its whole decision in its conditions. When one of them does not hold,
+it changes nothing, and the portable form decides: it locks first.
 
-After it waited for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
+After a wait for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
 Everything else in the statement, also a subselect, is as it was at the start. So a condition decides either
-on a column of the locked row, or through ``_UNCHANGED``: the row is the version that the statement saw first.
+on a column of the locked row, or through ``_UNCHANGED``: the row is the version that was there at the start.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def write_current(
 ) -> dict[str, object]:
     """Store a state that no checkpoint records, and return the head columns that point at it.
 
-    A checkpoint is never overwritten; a state of its own is, so it may not be the base of anything.
+    A checkpoint is never overwritten. A row of kind ``state`` is, so no delta may have it as its base.
     """
     rows = Checkpoint.objects.using(db.alias)
     columns = {
@@ -95,7 +95,7 @@ def drop_unneeded_bases(db: Database, head: Session) -> None:
 
 
 def _store_in_full(db: Database, key: int) -> None:
-    """Replace a delta by what it stands for, so that its base is not needed for it."""
+    """Replace a delta by the full payload, so that it needs no base."""
     row = Checkpoint.objects.using(db.alias).filter(pk=key)
     payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
     if base_id is not None:

@@ -23,8 +23,8 @@ def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead
     prefix = "-" if query.descending else ""
     page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
     if query.after is not None:
-        moment, session_id = query.after
-        last = {query.order_by: moment, "session_id": session_id}
+        timestamp, session_id = query.after
+        last = {query.order_by: timestamp, "session_id": session_id}
         page = page.filter(after_keyset(Session, last, descending=query.descending))
     rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
     heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]

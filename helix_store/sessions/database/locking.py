@@ -1,7 +1,7 @@
 """The lock order, written once: session row, then lock row, then stream row, then children.
 
-Whatever guards a write is read after the session's row is locked, in a statement of its own: a row joined
-into the locking statement is as old as that statement's start, also when the lock had to be waited for.
+What guards a write is read by a separate statement after the session's row is locked. A row joined into the
+locking statement would be as old as the start of that statement, also after a wait for the lock.
 """
 
 from __future__ import annotations

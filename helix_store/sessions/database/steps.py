@@ -98,7 +98,7 @@ class DatabaseStaging(DatabaseOperations):
 
 
 class DatabaseSteps(DatabaseOperations):
-    """A step in one statement where the database can, else lock, decide, write: the same conditions."""
+    """A step as one statement where the database has that form, else as lock, decision and writes."""
 
     def commit(self, request: StepRequest) -> StepCommit:
         with release_once(self.db.connection):
@@ -172,9 +172,9 @@ class DatabaseSteps(DatabaseOperations):
 
     @writes
     def _in_a_transaction(self, request: StepRequest) -> StepCommit:
-        """Statements, whatever the history's length: lock, staging, messages, checkpoint, head.
+        """Lock, staging, messages, checkpoint, head: the same statements for any length of the history.
 
-        One more when a run or an operation id is given, and one more to record the operation.
+        One more reads a run or an operation id, and one more records the operation.
         """
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
         claims = _read_claims(self.db, head, request)
@@ -285,7 +285,7 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
 
 
 class _Claims(NamedTuple):
-    """What a request says exists: its run, and the commit of an earlier call under its operation id."""
+    """Whether the run of a request exists, and the commit of an earlier call under its operation id."""
 
     run_exists: bool = False
     earlier_commit: StepCommit | None = None

@@ -106,18 +106,18 @@ class DatabaseToolCalls(DatabaseOperations):
 
     @reads
     def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        moment = database_now(self.db) if now is None else now
+        at = database_now(self.db) if now is None else now
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
             Session.objects.using(self.db.alias)
             .alias(unindexed_tenant=NoIndexHint("tenant"))
             .filter(unindexed_tenant=self.db.tenant)
             .non_terminal()
-            .overdue(moment)
+            .overdue(at)
             .order_by("pending_deadline", "pk")
             .values_list("session_id", "pending_client_tool_calls")[:limit]
         )
-        now_milliseconds = datetime_to_milliseconds(moment)
+        now_milliseconds = datetime_to_milliseconds(at)
         calls: list[PendingToolCall] = []
         for session_id, pending in rows:
             # A row that cannot be read hides its own calls, and no others.
@@ -139,7 +139,7 @@ class DatabaseToolCalls(DatabaseOperations):
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
         """The owner by the root's record; a call that is in no record belongs to the session itself.
 
-        Read without a lock: who owns a call never changes, and the owner's row is the one that decides.
+        Read without a lock: the owner of a call never changes, and the owner's locked row decides.
         """
         ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
         own = first_row(ownership.filter(session_id=session_id))
@@ -198,7 +198,7 @@ class DatabaseSuspensions(DatabaseOperations):
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         head = lock_session(self.db, session_id)
         row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
-        # Before the version: whoever loses to another resume learns that, and not only that it is late.
+        # Before the version: the loser of two resumes gets ConflictError and not StaleStateError.
         require_suspended(row)
         check_guard(self.db, head, guard)
         state = current_from(row)
