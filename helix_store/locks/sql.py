@@ -3,7 +3,7 @@
 An acquisition never waits. On PostgreSQL contenders meet on a transaction-scoped advisory lock that is only
 tried, and a lock row that another transaction has locked is skipped. The row is locked ``FOR UPDATE``: that
 conflicts with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not
-conflict with it.
+conflict with it. Each condition of a write is on the lock's own row: PostgreSQL checks it again after a wait.
 
 Parameters are named: ``tenant``, ``name``, and where they apply ``owner``, ``token``, ``ttl_ms`` and ``key``.
 """

@@ -1,6 +1,7 @@
 """The SQL of streams. Every clock is that of the database.
 
-The update of the head locks it until the commit, so readers see sequences in the order of the commits.
+The update of the head locks it until the commit, so readers see sequences in the order of the commits. Each
+condition of a write is on that row: PostgreSQL checks it again after a wait.
 """
 
 from __future__ import annotations

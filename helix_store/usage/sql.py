@@ -1,4 +1,7 @@
-"""The SQL of the usage ledger. An insertion leaves out every entry whose id is known."""
+"""The SQL of the usage ledger. An insertion leaves out every entry whose id is known.
+
+An entry takes its columns from the locked row of its session, and the unique constraint decides on its id.
+"""
 
 from __future__ import annotations
 
