@@ -229,7 +229,8 @@ def _is_fast(connection: BaseDatabaseWrapper) -> bool:
 
 def _connect(connection: BaseDatabaseWrapper) -> None:
     """Do what Django's ``cursor()`` does before a statement, ``CONN_HEALTH_CHECKS`` included."""
-    connection.close_if_health_check_failed()
+    if connection.health_check_enabled:  # type: ignore[attr-defined]  # an attribute of Django's own
+        connection.close_if_health_check_failed()
     if connection.connection is None:
         connection.ensure_connection()
 
