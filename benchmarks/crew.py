@@ -1,4 +1,4 @@
-"""Worker processes that stay alive over the rounds: what starts anew is not what is measured."""
+"""Worker processes that stay alive over the rounds: their start is not measured."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _copied_database(server_url: str, number: int, variant: Variant) -> str:
         for index in variant.without:
             cursor.execute(f"DROP INDEX {index.name}")
         cursor.execute(f"ALTER TABLE {_table()} SET (fillfactor = {variant.fillfactor})")
-        # Written anew, so that all of them begin alike.
+        # Rewritten, so that all of them start alike.
         cursor.execute(f"VACUUM (FULL, ANALYZE) {_table()}")
     return alias
 

@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"(?<!:):(\w+)")
 class Script:
     """A pgbench script: ``choose`` are its ``\\set`` commands, ``sql`` its statements.
 
-    ``parameters`` are sent anew with each execution, as a client sends them: a literal would be parsed once.
+    ``parameters`` are sent again with each execution, as a client sends them: a literal would be parsed once.
     Beside them there are ``:k``, which no client meets twice, ``:client_id`` and ``:tag``, the run's own.
     ``rows`` is how many rows a read has to return.
     """

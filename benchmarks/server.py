@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # Durable, as it comes; with room for the working set, so that no checkpoint of the server falls into a round.
-# Tables are vacuumed between the paths: a vacuum that starts by itself hits one leg and not the other.
+# Tables are vacuumed between the paths: an automatic vacuum would hit one leg and not the other.
 OPTIONS = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",

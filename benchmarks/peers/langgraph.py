@@ -21,7 +21,7 @@ class SaveCheckpoint(Operation):
     """``put_writes`` of a step's two messages, then ``put`` of its state: two commits.
 
     The state is one channel. With a ``history`` the messages are another one, a plain list that grew so long
-    and that every checkpoint stores anew. Without one they are in no channel, which spares the peer a write.
+    and that every checkpoint stores again. Without one they are in no channel, which spares the peer a write.
     """
 
     def __init__(self, worker: int, *, is_writing: bool = True, history: int = 0, threads: int = 200) -> None:

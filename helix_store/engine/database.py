@@ -129,7 +129,7 @@ class Database:
     def write(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that writes, and return its rows.
 
-        Outside a block the statement is a transaction of its own, which saves the trips for ``BEGIN`` and
+        Outside a block the statement is a whole transaction, which saves the trips for ``BEGIN`` and
         ``COMMIT``. Inside the caller's block it is a savepoint: the caller owns the commit and any retry.
         """
         connection = self.connection

@@ -234,7 +234,7 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
         # psycopg has no SQLSTATE for a connection that could not be made, broke, got out of step with the
         # protocol or was not free in the pool.
         return StoreUnavailable
-    # psycopg refuses NUL in text by itself.
+    # psycopg refuses NUL in text before the server sees it.
     return IntegrityFault if isinstance(error, DataError) else None
 
 

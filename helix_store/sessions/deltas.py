@@ -154,7 +154,7 @@ def split(text: str) -> dict[str, Entry] | None:
 
 
 def _entry_at(text: str, start: int) -> tuple[str, Entry]:
-    """The entry that begins at ``start``. Raises ``ValueError`` where there is none."""
+    """The entry that begins at ``start``. Raises ``ValueError`` for any other text."""
     if text[start] != '"':
         raise ValueError
     key, colon = _read_at(text, start)

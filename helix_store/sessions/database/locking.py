@@ -1,5 +1,8 @@
 """The lock order, written once: session row, then lock row, then stream row, then children.
 
+A step in one statement takes its share of the lock row first. Nothing waits for that share: it conflicts with
+an acquisition alone, which skips a locked row.
+
 What guards a write is read by a separate statement after the session's row is locked. A row joined into the
 locking statement would be as old as the start of that statement, also after a wait for the lock.
 """
