@@ -64,7 +64,6 @@ BESIDE_THE_DOOR = {
     "management/commands/migrate.py": "the advisory lock around Django's own command",
     "migrations/_operations.py": "a migration has a schema editor",
     "models/fields.py": "Django asks a field for its type by the connection",
-    "streams/notifications.py": "LISTEN holds a connection for as long as the process lives",
 }
 
 
