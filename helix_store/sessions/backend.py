@@ -8,11 +8,12 @@ session; every version returned is the new one. Session ids are those of the bac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
+from helix_store import conf
 from helix_store.core.guards import Guard
+from helix_store.core.limits import Limits
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -20,7 +21,6 @@ from helix_store.core.types import (
     InterruptRequest,
     PendingToolCall,
     Run,
-    RunStatus,
     SessionHead,
     SessionState,
     SessionStatus,
@@ -35,11 +35,13 @@ from helix_store.sessions.layout import EncodedState
 from helix_store.sessions.requests import (
     BranchRequest,
     EncodedMessage,
+    EncodedRef,
     NewSession,
+    RunUpdate,
     SessionQuery,
     StepRequest,
 )
-from helix_store.sessions.suspension import Suspension
+from helix_store.sessions.rules import Suspension
 from helix_store.sessions.tool_calls import Answer
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "SessionOperations",
     "StagingOperations",
     "StepOperations",
+    "StoreCalls",
     "SubSessionOperations",
     "SuspensionOperations",
     "ToolCallOperations",
@@ -148,16 +151,6 @@ class CheckpointOperations(Protocol):
     def prune(self, session_id: str, keep: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunUpdate:
-    """``step_count``, ``completion_reason`` and ``error`` are left alone when None."""
-
-    status: RunStatus
-    step_count: int | None = None
-    completion_reason: str | None = None
-    error: str | None = None
-
-
 class RunOperations(Protocol):
     def start(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
@@ -168,20 +161,6 @@ class RunOperations(Protocol):
     def current(self, session_id: str) -> Run | None: ...
 
     def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRef:
-    """A sub-session ref whose payload fields are texts."""
-
-    sub_session_id: str
-    agent_type: str
-    parent_tool_call_id: str | None
-    status: str
-    location: str
-    remote: str | None
-    output: str | None
-    error: str | None
 
 
 class SubSessionOperations(Protocol):
@@ -256,3 +235,20 @@ class Backend(Protocol):
 
     @property
     def suspensions(self) -> SuspensionOperations: ...
+
+
+class StoreCalls:
+    """A store bound to one tenant. ``limits`` given here win over ``HELIX_STORE["LIMITS"]``."""
+
+    def __init__(self, backend: Backend, *, tenant: str, limits: Limits | None) -> None:
+        self._backend = backend
+        self._tenant = tenant
+        self._given_limits = limits
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    @property
+    def limits(self) -> Limits:
+        return conf.limits(self._given_limits)

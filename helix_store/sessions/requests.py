@@ -1,4 +1,4 @@
-"""Checked requests: what the API hands to a back end after validation."""
+"""Checked requests: what the public calls pass to a back end."""
 
 from __future__ import annotations
 
@@ -6,31 +6,53 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.core.types import (
-    UNSET,
-    SessionState,
-    SessionStatus,
-    StepInfo,
-    Unset,
-)
+from helix_store.core.payloads import encode_all
+from helix_store.core.types import UNSET, Message, RunStatus, SessionState, SessionStatus, StepInfo, Unset
 from helix_store.sessions.layout import EncodedState
 
 __all__ = [
     "BranchRequest",
     "EncodedMessage",
+    "EncodedRef",
     "NewSession",
+    "RunUpdate",
     "SessionQuery",
     "StepRequest",
+    "encode_messages",
+    "without_thinking",
 ]
+
+_THINKING_PARTS: Final = frozenset({"thinking", "reasoning"})
 
 
 class EncodedMessage(NamedTuple):
     role: str
     text: str
+
+
+def encode_messages(messages: Sequence[Message], limits: Limits) -> list[EncodedMessage]:
+    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` naming the message."""
+    roles = validation.messages(messages)
+    texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
+    return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
+
+
+def without_thinking(message: Message) -> Message:
+    """The message without its ``thinking`` key and without content parts of type thinking or reasoning."""
+    kept = {key: value for key, value in message.items() if key != "thinking"}
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [part for part in kept["content"] if not _is_thinking(part)]
+    return kept
+
+
+def _is_thinking(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _THINKING_PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,30 @@ class BranchRequest:
     checkpoint_id: str | None = None
     message_index: int | None = None
     title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """``step_count``, ``completion_reason`` and ``error`` are left alone when None."""
+
+    status: RunStatus
+    step_count: int | None = None
+    completion_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRef:
+    """A sub-session ref whose payload fields are texts."""
+
+    sub_session_id: str
+    agent_type: str
+    parent_tool_call_id: str | None
+    status: str
+    location: str
+    remote: str | None
+    output: str | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,7 @@ from helix_store.core.types import (
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.sessions.calls.base import (
-    StoreCalls,
-)
+from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.requests import BranchRequest
 
 __all__ = ["CheckpointCalls"]

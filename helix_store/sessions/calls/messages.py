@@ -10,10 +10,8 @@ from helix_store.core.payloads import decode, decode_all
 from helix_store.core.types import Message, MessagePage
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.exceptions import InvalidQuery
-from helix_store.sessions.calls.base import (
-    StoreCalls,
-)
-from helix_store.sessions.messages import encode_messages, without_thinking
+from helix_store.sessions.backend import StoreCalls
+from helix_store.sessions.requests import encode_messages, without_thinking
 
 __all__ = ["MessageCalls"]
 

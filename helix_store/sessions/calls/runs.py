@@ -20,10 +20,8 @@ from helix_store.core.types import (
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
-from helix_store.sessions.backend import EncodedRef, RunUpdate
-from helix_store.sessions.calls.base import (
-    StoreCalls,
-)
+from helix_store.sessions.backend import StoreCalls
+from helix_store.sessions.requests import EncodedRef, RunUpdate
 
 __all__ = ["RunCalls"]
 

@@ -20,12 +20,9 @@ from helix_store.core.types import (
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
-from helix_store.sessions.calls.base import (
-    StoreCalls,
-)
+from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.messages import encode_messages
-from helix_store.sessions.requests import StepRequest
+from helix_store.sessions.requests import StepRequest, encode_messages
 
 __all__ = ["StepCalls"]
 

@@ -12,10 +12,8 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission
 from helix_store.engine.async_twins import async_twin
-from helix_store.sessions.calls.base import (
-    StoreCalls,
-)
-from helix_store.sessions.suspension import checked_suspension
+from helix_store.sessions.backend import StoreCalls
+from helix_store.sessions.rules import checked_suspension
 from helix_store.sessions.tool_calls import checked_answer, checked_calls
 
 __all__ = ["SuspensionCalls", "ToolCallCalls"]

@@ -27,13 +27,13 @@ from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import SubSessionRef as SubSessionRow
-from helix_store.sessions.backend import EncodedRef, RunUpdate
 from helix_store.sessions.database.locking import (
     advance,
     lock_session,
     session_key,
 )
 from helix_store.sessions.database.rows import first_row, interrupt_from, run_from, sub_session_ref_from
+from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
     check_no_other_runs,

@@ -42,13 +42,13 @@ from helix_store.sessions.database.locking import (
     root_of,
 )
 from helix_store.sessions.database.rows import current_from, first_row
-from helix_store.sessions.sql import CURRENT_COLUMNS
-from helix_store.sessions.suspension import (
+from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
     Suspension,
     require_suspended,
     resumed_state,
 )
+from helix_store.sessions.sql import CURRENT_COLUMNS
 from helix_store.sessions.tool_calls import (
     Answer,
     ToolCalls,

@@ -20,13 +20,13 @@ from helix_store.core.types import (
     SessionState,
     StepCommit,
 )
-from helix_store.sessions.backend import EncodedRef
 from helix_store.sessions.layout import (
     EncodedState,
     checkpoint_state,
     current_state,
     head_values,
 )
+from helix_store.sessions.requests import EncodedRef
 
 if TYPE_CHECKING:
     from helix_store.checkpointers.snapshots.memory import StoredSnapshot

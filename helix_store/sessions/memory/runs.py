@@ -20,9 +20,9 @@ from helix_store.core.types import (
     SubSessionRef,
 )
 from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
-from helix_store.sessions.backend import EncodedRef, RunUpdate
 from helix_store.sessions.memory.records import StoredRun
 from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
     check_no_other_runs,

@@ -23,7 +23,7 @@ from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.exceptions import ConflictError
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
-from helix_store.sessions.suspension import (
+from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
     Suspension,
     require_suspended,
