@@ -8,6 +8,7 @@ session; every version returned is the new one. Session ids are those of the bac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
@@ -47,16 +48,13 @@ from helix_store.sessions.tool_calls import Answer
 __all__ = [
     "Backend",
     "CheckpointOperations",
-    "InterruptOperations",
     "MessageOperations",
     "RunOperations",
     "SessionOperations",
     "StagingOperations",
     "StepOperations",
     "StoreCalls",
-    "SubSessionOperations",
-    "SuspensionOperations",
-    "ToolCallOperations",
+    "WaitingOperations",
 ]
 
 Counter = Literal["step_count", "resume_count"]
@@ -152,89 +150,64 @@ class CheckpointOperations(Protocol):
 
 
 class RunOperations(Protocol):
-    def start(
+    def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run: ...
 
-    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run: ...
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run: ...
 
-    def current(self, session_id: str) -> Run | None: ...
+    def current_run(self, session_id: str) -> Run | None: ...
 
-    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]: ...
+    def select_runs(self, session_id: str, *, limit: int, offset: int) -> list[Run]: ...
 
+    def add_refs(self, session_id: str, refs: Sequence[EncodedRef]) -> None: ...
 
-class SubSessionOperations(Protocol):
-    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None: ...
+    def update_ref(
+        self, session_id: str, sub_session_id: str, changes: Mapping[str, str]
+    ) -> SubSessionRef: ...
 
-    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef: ...
+    def select_refs(self, session_id: str) -> list[SubSessionRef]: ...
 
-    def select(self, session_id: str) -> list[SubSessionRef]: ...
-
-
-class InterruptOperations(Protocol):
-    def request(
+    def request_interrupt(
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
     ) -> InterruptRequest: ...
 
-    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None: ...
+    def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None: ...
 
-    def clear(self, session_id: str) -> bool: ...
+    def clear_interrupt(self, session_id: str) -> bool: ...
 
 
-class ToolCallOperations(Protocol):
-    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+class WaitingOperations(Protocol):
+    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         """Ask calls of the owner, and record on the root of both sessions who owns them."""
         ...
 
-    def submit(
+    def submit_answer(
         self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
     ) -> Submission: ...
 
-    def take(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
+    def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
 
-    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+    def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
         """By deadline; ``None`` is the moment that the back end's own clock shows."""
         ...
 
-
-class SuspensionOperations(Protocol):
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
 
     def resume(self, session_id: str, guard: Guard) -> SessionState: ...
 
 
-class Backend(Protocol):
-    """Everything a state store needs from below."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """All operations of a back end, by subject."""
 
-    @property
-    def sessions(self) -> SessionOperations: ...
-
-    @property
-    def messages(self) -> MessageOperations: ...
-
-    @property
-    def staging(self) -> StagingOperations: ...
-
-    @property
-    def steps(self) -> StepOperations: ...
-
-    @property
-    def checkpoints(self) -> CheckpointOperations: ...
-
-    @property
-    def runs(self) -> RunOperations: ...
-
-    @property
-    def sub_sessions(self) -> SubSessionOperations: ...
-
-    @property
-    def interrupts(self) -> InterruptOperations: ...
-
-    @property
-    def tool_calls(self) -> ToolCallOperations: ...
-
-    @property
-    def suspensions(self) -> SuspensionOperations: ...
+    sessions: SessionOperations
+    messages: MessageOperations
+    staging: StagingOperations
+    steps: StepOperations
+    checkpoints: CheckpointOperations
+    runs: RunOperations
+    waiting: WaitingOperations
 
 
 class StoreCalls:

@@ -7,12 +7,10 @@ from helix_store.sessions.calls.messages import MessageCalls
 from helix_store.sessions.calls.runs import RunCalls
 from helix_store.sessions.calls.sessions import SessionCalls
 from helix_store.sessions.calls.steps import StepCalls
-from helix_store.sessions.calls.waiting import SuspensionCalls, ToolCallCalls
+from helix_store.sessions.calls.waiting import WaitingCalls
 
 __all__ = ["StateStoreBase"]
 
 
-class StateStoreBase(
-    SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls, ToolCallCalls, SuspensionCalls
-):
+class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls, WaitingCalls):
     """The state store of the contract; a subclass brings the back end."""

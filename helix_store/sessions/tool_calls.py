@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from helix_store.core import validation
-from helix_store.core.limits import Limits
+from helix_store.core.limits import UNLIMITED, Limits
 from helix_store.core.payloads import (
     decode,
     encode,
@@ -42,7 +42,6 @@ __all__ = [
 
 _ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at")
 _DEADLINE_PASSED: Final = "deadline_passed"
-_NO_LIMIT: Final = 2**62
 _SHARE_OF_COMPLETED: Final = 4
 """Answers taken keep at most this part (one fourth) of ``max_state_bytes``; older ones shrink to a mark."""
 
@@ -244,7 +243,7 @@ def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
 
 def _within(completed: dict[str, Any], limit: int) -> dict[str, Any]:
     """The completed calls in a bounded size: the oldest answers give way to the mark that there was one."""
-    sizes = {key: size_of(encode(answer, limit=_NO_LIMIT)) for key, answer in completed.items()}
+    sizes = {key: size_of(encode(answer, limit=UNLIMITED)) for key, answer in completed.items()}
     excess = sum(sizes.values()) - limit
     kept = dict(completed)
     for tool_call_id, size in sizes.items():

@@ -84,8 +84,8 @@ class CheckpointCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         if checkpoint_id is not None and message_index is not None:
             raise InvalidQuery("Branch from a checkpoint or from a message index, not both.")
-        if message_index is not None and (type(message_index) is not int or message_index < 0):
-            raise InvalidQuery("message_index must be a whole number of at least 0.")
+        if message_index is not None:
+            validation.query_number(message_index, "message_index")
         chosen_id = (
             new_id() if new_session_id is None else validation.identifier(new_session_id, "new_session_id")
         )
@@ -107,9 +107,7 @@ class CheckpointCalls(StoreCalls):
     def prune_checkpoints(self, session_id: str, *, keep: int) -> int:
         """Delete all but the newest ``keep`` checkpoints and return how many went. Safe to repeat."""
         validation.identifier(session_id, "session_id")
-        if type(keep) is not int or keep < 0:
-            raise InvalidQuery("keep must be a whole number of at least 0.")
-        return self._backend.checkpoints.prune(session_id, keep)
+        return self._backend.checkpoints.prune(session_id, validation.query_number(keep, "keep"))
 
     aget_checkpoint = async_twin(get_checkpoint)
     aget_latest_checkpoint = async_twin(get_latest_checkpoint)

@@ -53,7 +53,7 @@ class MessageCalls(StoreCalls):
         if order not in ("asc", "desc"):
             raise InvalidQuery("order must be asc or desc.")
         if limit is not None:
-            _require_whole("limit", limit, minimum=1)
+            validation.query_number(limit, "limit", minimum=1)
         texts, total = self._backend.messages.page(
             session_id, offset=validation.page_offset(offset), limit=limit, descending=order == "desc"
         )
@@ -68,7 +68,7 @@ class MessageCalls(StoreCalls):
         Messages appended meanwhile are included. Raises `SessionNotFound` at the call.
         """
         validation.identifier(session_id, "session_id")
-        _require_whole("chunk_size", chunk_size, minimum=1)
+        validation.query_number(chunk_size, "chunk_size", minimum=1)
         self._backend.messages.count(session_id)
         return self._iterate(session_id, chunk_size)
 
@@ -88,7 +88,7 @@ class MessageCalls(StoreCalls):
         version.
         """
         validation.identifier(session_id, "session_id")
-        _require_whole("keep", keep, minimum=0)
+        validation.query_number(keep, "keep")
         return self._backend.messages.truncate(session_id, keep, guard(expected_version))
 
     aappend_messages = async_twin(append_messages)
@@ -96,8 +96,3 @@ class MessageCalls(StoreCalls):
     aiter_messages = async_iterator_twin(iter_messages)
     aget_message_count = async_twin(get_message_count)
     atruncate_messages = async_twin(truncate_messages)
-
-
-def _require_whole(name: str, value: int, *, minimum: int) -> None:
-    if type(value) is not int or value < minimum:
-        raise InvalidQuery(f"{name} must be a whole number of at least {minimum}.")

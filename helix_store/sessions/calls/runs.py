@@ -43,7 +43,7 @@ class RunCalls(StoreCalls):
         run id, and while another run is running, unless ``supersede`` is set or ``fencing_token`` is newer
         than that run's: then the old run ends ``interrupted`` with reason ``superseded``.
         """
-        return self._backend.runs.start(
+        return self._backend.runs.start_run(
             validation.identifier(session_id, "session_id"),
             new_id() if run_id is None else validation.identifier(run_id, "run_id"),
             start_sequence=validation.whole_number(start_sequence, "start_sequence"),
@@ -71,17 +71,17 @@ class RunCalls(StoreCalls):
             completion_reason=validation.optional_text(completion_reason, "completion_reason"),
             error=None if error is None else self._encoded("error", error),
         )
-        return self._backend.runs.update(
+        return self._backend.runs.update_run(
             validation.identifier(session_id, "session_id"), validation.identifier(run_id, "run_id"), update
         )
 
     def get_current_run(self, session_id: str) -> Run | None:
         """The run that is running, or ``None``. Raises `SessionNotFound`."""
-        return self._backend.runs.current(validation.identifier(session_id, "session_id"))
+        return self._backend.runs.current_run(validation.identifier(session_id, "session_id"))
 
     def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]:
         """The session's runs, newest first. ``limit`` is 1 to 200 (above means 200)."""
-        return self._backend.runs.select(
+        return self._backend.runs.select_runs(
             validation.identifier(session_id, "session_id"),
             limit=validation.page_limit(limit),
             offset=validation.page_offset(offset),
@@ -99,7 +99,7 @@ class RunCalls(StoreCalls):
         if isinstance(refs, str | Mapping | SubSessionRef):
             raise InvalidPayload(path="/refs", reason="expected a list of refs")
         encoded = [self._encoded_ref(as_value(SubSessionRef, ref)) for ref in refs]
-        self._backend.sub_sessions.add(session_id, encoded)
+        self._backend.runs.add_refs(session_id, encoded)
 
     def update_sub_session_ref(
         self,
@@ -120,7 +120,7 @@ class RunCalls(StoreCalls):
         for name, value in (("output", output), ("error", error)):
             if value is not None:
                 changes[name] = self._encoded(name, value)
-        return self._backend.sub_sessions.update(
+        return self._backend.runs.update_ref(
             validation.identifier(session_id, "session_id"),
             validation.identifier(sub_session_id, "sub_session_id"),
             changes,
@@ -128,7 +128,7 @@ class RunCalls(StoreCalls):
 
     def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]:
         """The sub-agents of a session in the order they were added. Raises `SessionNotFound`."""
-        return self._backend.sub_sessions.select(validation.identifier(session_id, "session_id"))
+        return self._backend.runs.select_refs(validation.identifier(session_id, "session_id"))
 
     def request_interrupt(
         self,
@@ -143,7 +143,7 @@ class RunCalls(StoreCalls):
         Bound to ``run_id`` (`RunNotFound` for an unknown one), else to the run that is running, else to
         none. Safe to repeat; an abort replaces an interrupt, never the other way round.
         """
-        return self._backend.interrupts.request(
+        return self._backend.runs.request_interrupt(
             validation.identifier(session_id, "session_id"),
             validation.enum(InterruptKind, kind, "kind"),
             validation.optional_text(reason, "reason"),
@@ -152,13 +152,13 @@ class RunCalls(StoreCalls):
 
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None:
         """The pending request; with ``run_id`` only one that is bound to this run."""
-        return self._backend.interrupts.check(
+        return self._backend.runs.check_interrupt(
             validation.identifier(session_id, "session_id"), validation.optional_identifier(run_id, "run_id")
         )
 
     def clear_interrupt(self, session_id: str) -> bool:
         """Drop the pending request; whether there was one. Safe to repeat."""
-        return self._backend.interrupts.clear(validation.identifier(session_id, "session_id"))
+        return self._backend.runs.clear_interrupt(validation.identifier(session_id, "session_id"))
 
     def _encoded(self, name: str, value: Any) -> str:
         return encode(value, limit=self.limits.max_state_bytes, path=f"/{name}")

@@ -16,12 +16,12 @@ from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.rules import checked_suspension
 from helix_store.sessions.tool_calls import checked_answer, checked_calls
 
-__all__ = ["SuspensionCalls", "ToolCallCalls"]
+__all__ = ["WaitingCalls"]
 
 _LARGEST_PAGE = 1_000
 
 
-class ToolCallCalls(StoreCalls):
+class WaitingCalls(StoreCalls):
     def add_pending_tool_calls(
         self,
         session_id: str,
@@ -39,7 +39,7 @@ class ToolCallCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
         entries = checked_calls(calls, requested_at=_now(), limits=self.limits)
-        self._backend.tool_calls.add(session_id, entries, owner_id)
+        self._backend.waiting.add_calls(session_id, entries, owner_id)
 
     def submit_tool_result(
         self,
@@ -69,7 +69,7 @@ class ToolCallCalls(StoreCalls):
             reason=reason,
             limits=self.limits,
         )
-        return self._backend.tool_calls.submit(
+        return self._backend.waiting.submit_answer(
             validation.identifier(session_id, "session_id"),
             validation.identifier(tool_call_id, "tool_call_id"),
             answer,
@@ -86,7 +86,7 @@ class ToolCallCalls(StoreCalls):
         ``completed_client_tool_calls``, where the answers can be read again; nothing answered is no new
         version. Raises `StaleStateError`.
         """
-        return self._backend.tool_calls.take(
+        return self._backend.waiting.take_answers(
             validation.identifier(session_id, "session_id"), guard(expected_version)
         )
 
@@ -99,19 +99,10 @@ class ToolCallCalls(StoreCalls):
         the time of the database; ``limit`` is 1 to 1,000 (above means 1,000).
         """
         moment = None if now is None else validation.aware_datetime(now, "now")
-        return self._backend.tool_calls.expired(moment, validation.page_limit(limit, maximum=_LARGEST_PAGE))
+        return self._backend.waiting.overdue_calls(
+            moment, validation.page_limit(limit, maximum=_LARGEST_PAGE)
+        )
 
-    aadd_pending_tool_calls = async_twin(add_pending_tool_calls)
-    asubmit_tool_result = async_twin(submit_tool_result)
-    atake_tool_results = async_twin(take_tool_results)
-    afind_expired_pending = async_twin(find_expired_pending)
-
-
-def _now() -> int:
-    return validation.datetime_to_milliseconds(timezone.now())
-
-
-class SuspensionCalls(StoreCalls):
     def suspend(
         self,
         session_id: str,
@@ -135,8 +126,7 @@ class SuspensionCalls(StoreCalls):
         """
         validation.identifier(session_id, "session_id")
         limits = self.limits
-        now = validation.datetime_to_milliseconds(timezone.now())
-        calls = {} if pending is None else checked_calls(pending, requested_at=now, limits=limits)
+        calls = {} if pending is None else checked_calls(pending, requested_at=_now(), limits=limits)
         suspension = checked_suspension(
             kind=kind,
             context=context,
@@ -147,7 +137,7 @@ class SuspensionCalls(StoreCalls):
             expires_at=expires_at,
             limits=limits,
         )
-        return self._backend.suspensions.suspend(session_id, suspension, guard(expected_version))
+        return self._backend.waiting.suspend(session_id, suspension, guard(expected_version))
 
     def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState:
         """Make a suspended session active and return its state with the continuation that was cleared.
@@ -157,9 +147,17 @@ class SuspensionCalls(StoreCalls):
         load the state, before saving. Raises `ConflictError` for a session that is not suspended, so that
         of two resumes at once one wins, and `StaleStateError`.
         """
-        return self._backend.suspensions.resume(
+        return self._backend.waiting.resume(
             validation.identifier(session_id, "session_id"), guard(expected_version)
         )
 
+    aadd_pending_tool_calls = async_twin(add_pending_tool_calls)
+    asubmit_tool_result = async_twin(submit_tool_result)
+    atake_tool_results = async_twin(take_tool_results)
+    afind_expired_pending = async_twin(find_expired_pending)
     asuspend = async_twin(suspend)
     aresume = async_twin(resume)
+
+
+def _now() -> int:
+    return validation.datetime_to_milliseconds(timezone.now())

@@ -44,16 +44,16 @@ from helix_store.sessions.rules import (
     standing_request,
 )
 
-__all__ = ["DatabaseInterrupts", "DatabaseRuns", "DatabaseSubSessions"]
+__all__ = ["DatabaseRuns"]
 
 
 class DatabaseRuns(DatabaseOperations):
     @writes
-    def start(
+    def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
         head = lock_session(self.db, session_id, guard)
-        runs = self._of(head.pk)
+        runs = self._runs_of(head.pk)
         at = timezone.now()
         if runs.filter(run_id=run_id).exists():
             raise ConflictError("This run id is taken; choose another one.")
@@ -77,8 +77,8 @@ class DatabaseRuns(DatabaseOperations):
         return run_from(row, session_id)
 
     @writes
-    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
-        runs = self._of(lock_session(self.db, session_id).pk)
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
+        runs = self._runs_of(lock_session(self.db, session_id).pk)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
             raise RunNotFound(run_id)
@@ -95,32 +95,57 @@ class DatabaseRuns(DatabaseOperations):
         return run_from(row, session_id)
 
     @reads
-    def current(self, session_id: str) -> Run | None:
-        running = _running(self._of(session_key(self.db, session_id)))
+    def current_run(self, session_id: str) -> Run | None:
+        running = _running(self._runs_of(session_key(self.db, session_id)))
         return None if running is None else run_from(running, session_id)
 
     @reads
-    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
-        runs = self._of(session_key(self.db, session_id)).order_by("-turn")
+    def select_runs(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
+        runs = self._runs_of(session_key(self.db, session_id)).order_by("-turn")
         return [run_from(row, session_id) for row in runs[offset : offset + limit]]
 
-    def _of(self, key: int) -> QuerySet[RunRow]:
+    def _runs_of(self, key: int) -> QuerySet[RunRow]:
         return RunRow.objects.using(self.db.alias).filter(session_id=key)
 
-
-def _running(runs: QuerySet[RunRow]) -> RunRow | None:
-    return first_row(runs.filter(status=RunStatus.RUNNING.value))
-
-
-def _end_superseded(runs: QuerySet[RunRow], running: RunRow, at: datetime) -> None:
-    runs.filter(pk=running.pk).update(
-        status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at
-    )
-
-
-class DatabaseInterrupts(DatabaseOperations):
     @writes
-    def request(
+    def add_refs(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
+        head = lock_session(self.db, session_id)
+        rows = self._refs_of(head.pk)
+        at = timezone.now()
+        known: dict[str, SubSessionRow | EncodedRef] = {
+            row.sub_session_id: row
+            for row in rows.filter(sub_session_id__in=[ref.sub_session_id for ref in refs])
+        }
+        new = []
+        for ref in refs:
+            stored = known.setdefault(ref.sub_session_id, ref)
+            check_same_ref(stored, ref)
+            if stored is ref:
+                new.append(SubSessionRow(session_id=head.pk, created_at=at, updated_at=at, **asdict(ref)))
+        rows.bulk_create(new)
+
+    @writes
+    def update_ref(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
+        rows = self._refs_of(lock_session(self.db, session_id).pk).filter(sub_session_id=sub_session_id)
+        if changes:
+            rows.update(updated_at=timezone.now(), **changes)
+        row = first_row(rows)
+        if row is None:
+            raise NotFoundError("The session has no sub-session ref with this id.")
+        return sub_session_ref_from(row)
+
+    @reads
+    def select_refs(self, session_id: str) -> list[SubSessionRef]:
+        return [
+            sub_session_ref_from(row)
+            for row in self._refs_of(session_key(self.db, session_id)).order_by("pk")
+        ]
+
+    def _refs_of(self, key: int) -> QuerySet[SubSessionRow]:
+        return SubSessionRow.objects.using(self.db.alias).filter(session_id=key)
+
+    @writes
+    def request_interrupt(
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
     ) -> InterruptRequest:
         head = lock_session(self.db, session_id)
@@ -145,12 +170,12 @@ class DatabaseInterrupts(DatabaseOperations):
         return standing
 
     @reads
-    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
+    def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
         pending = self._pending(session_key(self.db, session_id), session_id)
         return pending if pending is not None and is_bound_to(pending, run_id) else None
 
     @writes
-    def clear(self, session_id: str) -> bool:
+    def clear_interrupt(self, session_id: str) -> bool:
         head = lock_session(self.db, session_id)
         return InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()[0] > 0
 
@@ -168,39 +193,11 @@ class DatabaseInterrupts(DatabaseOperations):
         return run_id
 
 
-class DatabaseSubSessions(DatabaseOperations):
-    @writes
-    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
-        head = lock_session(self.db, session_id)
-        rows = self._of(head.pk)
-        at = timezone.now()
-        known: dict[str, SubSessionRow | EncodedRef] = {
-            row.sub_session_id: row
-            for row in rows.filter(sub_session_id__in=[ref.sub_session_id for ref in refs])
-        }
-        new = []
-        for ref in refs:
-            stored = known.setdefault(ref.sub_session_id, ref)
-            check_same_ref(stored, ref)
-            if stored is ref:
-                new.append(SubSessionRow(session_id=head.pk, created_at=at, updated_at=at, **asdict(ref)))
-        rows.bulk_create(new)
+def _running(runs: QuerySet[RunRow]) -> RunRow | None:
+    return first_row(runs.filter(status=RunStatus.RUNNING.value))
 
-    @writes
-    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
-        rows = self._of(lock_session(self.db, session_id).pk).filter(sub_session_id=sub_session_id)
-        if changes:
-            rows.update(updated_at=timezone.now(), **changes)
-        row = first_row(rows)
-        if row is None:
-            raise NotFoundError("The session has no sub-session ref with this id.")
-        return sub_session_ref_from(row)
 
-    @reads
-    def select(self, session_id: str) -> list[SubSessionRef]:
-        return [
-            sub_session_ref_from(row) for row in self._of(session_key(self.db, session_id)).order_by("pk")
-        ]
-
-    def _of(self, key: int) -> QuerySet[SubSessionRow]:
-        return SubSessionRow.objects.using(self.db.alias).filter(session_id=key)
+def _end_superseded(runs: QuerySet[RunRow], running: RunRow, at: datetime) -> None:
+    runs.filter(pk=running.pk).update(
+        status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at
+    )

@@ -6,29 +6,16 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.engine.database import Database
+from helix_store.sessions.backend import Backend
 from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
 from helix_store.sessions.database.messages import DatabaseMessages
-from helix_store.sessions.database.runs import DatabaseInterrupts, DatabaseRuns, DatabaseSubSessions
+from helix_store.sessions.database.runs import DatabaseRuns
 from helix_store.sessions.database.sessions import DatabaseSessions
 from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
-from helix_store.sessions.database.waiting import DatabaseSuspensions, DatabaseToolCalls
+from helix_store.sessions.database.waiting import DatabaseWaiting
 from helix_store.sessions.store import StateStoreBase
 
-__all__ = ["DatabaseBackend", "DatabaseStateStore"]
-
-
-class DatabaseBackend:
-    def __init__(self, db: Database) -> None:
-        self.sessions = DatabaseSessions(db)
-        self.messages = DatabaseMessages(db)
-        self.staging = DatabaseStaging(db)
-        self.steps = DatabaseSteps(db)
-        self.checkpoints = DatabaseCheckpoints(db)
-        self.runs = DatabaseRuns(db)
-        self.sub_sessions = DatabaseSubSessions(db)
-        self.interrupts = DatabaseInterrupts(db)
-        self.tool_calls = DatabaseToolCalls(db)
-        self.suspensions = DatabaseSuspensions(db)
+__all__ = ["DatabaseStateStore"]
 
 
 class DatabaseStateStore(StateStoreBase):
@@ -43,7 +30,16 @@ class DatabaseStateStore(StateStoreBase):
     def __init__(self, using: str | None = None, *, tenant: str = "", limits: Limits | None = None) -> None:
         conf.require_usable_prefix()
         db = Database(using, validation.tenant(tenant), limits)
-        super().__init__(DatabaseBackend(db), tenant=db.tenant, limits=limits)
+        backend = Backend(
+            sessions=DatabaseSessions(db),
+            messages=DatabaseMessages(db),
+            staging=DatabaseStaging(db),
+            steps=DatabaseSteps(db),
+            checkpoints=DatabaseCheckpoints(db),
+            runs=DatabaseRuns(db),
+            waiting=DatabaseWaiting(db),
+        )
+        super().__init__(backend, tenant=db.tenant, limits=limits)
         self._db = db
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -57,30 +57,36 @@ from helix_store.sessions.tool_calls import (
     owner_of,
 )
 
-__all__ = ["CALL_COLUMNS", "DatabaseSuspensions", "DatabaseToolCalls", "asked_columns"]
+__all__ = ["DatabaseWaiting"]
 
-CALL_COLUMNS = ("pending_client_tool_calls", "completed_client_tool_calls", "client_tool_call_ownership")
+_CALL_COLUMNS: Final = (
+    "pending_client_tool_calls",
+    "completed_client_tool_calls",
+    "client_tool_call_ownership",
+)
 
 
-class DatabaseToolCalls(DatabaseOperations):
+class DatabaseWaiting(DatabaseOperations):
     @writes
-    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         heads = self._heads({session_id, owner_id})
         root_id = heads[session_id].root_session_id
         if heads[owner_id].root_session_id != root_id:
             raise ConflictError("The session that is to own the calls belongs to another tree.")
-        locked = lock_sessions_of_tree(self.db, {owner_id, root_id or owner_id}, *CALL_COLUMNS)
+        locked = lock_sessions_of_tree(self.db, {owner_id, root_id or owner_id}, *_CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
             raise SessionNotFound(owner_id)
-        columns = asked_columns(self.db, owner, calls, locked.get(root_id or owner_id))
+        columns = _asked_columns(self.db, owner, calls, locked.get(root_id or owner_id))
         if columns:
             advance(self.db, owner, **columns)
 
     @writes
-    def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
+    def submit_answer(
+        self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
+    ) -> Submission:
         owner_id = self._owner_of(session_id, tool_call_id)
-        owner = lock_sessions_of_tree(self.db, {owner_id}, *CALL_COLUMNS).get(owner_id)
+        owner = lock_sessions_of_tree(self.db, {owner_id}, *_CALL_COLUMNS).get(owner_id)
         if owner is None:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = _calls_of(owner)
@@ -96,8 +102,8 @@ class DatabaseToolCalls(DatabaseOperations):
         )
 
     @writes
-    def take(self, session_id: str, guard: Guard) -> dict[str, Any]:
-        head = lock_session(self.db, session_id, guard, *CALL_COLUMNS)
+    def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
+        head = lock_session(self.db, session_id, guard, *_CALL_COLUMNS)
         calls = _calls_of(head)
         taken = calls.take()
         if taken:
@@ -105,7 +111,7 @@ class DatabaseToolCalls(DatabaseOperations):
         return taken
 
     @reads
-    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+    def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
         at = database_now(self.db) if now is None else now
         # Each session has at least one such call, so that the first calls are those of the first sessions.
         rows = (
@@ -151,8 +157,37 @@ class DatabaseToolCalls(DatabaseOperations):
             recorded = recorded if root is None else root[1]
         return owner_of(recorded, tool_call_id) or session_id
 
+    @writes
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
+        root_id = root_of(self.db, session_id) if suspension.calls else session_id
+        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_CALL_COLUMNS)
+        head = heads.get(session_id)
+        if head is None:
+            raise SessionNotFound(session_id)
+        check_guard(self.db, head, guard)
+        suspension.require_allowed(head.status)
+        columns = dict(suspension.columns)
+        if suspension.calls:
+            columns |= _asked_columns(self.db, head, suspension.calls, heads.get(root_id))
+        at = timezone.now()
+        running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
+        running.update(status=suspension.kind, ended_at=at)
+        return advance(self.db, head, at=at, **columns)
 
-def asked_columns(
+    @writes
+    def resume(self, session_id: str, guard: Guard) -> SessionState:
+        head = lock_session(self.db, session_id)
+        row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
+        # Before the version: the loser of two resumes gets ConflictError and not StaleStateError.
+        require_suspended(row)
+        check_guard(self.db, head, guard)
+        state = current_from(row)
+        at = timezone.now()
+        version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
+        return resumed_state(state, version=version, at=at)
+
+
+def _asked_columns(
     db: Database, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
 ) -> dict[str, Any]:
     """The columns that calls change in their locked owner; the record on a locked root is written here.
@@ -174,34 +209,3 @@ def asked_columns(
 
 def _calls_of(head: Session) -> ToolCalls:
     return ToolCalls(head.pending_client_tool_calls, head.completed_client_tool_calls)
-
-
-class DatabaseSuspensions(DatabaseOperations):
-    @writes
-    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
-        root_id = root_of(self.db, session_id) if suspension.calls else session_id
-        heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *CALL_COLUMNS)
-        head = heads.get(session_id)
-        if head is None:
-            raise SessionNotFound(session_id)
-        check_guard(self.db, head, guard)
-        suspension.require_allowed(head.status)
-        columns = dict(suspension.columns)
-        if suspension.calls:
-            columns |= asked_columns(self.db, head, suspension.calls, heads.get(root_id))
-        at = timezone.now()
-        running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
-        running.update(status=suspension.kind, ended_at=at)
-        return advance(self.db, head, at=at, **columns)
-
-    @writes
-    def resume(self, session_id: str, guard: Guard) -> SessionState:
-        head = lock_session(self.db, session_id)
-        row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
-        # Before the version: the loser of two resumes gets ConflictError and not StaleStateError.
-        require_suspended(row)
-        check_guard(self.db, head, guard)
-        state = current_from(row)
-        at = timezone.now()
-        version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
-        return resumed_state(state, version=version, at=at)

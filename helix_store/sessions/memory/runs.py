@@ -33,14 +33,14 @@ from helix_store.sessions.rules import (
     standing_request,
 )
 
-__all__ = ["MemoryInterrupts", "MemoryRuns", "MemorySubSessions"]
+__all__ = ["MemoryRuns"]
 
 
 class MemoryRuns:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
 
-    def start(
+    def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
         with self._scope.writing(session_id, guard) as draft:
@@ -69,7 +69,7 @@ class MemoryRuns:
                 draft.write(status=SessionStatus.ACTIVE.value)
             return started
 
-    def update(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
         with self._scope.writing(session_id) as draft:
             stored = draft.runs.get(run_id)
             if stored is None:
@@ -79,13 +79,55 @@ class MemoryRuns:
             updated = draft.runs[run_id] = _updated(stored, update)
             return updated.value()
 
-    def current(self, session_id: str) -> Run | None:
+    def current_run(self, session_id: str) -> Run | None:
         running = self._scope.require(session_id).running_run
         return None if running is None else running.value()
 
-    def select(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
+    def select_runs(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
         runs = self._scope.require(session_id).runs
         return [stored.value() for stored in islice(reversed(runs.values()), offset, offset + limit)]
+
+    def add_refs(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
+        with self._scope.writing(session_id) as draft:
+            for ref in refs:
+                check_same_ref(draft.refs.setdefault(ref.sub_session_id, ref), ref)
+
+    def update_ref(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
+        with self._scope.writing(session_id) as draft:
+            ref = draft.refs.get(sub_session_id)
+            if ref is None:
+                raise NotFoundError(
+                    "The session has no ref to this sub-session.", sub_session_id=sub_session_id
+                )
+            updated = draft.refs[sub_session_id] = replace(ref, **changes)
+            return _value(updated)
+
+    def select_refs(self, session_id: str) -> list[SubSessionRef]:
+        return [_value(ref) for ref in self._scope.require(session_id).refs.values()]
+
+    def request_interrupt(
+        self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
+    ) -> InterruptRequest:
+        with self._scope.writing(session_id) as draft:
+            if run_id is not None and run_id not in draft.runs:
+                raise RunNotFound(run_id)
+            if run_id is None and draft.running_run is not None:
+                run_id = draft.running_run.run.run_id
+            wanted = InterruptRequest(
+                session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=timezone.now()
+            )
+            draft.interrupt = standing = standing_request(draft.interrupt, wanted)
+            return standing
+
+    def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
+        pending = self._scope.require(session_id).interrupt
+        return pending if pending is not None and is_bound_to(pending, run_id) else None
+
+    def clear_interrupt(self, session_id: str) -> bool:
+        with self._scope.writing(session_id) as draft:
+            was_pending = draft.interrupt is not None
+            draft.interrupt = None
+            return was_pending
 
 
 def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
@@ -104,58 +146,6 @@ def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
         ),
         error=stored.error if update.error is None else update.error,
     )
-
-
-class MemoryInterrupts:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
-    def request(
-        self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
-    ) -> InterruptRequest:
-        with self._scope.writing(session_id) as draft:
-            if run_id is not None and run_id not in draft.runs:
-                raise RunNotFound(run_id)
-            if run_id is None and draft.running_run is not None:
-                run_id = draft.running_run.run.run_id
-            wanted = InterruptRequest(
-                session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=timezone.now()
-            )
-            draft.interrupt = standing = standing_request(draft.interrupt, wanted)
-            return standing
-
-    def check(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        pending = self._scope.require(session_id).interrupt
-        return pending if pending is not None and is_bound_to(pending, run_id) else None
-
-    def clear(self, session_id: str) -> bool:
-        with self._scope.writing(session_id) as draft:
-            was_pending = draft.interrupt is not None
-            draft.interrupt = None
-            return was_pending
-
-
-class MemorySubSessions:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
-    def add(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
-        with self._scope.writing(session_id) as draft:
-            for ref in refs:
-                check_same_ref(draft.refs.setdefault(ref.sub_session_id, ref), ref)
-
-    def update(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
-        with self._scope.writing(session_id) as draft:
-            ref = draft.refs.get(sub_session_id)
-            if ref is None:
-                raise NotFoundError(
-                    "The session has no ref to this sub-session.", sub_session_id=sub_session_id
-                )
-            updated = draft.refs[sub_session_id] = replace(ref, **changes)
-            return _value(updated)
-
-    def select(self, session_id: str) -> list[SubSessionRef]:
-        return [_value(ref) for ref in self._scope.require(session_id).refs.values()]
 
 
 def _value(ref: EncodedRef) -> SubSessionRef:

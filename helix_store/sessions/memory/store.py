@@ -6,41 +6,16 @@ from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState
 from helix_store.engine.memory import MemoryWorld
-from helix_store.sessions.backend import (
-    CheckpointOperations,
-    InterruptOperations,
-    MessageOperations,
-    RunOperations,
-    SessionOperations,
-    StagingOperations,
-    StepOperations,
-    SubSessionOperations,
-    SuspensionOperations,
-    ToolCallOperations,
-)
+from helix_store.sessions.backend import Backend
 from helix_store.sessions.memory.checkpoints import MemoryCheckpoints
-from helix_store.sessions.memory.runs import MemoryInterrupts, MemoryRuns, MemorySubSessions
+from helix_store.sessions.memory.runs import MemoryRuns
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import MemorySessions
 from helix_store.sessions.memory.steps import MemoryMessages, MemoryStaging, MemorySteps
-from helix_store.sessions.memory.waiting import MemorySuspensions, MemoryToolCalls
+from helix_store.sessions.memory.waiting import MemoryWaiting
 from helix_store.sessions.store import StateStoreBase
 
-__all__ = ["InMemoryStateStore", "MemoryBackend"]
-
-
-class MemoryBackend:
-    def __init__(self, scope: TenantScope) -> None:
-        self.sessions: SessionOperations = MemorySessions(scope)
-        self.messages: MessageOperations = MemoryMessages(scope)
-        self.staging: StagingOperations = MemoryStaging(scope)
-        self.steps: StepOperations = MemorySteps(scope)
-        self.checkpoints: CheckpointOperations = MemoryCheckpoints(scope)
-        self.runs: RunOperations = MemoryRuns(scope)
-        self.sub_sessions: SubSessionOperations = MemorySubSessions(scope)
-        self.interrupts: InterruptOperations = MemoryInterrupts(scope)
-        self.tool_calls: ToolCallOperations = MemoryToolCalls(scope)
-        self.suspensions: SuspensionOperations = MemorySuspensions(scope)
+__all__ = ["InMemoryStateStore"]
 
 
 class InMemoryStateStore(StateStoreBase):
@@ -54,7 +29,16 @@ class InMemoryStateStore(StateStoreBase):
     ) -> None:
         tenant = validation.tenant(tenant)
         self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=limits)
-        super().__init__(MemoryBackend(self._scope), tenant=tenant, limits=limits)
+        backend = Backend(
+            sessions=MemorySessions(self._scope),
+            messages=MemoryMessages(self._scope),
+            staging=MemoryStaging(self._scope),
+            steps=MemorySteps(self._scope),
+            checkpoints=MemoryCheckpoints(self._scope),
+            runs=MemoryRuns(self._scope),
+            waiting=MemoryWaiting(self._scope),
+        )
+        super().__init__(backend, tenant=tenant, limits=limits)
 
     def clear(self) -> None:
         """Delete every session of the tenant, with its usage. Safe to repeat."""

@@ -37,24 +37,26 @@ from helix_store.sessions.tool_calls import (
     owner_of,
 )
 
-__all__ = ["MemorySuspensions", "MemoryToolCalls", "asked_columns"]
+__all__ = ["MemoryWaiting"]
 
 
-class MemoryToolCalls:
+class MemoryWaiting:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
 
-    def add(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         with self._scope.lock:
             root_id = self._scope.require(session_id).columns["root_session_id"]
             if self._scope.require(owner_id).columns["root_session_id"] != root_id:
                 raise ConflictError("The session that is to own the calls belongs to another tree.")
             with self._scope.writing(owner_id) as owner:
-                columns = asked_columns(self._scope, owner, calls)
+                columns = _asked_columns(self._scope, owner, calls)
                 if columns:
                     owner.write(**columns)
 
-    def submit(self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int) -> Submission:
+    def submit_answer(
+        self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
+    ) -> Submission:
         with self._scope.lock:
             owner_id = self._owner_of(session_id, tool_call_id)
             if self._scope.find(owner_id) is None:
@@ -74,7 +76,7 @@ class MemoryToolCalls:
             new_version=version,
         )
 
-    def take(self, session_id: str, guard: Guard) -> dict[str, Any]:
+    def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         with self._scope.writing(session_id, guard) as draft:
             calls = _calls_of(draft)
             taken = calls.take()
@@ -82,7 +84,7 @@ class MemoryToolCalls:
                 draft.write(**calls.columns(self._scope.limits))
             return taken
 
-    def expired(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+    def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
         moment = datetime_to_milliseconds(timezone.now() if now is None else now)
         with self._scope.lock:
             records = list(self._scope.sessions.values())
@@ -100,8 +102,28 @@ class MemoryToolCalls:
         root = self._scope.find(own.columns["root_session_id"] or session_id) or own
         return owner_of(root.columns["client_tool_call_ownership"], tool_call_id) or session_id
 
+    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
+        with self._scope.writing(session_id, guard) as draft:
+            suspension.require_allowed(draft.columns["status"])
+            columns = dict(suspension.columns)
+            if suspension.calls:
+                columns |= _asked_columns(self._scope, draft, suspension.calls)
+            running = draft.running_run
+            if running is not None:
+                ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=timezone.now())
+                draft.runs[ended.run_id] = replace(running, run=ended)
+            return draft.write(**columns)
 
-def asked_columns(
+    def resume(self, session_id: str, guard: Guard) -> SessionState:
+        with self._scope.writing(session_id) as draft:
+            require_suspended(draft.columns)
+            self._scope.admit(draft, guard)
+            state = draft.state()
+            version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
+            return resumed_state(state, version=version, at=draft.columns["updated_at"])
+
+
+def _asked_columns(
     scope: TenantScope, owner: SessionRecord, calls: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """The columns that calls change in the draft of their owner; the record on its root is written here.
@@ -127,28 +149,3 @@ def asked_columns(
 def _calls_of(record: SessionRecord) -> ToolCalls:
     columns = record.columns
     return ToolCalls(columns["pending_client_tool_calls"], columns["completed_client_tool_calls"])
-
-
-class MemorySuspensions:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
-    def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
-        with self._scope.writing(session_id, guard) as draft:
-            suspension.require_allowed(draft.columns["status"])
-            columns = dict(suspension.columns)
-            if suspension.calls:
-                columns |= asked_columns(self._scope, draft, suspension.calls)
-            running = draft.running_run
-            if running is not None:
-                ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=timezone.now())
-                draft.runs[ended.run_id] = replace(running, run=ended)
-            return draft.write(**columns)
-
-    def resume(self, session_id: str, guard: Guard) -> SessionState:
-        with self._scope.writing(session_id) as draft:
-            require_suspended(draft.columns)
-            self._scope.admit(draft, guard)
-            state = draft.state()
-            version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
-            return resumed_state(state, version=version, at=draft.columns["updated_at"])
