@@ -30,8 +30,8 @@ _ITEMS_PER_CROSSING = 100
 def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """Build ``a<name>`` from ``<name>``: the same call, run in a thread that may block.
 
-    By default that is the thread Django keeps for synchronous code, so that a twin sees the caller's
-    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on ``n`` threads of their own.
+    By default that is Django's thread for synchronous code, so that a twin is part of the caller's
+    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on a pool of ``n`` threads.
     """
 
     @functools.wraps(method)
@@ -71,7 +71,7 @@ async def in_thread(call: Callable[[], R]) -> R:
 
 
 def _new_pools() -> Callable[[int], ThreadPoolExecutor]:
-    """A pool for each number of threads, made at its first use."""
+    """A pool for each number of threads, created at its first use."""
     return functools.cache(lambda threads: ThreadPoolExecutor(threads, thread_name_prefix="helix_store"))
 
 
@@ -79,13 +79,13 @@ _pools: Final = PerProcess(_new_pools)
 
 
 def _keeping_connections(call: Callable[[], R]) -> R:
-    # Django keeps this thread for synchronous code and ends its connections with the request.
+    # This is Django's thread for synchronous code; Django closes its connections after the request.
     with keep_open():
         return call()
 
 
 def _releasing_connections(call: Callable[[], R]) -> R:
-    # No request ever ends on these threads, so nobody else would honour CONN_MAX_AGE or refill the pool.
+    # No request ends on these threads, so Django neither applies CONN_MAX_AGE nor refills its pool there.
     try:
         with keep_open():
             return call()

@@ -1,4 +1,4 @@
-"""Page cursors: opaque, signed, and bound to the query that handed them out."""
+"""Page cursors: opaque, signed, and bound to the query that returned them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _fingerprint(query: object) -> str:
 
 
 def write_cursor(position: list[Any], *, query: object) -> str:
-    """A cursor for the page after ``position``. ``query`` is whatever must be the same on the next call."""
+    """A cursor for the page after ``position``. ``query`` is what the next call must repeat."""
     return signing.dumps([_fingerprint(query), *position], salt=_SALT)
 
 
 def read_cursor(cursor: str, *, query: object) -> list[Any]:
-    """The position in a cursor; raises `InvalidCursor` for one that is forged or belongs to another query."""
+    """The position in a cursor; raises `InvalidCursor` for a forged one or one of another query."""
     if not isinstance(cursor, str) or len(cursor) > _LONGEST:
         raise InvalidCursor
     try:

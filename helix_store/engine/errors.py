@@ -1,6 +1,6 @@
-"""What the errors of PostgreSQL and SQLite mean for a caller of the store.
+"""The errors of PostgreSQL and SQLite as errors of the store.
 
-Decided by SQLSTATE or ``sqlite_errorname``, never by message text, and without importing a driver.
+SQLSTATE or ``sqlite_errorname`` decides the meaning, never the message text. Imports no driver.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "08": StoreUnavailable,  # connection exception
     "22": IntegrityFault,  # data exception
-    "25006": StoreUnavailable,  # read-only transaction: the server is a standby, or was demoted to one
+    "25006": StoreUnavailable,  # read-only transaction: the server is, or has become, a standby
     "25P03": StoreUnavailable,  # idle-in-transaction timeout
     "25P04": StoreTimeout,  # transaction timeout
     "40001": StoreBusy,  # serialization failure
     "40P01": StoreBusy,  # deadlock
     "53100": StoreFull,  # disk full
-    "53200": StoreFull,  # out of memory, or of room for locks
+    "53200": StoreFull,  # out of memory, also for locks
     "53300": StoreUnavailable,  # too many connections
     "54": IntegrityFault,  # program limit exceeded
     "55P03": StoreBusy,  # lock not available
-    "57014": StoreTimeout,  # statement timeout, or cancelled by somebody
+    "57014": StoreTimeout,  # statement timeout, or cancelled by a user
     "57P01": StoreUnavailable,  # administrator's shutdown
     "57P02": StoreUnavailable,  # crash shutdown
     "57P03": StoreUnavailable,  # starting up or shutting down
@@ -68,8 +68,8 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
 }
 
 _RETRYABLE: Final = frozenset({"40001", "40P01", "55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"})
-# No such statement, or one of that name already: a pooler has changed the server's connection. The third: a
-# column that it returns has another type now.
+# No such statement, or another one of that name: a pooler has changed the server's connection. The third: a
+# returned column has changed its type.
 _STALE_PREPARED: Final = frozenset({"26000", "42P05", "0A000"})
 _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
 
@@ -77,13 +77,13 @@ _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRA
 _ENDED_WHILE_IDLE: Final = frozenset({"25P03", "57P05"})
 
 _REFUSED_VALUE: Final = (
-    "The database refused a value that the store should have refused before; nothing was written. "
+    "The database refused a value that the store should have refused; nothing was written. "
     "Please report the database_code of this error."
 )
-_CORRUPT: Final = "The database found its own files corrupt; restore them from a backup."
+_CORRUPT: Final = "The database found that its files are corrupt; restore them from a backup."
 _ABORTED: Final = (
-    "An earlier error has aborted the caller's transaction; nothing more can be done in it. "
-    "Leave its outermost atomic() block, or catch errors outside of an atomic() block of their own."
+    "An earlier error has aborted the caller's transaction, which accepts no more statements. "
+    "Leave its outermost atomic() block; to survive an error, catch it outside of a nested atomic() block."
 )
 
 
@@ -95,14 +95,14 @@ def translate(
     is_single_statement: bool = False,
     operation_id: str | None = None,
 ) -> HelixStoreError | TransactionManagementError | None:
-    """What the store raises in place of ``error``; ``None`` when the error is not the store's to explain.
+    """The error to raise in place of ``error``, or ``None`` if ``error`` propagates unchanged.
 
-    An integrity error is ``None``: only the verb that wrote the row knows what a broken constraint means.
-    A transaction that was aborted earlier (25P02) becomes Django's own `TransactionManagementError`, as it is
-    for a block that Django knows to be broken: a fault of the calling code, never to be retried.
+    An integrity error is ``None``: only the operation that wrote the row can interpret a broken constraint.
+    A transaction that was aborted earlier (25P02) becomes Django's `TransactionManagementError`, the error of
+    a block that Django has marked as broken: a fault of the calling code, never to be retried.
 
-    ``committing`` says that COMMIT may have been sent. Then an error that leaves its outcome open is
-    `OutcomeUnknown`; one that is the server's answer to the COMMIT means what it always means. With
+    ``committing`` says that COMMIT may have been sent. Then an error that leaves the outcome open becomes
+    `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
     ``is_single_statement`` the transaction is one statement, which a timeout rolls back as a whole.
     """
     code = _code(error)
@@ -117,10 +117,10 @@ def translate(
 
 
 class mapped_errors:
-    """Raise what `translate` makes of a database error; let every other error through.
+    """Raise the translation of a database error; other errors propagate unchanged.
 
-    A function given as ``committing`` is asked when there is an error. Around the outermost transaction it
-    tells a connection that broke in the body from one that broke at COMMIT::
+    A function as ``committing`` is called after an error. Around the outermost transaction it distinguishes a
+    connection that broke in the body from one that broke at COMMIT::
 
         committing = False
         with mapped_errors(connection, committing=lambda: committing):
@@ -128,10 +128,9 @@ class mapped_errors:
                 ...
                 committing = True
 
-    A connection that is lost or read-only is dropped, unless it is inside an atomic block: the next call gets
-    another one.
+    A lost or read-only connection is dropped outside of an atomic block: the next call gets another one.
 
-    A class, and no generator, because every statement goes through it.
+    This is a class because a generator costs more, and every statement passes here.
     """
 
     __slots__ = ("_committing", "_connection", "_operation_id")
@@ -169,7 +168,7 @@ def raise_mapped(
     is_single_statement: bool = False,
     operation_id: str | None = None,
 ) -> None:
-    """Raise what `translate` makes of a database error; return for every other error."""
+    """Raise the translation of a database error; return for every other error."""
     if isinstance(exc, Error):
         translated = translate(
             exc,
@@ -181,10 +180,10 @@ def raise_mapped(
         if translated is not None:
             _raise_translated(connection, exc, translated)
     elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
-        # Translated inside of the atomic block that has ended by now.
+        # Translated inside of an atomic block, which has ended since.
         _drop(connection)
     elif isinstance(exc, UnicodeEncodeError | OverflowError):
-        # Lone surrogates on both drivers and too large integers on SQLite fail before the database sees them.
+        # Both drivers reject lone surrogates, and SQLite's too large integers, before the database gets them.
         raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
 
 
@@ -200,16 +199,16 @@ def _raise_translated(
 
 
 def is_retryable_transaction(error: BaseException) -> bool:
-    """Whether the same transaction, run again from its start, can succeed at once.
+    """Whether the same transaction can succeed when it is run again from its start.
 
-    For the owner of the outermost transaction alone, and a bounded number of times: before 55P03 each try has
-    waited for the whole ``lock_timeout``. Takes the error of Django or what `mapped_errors` made of it.
+    Only the owner of the outermost transaction may do so, a bounded number of times: before 55P03 each
+    attempt waits for the whole ``lock_timeout``. Takes Django's error or its translation.
     """
     return _code(error) in _RETRYABLE
 
 
 def is_stale_prepared_statement(error: BaseException) -> bool:
-    """Whether a prepared statement did not run because the server lost it or the tables have changed."""
+    """Whether a prepared statement did not run because the server lost it or its tables changed."""
     return _code(error) in _STALE_PREPARED
 
 
@@ -219,7 +218,7 @@ def is_unique_violation(error: BaseException) -> bool:
 
 
 def violated_constraint(error: BaseException) -> str | None:
-    """The name of the constraint that refused the row; ``None`` on SQLite, which only words it."""
+    """The name of the constraint that refused the row; ``None`` on SQLite, which has no name."""
     name = getattr(_diagnosis(error), "constraint_name", None)
     return None if name is None else str(name)
 
@@ -228,11 +227,11 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
     if code is not None:
         return _MEANINGS.get(code) or _MEANINGS.get(_family(code))
     if vendor == "sqlite":
-        # Python has no code for stored text that is not UTF-8, and the text itself in its message.
+        # For stored text that is not UTF-8, Python's error has no code, and the text itself in its message.
         return IntegrityFault if isinstance(error, OperationalError) else None
     if isinstance(error, OperationalError | InterfaceError | InternalError):
-        # psycopg has no SQLSTATE for a connection that could not be made, broke, got out of step with the
-        # protocol or was not free in the pool.
+        # psycopg has no SQLSTATE for a connection that failed to open, broke, violated the protocol or was
+        # not free in the pool.
         return StoreUnavailable
     # psycopg refuses NUL in text before the server sees it.
     return IntegrityFault if isinstance(error, DataError) else None
@@ -283,6 +282,6 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     if connection.in_atomic_block:
         return
     if connection.vendor == "postgresql" and connection.connection is not None:
-        # A pool takes an open connection back and hands it out again, to a demoted server as well.
+        # A pool takes an open connection back and reuses it, also one to a server that is now a standby.
         connection.connection.close()
     connection.close()

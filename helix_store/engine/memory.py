@@ -1,4 +1,4 @@
-"""The in-memory database: tables by tenant, and one lock that stands in for transactions."""
+"""The in-memory database: tables by tenant, and one lock in place of transactions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["MemoryTable", "MemoryWorld"]
 
 
 class MemoryTable:
-    """What one room keeps of one tenant. Change it with the world's lock held."""
+    """The data of one kind and one tenant. Hold the world's lock to change it."""
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
-        """Follow the deletion of a session, as a foreign key would. The lock is held."""
+        """Delete the data of a deleted session, as a foreign key would. The lock is held."""
 
 
 T = TypeVar("T", bound=MemoryTable)

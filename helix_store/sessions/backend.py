@@ -1,8 +1,8 @@
-"""What a back end of the state store has to do, in small protocols.
+"""The operations of a state store's back end, and the base class of the public calls.
 
-Arguments have been checked, payloads are encoded and ids are valid when they arrive here: a back end only
-remembers. Every write is atomic, takes the session's lock first and raises `SessionNotFound` for an unknown
-session; every version returned is the new one. Session ids are those of the back end's tenant.
+A back end gets checked arguments, valid ids and encoded payloads. Every write is atomic, takes the session's
+lock first and raises `SessionNotFound` for an unknown session. A returned version is the new version. Session
+ids are those of the back end's tenant.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SessionOperations(Protocol):
     ) -> list[str]: ...
 
     def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
-        """The page, the total when asked for, and whether more follows."""
+        """The page, the total if the query counts, and whether more sessions follow."""
         ...
 
 
@@ -101,11 +101,11 @@ class MessageOperations(Protocol):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        """Texts of the page, and the number of messages of the session."""
+        """The texts of the page, and the number of messages of the session."""
         ...
 
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
-        """Texts of the next messages after a sequence, at most ``limit``."""
+        """The texts of at most ``limit`` messages after a sequence."""
         ...
 
     def count(self, session_id: str) -> int: ...
@@ -137,7 +137,7 @@ class CheckpointOperations(Protocol):
     def select(
         self, session_id: str, *, limit: int, before_version: int | None
     ) -> tuple[list[CheckpointHead], int, int | None]:
-        """The page newest first, the total, and the version to go on from when more follows."""
+        """The page, newest first, the total, and the ``before_version`` of the next page if there is one."""
         ...
 
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int: ...
@@ -179,7 +179,7 @@ class RunOperations(Protocol):
 
 class WaitingOperations(Protocol):
     def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
-        """Ask calls of the owner, and record on the root of both sessions who owns them."""
+        """Add pending calls to the owner, and record the owner on the root of both sessions."""
         ...
 
     def submit_answer(
@@ -189,7 +189,7 @@ class WaitingOperations(Protocol):
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
 
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        """By deadline; ``None`` is the moment that the back end's own clock shows."""
+        """In the order of the deadlines; ``now=None`` is the time of the back end's clock."""
         ...
 
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
@@ -211,7 +211,7 @@ class Backend:
 
 
 class StoreCalls:
-    """A store bound to one tenant. ``limits`` given here win over ``HELIX_STORE["LIMITS"]``."""
+    """The base of the public calls, for one tenant. ``limits`` replace ``HELIX_STORE["LIMITS"]``."""
 
     def __init__(self, backend: Backend, *, tenant: str, limits: Limits | None) -> None:
         self._backend = backend

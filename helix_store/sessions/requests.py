@@ -36,7 +36,7 @@ class EncodedMessage(NamedTuple):
 
 
 def encode_messages(messages: Sequence[Message], limits: Limits) -> list[EncodedMessage]:
-    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` naming the message."""
+    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with its path."""
     roles = validation.messages(messages)
     texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
     return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
@@ -57,7 +57,7 @@ def _is_thinking(part: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session to be; the back end finds its root, which is a column and nothing else."""
+    """A session to create. The back end finds its root, which is stored as a column only."""
 
     session_id: str
     encoded: EncodedState
@@ -76,7 +76,7 @@ class StepRequest:
     operation_id: str | None = None
 
     def digest(self) -> str:
-        """What tells a repeat of an operation from another payload under the same id."""
+        """A digest of the payload, which a repeat under the same operation id must have too."""
         digest = hashlib.sha256()
         parts = (
             self.encoded.payload,
@@ -104,7 +104,7 @@ class BranchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """``step_count``, ``completion_reason`` and ``error`` are left alone when None."""
+    """``None`` leaves ``step_count``, ``completion_reason`` or ``error`` unchanged."""
 
     status: RunStatus
     step_count: int | None = None

@@ -1,4 +1,4 @@
-"""What may happen to a session: runs, interrupts, sub-session refs and branches."""
+"""Rules of a session: runs, interrupts, sub-session refs, branches, suspension and resumption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SUPERSEDED: Final = "superseded"
-"""Why a run ended that another one took the place of."""
+"""The completion reason of a run that another run replaced."""
 
 _RESUMABLE: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
 
@@ -45,14 +45,14 @@ RESUMED_COLUMNS: Final[dict[str, Any]] = {
     "tracing_context": None,
     "expires_at": None,
 }
-"""What resuming writes. The expiry was that of the wait: a session that goes on must not be cleaned up."""
+"""The columns that a resume writes. The expiry was for the suspension: it must not end an active session."""
 
 
 def check_supersedes(running_token: int | None, *, supersede: bool, fencing_token: int | None) -> None:
-    """Raise `ConflictError` unless a new run may take the place of the one that is running.
+    """Raise `ConflictError` unless a new run may replace the running one.
 
-    It may when asked to, or with a newer token than the running run was started with: that run's worker has
-    lost the lock. A run started without a token counts as one with token 0.
+    It may with ``supersede``, or with a newer token than that of the running run, whose worker has then lost
+    the lock. A run without a token counts as one with token 0.
     """
     if not supersede and (fencing_token is None or fencing_token <= (running_token or 0)):
         raise ConflictError(
@@ -61,32 +61,32 @@ def check_supersedes(running_token: int | None, *, supersede: bool, fencing_toke
 
 
 def check_no_other_runs(running_run_id: str | None, run_id: str) -> None:
-    """Raise `ConflictError` when a run is to be set running beside another one."""
+    """Raise `ConflictError` if another run is running while this one is set to running."""
     if running_run_id is not None and running_run_id != run_id:
-        raise ConflictError("Another run of this session is running; end it before this one goes on.")
+        raise ConflictError("Another run of this session is running; end it, then set this one to running.")
 
 
 def end_of_run(status: RunStatus, ended_at: datetime | None, now: datetime) -> datetime | None:
-    """When a run with this status ended: the first time counts, and a run that is running has not ended."""
+    """The end time of a run with this status: the first one counts, and a running run has no end."""
     if status is RunStatus.RUNNING:
         return None
     return now if ended_at is None else ended_at
 
 
 def standing_request(pending: InterruptRequest | None, wanted: InterruptRequest) -> InterruptRequest:
-    """The request to keep: an abort replaces an interrupt, never the other way round; else the newer one."""
+    """The request to keep: the newer one, except that an interrupt never replaces an abort."""
     if pending is not None and pending.kind == InterruptKind.ABORT and wanted.kind != InterruptKind.ABORT:
         return pending
     return wanted
 
 
 def is_bound_to(request: InterruptRequest, run_id: str | None) -> bool:
-    """Whether a check on behalf of ``run_id`` sees the request; ``None`` sees every request."""
+    """Whether a check with this ``run_id`` returns the request; ``None`` returns every request."""
     return run_id is None or request.run_id == run_id
 
 
 class RefIdentity(Protocol):
-    """What of a sub-session ref never changes."""
+    """The fields of a sub-session ref that never change."""
 
     @property
     def agent_type(self) -> str: ...
@@ -106,16 +106,17 @@ def check_same_ref(stored: RefIdentity, given: RefIdentity) -> None:
         given.location,
     ):
         raise ConflictError(
-            "This sub-session is recorded with another agent type, tool call or location; those never change."
+            "This sub-session has another agent type, tool call or location, which never change; "
+            "use another sub-session id."
         )
 
 
 def branched_state(source: SessionState, *, new_session_id: str, title: str | None = None) -> SessionState:
-    """The state a branch starts with, sharing nothing with ``source``.
+    """The first state of a branch. It shares no object with ``source``.
 
-    The branch is active and at the top of a tree of its own. It keeps who and what the session is, its custom
-    state and the client tool calls that were answered; a result, a failure, calls still open, a suspension,
-    an expiry and workspace refs belong to the source alone. The store sets versions, counts and times.
+    The branch is active and the root of a new tree. It copies the identity of the session, its custom state
+    and the completed client tool calls. It does not copy result, failure, pending calls, suspension, expiry
+    and workspace refs. The store sets versions, counts and times.
     """
     return SessionState(
         session_id=new_session_id,
@@ -137,16 +138,18 @@ def branched_state(source: SessionState, *, new_session_id: str, title: str | No
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """A checked suspension: ``columns`` of the head, and the calls that are asked in the same write."""
+    """A checked suspension: ``columns`` of the head, and the calls that the same write adds."""
 
     kind: str
     columns: dict[str, Any]
     calls: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def require_allowed(self, status: str) -> None:
-        """Raise `ConflictError` for a session that has ended: it may not wait, and so come back."""
+        """Raise `ConflictError` for a session that has ended: `resume` would make it active again."""
         if SessionStatus(status).is_terminal:
-            raise ConflictError(f"The session is {status}; a session that has ended cannot be suspended.")
+            raise ConflictError(
+                f"The session is {status} and cannot be suspended; start a new session or branch this one."
+            )
 
 
 def checked_suspension(
@@ -160,7 +163,7 @@ def checked_suspension(
     expires_at: Any,
     limits: Limits,
 ) -> Suspension:
-    """The columns of a suspension; without ``tracing`` or ``expires_at`` what is there stays.
+    """The suspension to write; without ``tracing`` or ``expires_at`` the stored value stays.
 
     Raises `InvalidPayload` and `LimitExceeded`.
     """
@@ -191,8 +194,8 @@ def _encoded(name: str, value: Any, expected: type, limits: Limits) -> str:
 
 
 def require_suspended(columns: Mapping[str, Any]) -> None:
-    """Raise `ConflictError` unless the session waits: paused or interrupted, with something put aside."""
-    waits = any(
+    """Raise `ConflictError` unless the session is paused or interrupted and has a continuation."""
+    has_continuation = any(
         columns[name] is not None
         for name in (
             "suspension_kind",
@@ -201,14 +204,14 @@ def require_suspended(columns: Mapping[str, Any]) -> None:
             "suspended_step_id",
         )
     )
-    if not waits or columns["status"] not in _RESUMABLE:
+    if not has_continuation or columns["status"] not in _RESUMABLE:
         raise ConflictError(
-            "The session is not suspended: it was resumed already, it has ended, or it never waited."
+            "The session is not suspended: it was resumed, has ended or was never suspended; load its state."
         )
 
 
 def resumed_state(state: SessionState, *, version: int, at: datetime) -> SessionState:
-    """The state after resuming, still holding the continuation that the store has cleared."""
+    """The state after resuming, with the continuation that the store has cleared."""
     state.status = SessionStatus.ACTIVE
     state.resume_count += 1
     state.expires_at = None

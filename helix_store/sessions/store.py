@@ -1,4 +1,4 @@
-"""All calls of a state store in one class, whatever remembers underneath."""
+"""All public calls of a state store in one class."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ __all__ = ["StateStoreBase"]
 
 
 class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls, WaitingCalls):
-    """The state store of the contract; a subclass brings the back end."""
+    """The state store of the contract; a subclass passes the back end."""

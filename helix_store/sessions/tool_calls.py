@@ -1,9 +1,9 @@
-"""Tool calls that wait for somebody outside: what is asked, what counts as an answer, and which one stands.
+"""Rules of client tool calls: valid calls, valid answers, and the first answer counts.
 
-A session keeps its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
+A session stores its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
 ``run_id``, ``requested_at``, ``deadline``, ``approval_id`` and, if given, ``on_expiry``; an answer adds
 ``submitted_at`` and one of ``result``, ``error`` or ``approved`` with ``reason``. When the agent takes the
-answers they move to the *completed* calls, which stay for good: the durable mark that a call was answered.
+answers they move to the *completed* calls, which are never deleted: a durable mark of each answered call.
 Times are epoch milliseconds. A call with an ``approval_id`` asks for an approval, any other for a result.
 """
 
@@ -43,16 +43,13 @@ __all__ = [
 _ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at")
 _DEADLINE_PASSED: Final = "deadline_passed"
 _SHARE_OF_COMPLETED: Final = 4
-"""Answers taken keep at most this part (one fourth) of ``max_state_bytes``; older ones shrink to a mark."""
-
-
-# --- Asking -----------------------------------------------------------------------------------------
+"""Completed calls have at most one fourth of ``max_state_bytes``; the oldest shrink to a mark."""
 
 
 def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
     """The entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
 
-    Keys that the store does not know are kept for the caller. One entry may have ``max_message_bytes``.
+    Unknown keys stay in the entry. An entry has at most ``max_message_bytes``.
     """
     if not isinstance(calls, Mapping):
         raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")
@@ -69,7 +66,9 @@ def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(call).__name__}")
     for name in _ANSWER_FIELDS:
         if name in call:
-            raise InvalidPayload(path=f"{path}/{name}", reason="a call is asked here, not answered")
+            raise InvalidPayload(
+                path=f"{path}/{name}", reason="a new call has no answer; use submit_tool_result"
+            )
     given_at, deadline = call.get("requested_at"), call.get("deadline")
     entry = {
         "tool_name": validation.identifier(call.get("tool_name"), f"{path}/tool_name"),
@@ -103,12 +102,9 @@ def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
         raise InvalidPayload(path=path, reason='an approval takes "fail" or "reject"')
 
 
-# --- Answering --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that has passed the gate; ``fields`` are those of the entry, without ``submitted_at``."""
+    """A checked answer; ``fields`` are those of the entry, without ``submitted_at``."""
 
     fields: dict[str, Any]
     approval_id: str | None = None
@@ -116,8 +112,8 @@ class Answer:
     def require_fit(self, entry: Mapping[str, Any]) -> None:
         """Raise `InvalidPayload` unless this answers a call of the entry's kind.
 
-        An approval takes a decision under its own approval id, or an error in place of one; any other call
-        takes a result or an error.
+        An approval takes a decision with its approval id, or an error; any other call takes a result or an
+        error.
         """
         expected = entry.get("approval_id")
         if expected is None:
@@ -132,7 +128,7 @@ class Answer:
 def checked_answer(
     *, result: Any, error: Any, approval_id: Any, approved: Any, reason: Any, limits: Limits
 ) -> Answer:
-    """An answer of one kind: a decision, an error, or else a result, which may be ``None``.
+    """A checked answer: a decision, an error, or a result, which may be ``None``.
 
     Raises `InvalidPayload`, and `LimitExceeded` for an answer over ``max_message_bytes``.
     """
@@ -158,7 +154,7 @@ def checked_answer(
 
 
 def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
-    """What to submit for a call that is past its deadline, as arguments; ``None`` when it has no default."""
+    """The arguments of the answer to an overdue call; ``None`` for a call without a default."""
     default = call.on_expiry
     if default == "fail":
         return {"error": {"code": _DEADLINE_PASSED, "message": "Nobody answered before the deadline."}}
@@ -169,35 +165,30 @@ def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
     return None
 
 
-# --- Remembering ------------------------------------------------------------------------------------
-
-
 class ToolCalls:
-    """The calls of one session, read from its columns and written back to them."""
+    """The calls of one session, decoded from its columns."""
 
     def __init__(self, pending: str | None, completed: str | None) -> None:
         self.pending: dict[str, Any] = {} if pending is None else decode(pending)
         self.completed: dict[str, Any] = {} if completed is None else decode(completed)
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
-        """Ask; whether anything is new. A repeat changes nothing, another call under a taken id conflicts."""
+        """Add calls and return whether any is new. Raises `ConflictError` for another call with its id."""
         new = {}
         for tool_call_id, entry in entries.items():
             if tool_call_id in self.completed:
-                raise ConflictError(
-                    "A tool call with this id was answered already; give the call another id."
-                )
+                raise ConflictError("A tool call with this id was answered before; give the call another id.")
             if tool_call_id not in self.pending:
                 new[tool_call_id] = entry
             elif not _is_repeat(_entry(self.pending[tool_call_id]), entry):
-                raise ConflictError("Another tool call waits under this id; give the call another id.")
+                raise ConflictError("Another pending tool call has this id; give the call another id.")
         self.pending.update(new)
         return bool(new)
 
     def answer(
         self, tool_call_id: str, answer: Answer, *, submitted_at: int, status: str
     ) -> SubmissionOutcome:
-        """Take an answer if the call waits for one: the first stands, a session that ended waits no more."""
+        """Store the first answer to a pending call, unless the session has ended."""
         entry = _entry(self.pending.get(tool_call_id))
         if tool_call_id in self.completed or "submitted_at" in entry:
             return SubmissionOutcome.ALREADY_COMPLETED
@@ -230,19 +221,19 @@ class ToolCalls:
 
 
 def _entry(value: Any) -> dict[str, Any]:
-    """An entry as a dict; a saved state may hold anything in its place, and that is no call."""
+    """The entry, or an empty dict for a value of another type, which a saved state may hold."""
     return value if type(value) is dict else {}
 
 
 def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Whether the same is asked again; when it is asked makes no difference."""
+    """Whether two entries ask for the same; the time of the request does not count."""
     ignored = {*_ANSWER_FIELDS, "requested_at"}
     first, second = ({k: v for k, v in call.items() if k not in ignored} for call in (asked, entry))
     return first == second
 
 
 def _within(completed: dict[str, Any], limit: int) -> dict[str, Any]:
-    """The completed calls in a bounded size: the oldest answers give way to the mark that there was one."""
+    """The completed calls within a size: the oldest answers shrink to a mark until the rest fits."""
     sizes = {key: size_of(encode(answer, limit=UNLIMITED)) for key, answer in completed.items()}
     excess = sum(sizes.values()) - limit
     kept = dict(completed)
@@ -258,11 +249,8 @@ def _column(name: str, value: dict[str, Any], limits: Limits) -> str | None:
     return encode(value, limit=limits.max_state_bytes, path=f"/{name}") if value else None
 
 
-# --- Finding ----------------------------------------------------------------------------------------
-
-
 def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """The unanswered calls of a session whose deadline has come, from the column that holds them."""
+    """The calls in a column of pending calls that have no answer and a deadline up to ``now``."""
     entries = {} if pending is None else decode(pending)
     return [
         PendingToolCall(
@@ -281,7 +269,7 @@ def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToo
 
 
 def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
-    """Which session owns a call, by the column of the root session that says so."""
+    """The owner of a call, from the ownership column of the root session."""
     owner = None if ownership is None else decode(ownership).get(tool_call_id)
     return owner if type(owner) is str else None
 
@@ -289,10 +277,12 @@ def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
 def claimed_ownership(
     ownership: str | None, tool_call_ids: Mapping[str, Any], owner_id: str, limits: Limits
 ) -> str | None:
-    """The root's column with these calls in it, or ``None`` when they are there. Raises `ConflictError`."""
+    """The root's ownership column with these calls, or ``None`` if it has them. Raises `ConflictError`."""
     owners: dict[str, str] = {} if ownership is None else decode(ownership)
     for tool_call_id in tool_call_ids:
         if owners.get(tool_call_id, owner_id) != owner_id:
-            raise ConflictError("Another session of the tree owns a tool call with this id.")
+            raise ConflictError(
+                "Another session of the tree owns a tool call with this id; give the call another id."
+            )
     claimed = {**owners, **dict.fromkeys(tool_call_ids, owner_id)}
     return None if claimed == owners else _column("client_tool_call_ownership", claimed, limits)

@@ -66,7 +66,7 @@ class MemorySnapshots:
         with self._scope.lock:
             record = self._scope.find(thread_id)
             draft = _new_record(thread_id) if record is None else record.draft()
-            self._scope.admit(draft, guard)
+            self._scope.check_guard(draft, guard)
             if checkpoint_id in draft.snapshots:
                 raise ConflictError("The thread has a checkpoint with this id already.")
             at = timezone.now()

@@ -21,12 +21,12 @@ __all__ = ["CheckpointCalls"]
 
 class CheckpointCalls(StoreCalls):
     def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
-        """A checkpoint with its state; another session's checkpoint is ``None``, always. One query."""
+        """A checkpoint of this session with its state, or ``None`` for any other id. One query."""
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.get(session_id, _checked(checkpoint_id))
 
     def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None:
-        """The newest checkpoint, or ``None`` when there is none or the session is unknown. One query."""
+        """The newest checkpoint; ``None`` without checkpoints and for an unknown session. One query."""
         return self._backend.checkpoints.latest(validation.identifier(session_id, "session_id"))
 
     def list_checkpoints(
@@ -54,9 +54,9 @@ class CheckpointCalls(StoreCalls):
         expected_version: int | None = None,
         fencing_token: int | None = None,
     ) -> int:
-        """Rewind state and messages to a checkpoint and return the new version, which still goes up.
+        """Restore state and messages from a checkpoint and return the new version, one higher than before.
 
-        One transaction. Later checkpoints, later messages and all staged changes are dropped; the
+        One transaction. Later checkpoints, later messages and all staged changes are deleted; the
         write-once mode stays. Raises `CheckpointNotFound` and `StaleStateError`.
         """
         validation.identifier(session_id, "session_id")
@@ -75,11 +75,12 @@ class CheckpointCalls(StoreCalls):
     ) -> SessionState:
         """Start a new session from a checkpoint of this one, and return its state.
 
-        From the given checkpoint, or with the first ``message_index`` messages and the newest checkpoint
-        within them, or from the latest checkpoint; a session without one lends its current state. Messages
-        are copied with their original times. The new session is active, at the top of a tree of its own;
-        workspace refs, pending calls, suspension and expiry stay behind. One transaction. Raises
-        `CheckpointNotFound`, `SessionExists`, and `InvalidQuery` for both boundaries or one beyond the end.
+        The source is the given checkpoint, or the first ``message_index`` messages and the newest checkpoint
+        within them, or the latest checkpoint; without a checkpoint it is the current state. Messages are
+        copied with their original times. The new session is active and the root of a new tree; workspace
+        refs, pending calls, suspension and expiry are not copied. One transaction. Raises
+        `CheckpointNotFound`, `SessionExists`, and `InvalidQuery` for a checkpoint together with an index,
+        and for an index beyond the last message.
         """
         validation.identifier(session_id, "session_id")
         if checkpoint_id is not None and message_index is not None:
@@ -105,7 +106,7 @@ class CheckpointCalls(StoreCalls):
         return self._backend.checkpoints.delete(session_id, _checked(checkpoint_id))
 
     def prune_checkpoints(self, session_id: str, *, keep: int) -> int:
-        """Delete all but the newest ``keep`` checkpoints and return how many went. Safe to repeat."""
+        """Delete all but the newest ``keep`` checkpoints and return how many were deleted. Safe to repeat."""
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.prune(session_id, validation.query_number(keep, "keep"))
 

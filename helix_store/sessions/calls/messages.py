@@ -27,7 +27,7 @@ class MessageCalls(StoreCalls):
     ) -> int:
         """Append messages in order, all or nothing, and return the new message count.
 
-        One transaction under the session's lock: parallel appends neither lose nor interleave. Raises
+        One transaction under the session's lock: parallel appends lose no message and do not mix. Raises
         `StaleStateError` when ``expected_version`` is not the current one. A repeat appends again.
         """
         validation.identifier(session_id, "session_id")
@@ -46,8 +46,8 @@ class MessageCalls(StoreCalls):
         """A page of the history; ``limit=None`` reads to the end.
 
         With ``order="desc"`` the newest message comes first and ``offset`` counts from the end. Without
-        thinking, the key ``thinking`` and content parts of type thinking or reasoning are left out of what
-        is returned. Raises `SessionNotFound`.
+        thinking, the returned messages lack the key ``thinking`` and content parts of type thinking or
+        reasoning. Raises `SessionNotFound`.
         """
         validation.identifier(session_id, "session_id")
         if order not in ("asc", "desc"):
@@ -79,13 +79,14 @@ class MessageCalls(StoreCalls):
             yield from map(decode, texts)
 
     def get_message_count(self, session_id: str) -> int:
+        """The number of messages. Raises `SessionNotFound`."""
         return self._backend.messages.count(validation.identifier(session_id, "session_id"))
 
     def truncate_messages(self, session_id: str, keep: int, *, expected_version: int | None = None) -> int:
-        """Keep the first ``keep`` messages and return the version.
+        """Keep the first ``keep`` messages, delete the others and return the version.
 
-        One transaction; checkpoints beyond the boundary go too, the state stays. Nothing to drop, no new
-        version.
+        One transaction that also deletes the checkpoints of deleted messages; the state stays. The version
+        stays if there is no message to delete.
         """
         validation.identifier(session_id, "session_id")
         validation.query_number(keep, "keep")

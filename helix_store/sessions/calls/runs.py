@@ -39,9 +39,9 @@ class RunCalls(StoreCalls):
     ) -> Run:
         """Open the session's next turn and set the session active.
 
-        One transaction; what is left of an interrupt request is cleared. Raises `ConflictError` for a taken
-        run id, and while another run is running, unless ``supersede`` is set or ``fencing_token`` is newer
-        than that run's: then the old run ends ``interrupted`` with reason ``superseded``.
+        One transaction that also clears a pending interrupt request. Raises `ConflictError` for a run id
+        that exists, and while another run is running. With ``supersede``, or with a newer ``fencing_token``
+        than that run's, the other run ends ``interrupted`` with reason ``superseded`` instead.
         """
         return self._backend.runs.start_run(
             validation.identifier(session_id, "session_id"),
@@ -61,9 +61,9 @@ class RunCalls(StoreCalls):
         completion_reason: str | None = None,
         error: Any = None,
     ) -> Run:
-        """Set a run's status; any status but ``running`` ends it. What is not given stays.
+        """Set a run's status; any status but ``running`` ends it. ``None`` leaves a field unchanged.
 
-        Raises `RunNotFound`, and `ConflictError` for setting it running beside another run.
+        Raises `RunNotFound`, and `ConflictError` for status ``running`` while another run is running.
         """
         update = RunUpdate(
             status=validation.enum(RunStatus, status, "status"),
@@ -76,7 +76,7 @@ class RunCalls(StoreCalls):
         )
 
     def get_current_run(self, session_id: str) -> Run | None:
-        """The run that is running, or ``None``. Raises `SessionNotFound`."""
+        """The running run, or ``None``. Raises `SessionNotFound`."""
         return self._backend.runs.current_run(validation.identifier(session_id, "session_id"))
 
     def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]:
@@ -92,8 +92,8 @@ class RunCalls(StoreCalls):
     ) -> None:
         """Record sub-agents, all or nothing, before they are started.
 
-        One transaction. Safe to repeat: a ref that is recorded already is left alone; one that differs in
-        agent type, tool call or location raises `ConflictError`.
+        One transaction. Safe to repeat: a recorded ref stays as it is. Raises `ConflictError` for a recorded
+        ref with another agent type, tool call or location.
         """
         validation.identifier(session_id, "session_id")
         if isinstance(refs, str | Mapping | SubSessionRef):
@@ -110,9 +110,9 @@ class RunCalls(StoreCalls):
         output: Any = None,
         error: Any = None,
     ) -> SubSessionRef:
-        """Change what is given of a ref, and leave the rest; agent type and location never change.
+        """Change the given fields of a ref; agent type, tool call and location never change.
 
-        Raises `NotFoundError` for a ref that was never added.
+        Raises `NotFoundError` for an unknown ref.
         """
         changes: dict[str, str] = {}
         if status is not None:
@@ -127,7 +127,7 @@ class RunCalls(StoreCalls):
         )
 
     def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]:
-        """The sub-agents of a session in the order they were added. Raises `SessionNotFound`."""
+        """The sub-agents of a session in the order of their addition. Raises `SessionNotFound`."""
         return self._backend.runs.select_refs(validation.identifier(session_id, "session_id"))
 
     def request_interrupt(
@@ -138,10 +138,10 @@ class RunCalls(StoreCalls):
         reason: str | None = None,
         run_id: str | None = None,
     ) -> InterruptRequest:
-        """Ask the session's current run to stop, wherever it runs.
+        """Request that the session's current run stops, in any process.
 
-        Bound to ``run_id`` (`RunNotFound` for an unknown one), else to the run that is running, else to
-        none. Safe to repeat; an abort replaces an interrupt, never the other way round.
+        The request is bound to ``run_id`` (`RunNotFound` for an unknown id), by default to the running run,
+        if there is one. Safe to repeat. An abort replaces an interrupt; an interrupt never replaces an abort.
         """
         return self._backend.runs.request_interrupt(
             validation.identifier(session_id, "session_id"),
@@ -151,13 +151,13 @@ class RunCalls(StoreCalls):
         )
 
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None:
-        """The pending request; with ``run_id`` only one that is bound to this run."""
+        """The pending request, or ``None``; with ``run_id`` only a request that is bound to this run."""
         return self._backend.runs.check_interrupt(
             validation.identifier(session_id, "session_id"), validation.optional_identifier(run_id, "run_id")
         )
 
     def clear_interrupt(self, session_id: str) -> bool:
-        """Drop the pending request; whether there was one. Safe to repeat."""
+        """Delete the pending request and return whether there was one. Safe to repeat."""
         return self._backend.runs.clear_interrupt(validation.identifier(session_id, "session_id"))
 
     def _encoded(self, name: str, value: Any) -> str:
@@ -194,5 +194,5 @@ class RunCalls(StoreCalls):
 
 
 def _status_text(status: str) -> str:
-    """A ref's status is the agent's own word; a member of one of our enumerations is taken by its value."""
+    """The status of a ref: any identifier, or the value of an enumeration's member."""
     return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")

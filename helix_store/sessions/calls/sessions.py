@@ -30,7 +30,7 @@ from helix_store.sessions.requests import NewSession, SessionQuery
 
 __all__ = ["SessionCalls"]
 
-Moment = datetime | int
+Timestamp = datetime | int
 """An aware datetime, or epoch milliseconds."""
 
 
@@ -54,9 +54,9 @@ class SessionCalls(StoreCalls):
     ) -> SessionState:
         """Create a session at version 1, with a new id unless one is given.
 
-        One transaction; locks the parent's row so that it cannot vanish meanwhile. Raises `SessionExists`
-        for a taken id, which is never overwritten, and `SessionNotFound` for an unknown parent.
-        ``expires_at`` is epoch milliseconds. Not safe to repeat without an id.
+        One transaction; locks the parent's row, so that it is not deleted meanwhile. Raises `SessionExists`
+        for an id that exists, and never overwrites that session; `SessionNotFound` for an unknown parent.
+        ``expires_at`` is epoch milliseconds. Without an id a repeat creates another session.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
         state = SessionState(
@@ -79,6 +79,7 @@ class SessionCalls(StoreCalls):
         )
 
     def session_exists(self, session_id: str) -> bool:
+        """Whether the tenant has a session with this id. One query."""
         return self._backend.sessions.exists(validation.identifier(session_id, "session_id"))
 
     def load_state(self, session_id: str) -> SessionState | None:
@@ -96,7 +97,7 @@ class SessionCalls(StoreCalls):
         """Overwrite the whole state and return the new version.
 
         One transaction under the session's lock. Raises `StaleStateError` when ``expected_version`` is not
-        the current one, and `ConflictError` for a second, different mode; nothing is written then. A repeat
+        the current one, and `ConflictError` for a second, different mode; then nothing is written. A repeat
         writes again.
         """
         validation.identifier(session_id, "session_id")
@@ -104,9 +105,9 @@ class SessionCalls(StoreCalls):
         return self._backend.sessions.save(session_id, encoded, guard(expected_version, fencing_token))
 
     def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int:
-        """Delete a session with all its data and all its local descendants; return how many sessions went.
+        """Delete a session with all its data and all its local descendants; return the number of sessions.
 
-        One transaction that locks every session of the tree. Usage entries go too unless ``keep_usage``.
+        One transaction that locks every session of the tree. Deletes usage entries unless ``keep_usage``.
         Safe to repeat: 0 for an unknown session.
         """
         validation.identifier(session_id, "session_id")
@@ -115,7 +116,7 @@ class SessionCalls(StoreCalls):
     def update_status(
         self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
     ) -> int:
-        """Set the status whatever it was, and the failure reason with it; return the new version."""
+        """Set the status and the failure reason without a condition; return the new version."""
         return self._backend.sessions.update_status(
             validation.identifier(session_id, "session_id"),
             validation.enum(SessionStatus, status, "status"),
@@ -133,8 +134,8 @@ class SessionCalls(StoreCalls):
     ) -> StatusChange | StatusConflict:
         """Set the status if it is one of ``expected``.
 
-        Atomic. A `StatusConflict` reports the very status and version that refused the change; both results
-        are truthy or falsy by ``ok``.
+        Atomic. A `StatusConflict` has the status and version that the call found. The truth value of both
+        results is ``ok``.
         """
         return self._backend.sessions.compare_and_set_status(
             validation.identifier(session_id, "session_id"),
@@ -164,8 +165,8 @@ class SessionCalls(StoreCalls):
     ) -> list[str]:
         """Merge changes into the custom state per top-level key and return warnings.
 
-        A value replaces; an array is appended to the stored array unless its key is in
-        ``array_replacements``. One transaction; no changes, no new version.
+        A value replaces the stored one; an array is appended to the stored array unless its key is in
+        ``array_replacements``. One transaction. The version stays if ``changes`` is empty.
         """
         validation.identifier(session_id, "session_id")
         if type(changes) is not dict:
@@ -188,8 +189,8 @@ class SessionCalls(StoreCalls):
         workspace_id: str | None = None,
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
-        created_from: Moment | None = None,
-        created_to: Moment | None = None,
+        created_from: Timestamp | None = None,
+        created_to: Timestamp | None = None,
         order_by: str = "updated_at",
         direction: str = "desc",
         limit: int = 50,
@@ -201,8 +202,8 @@ class SessionCalls(StoreCalls):
 
         Filters are AND; ``parent_session_id=None`` means roots only. ``created_from`` is inclusive,
         ``created_to`` exclusive. ``limit`` is 1 to 200 (above means 200). Ties are ordered by session id.
-        Give ``next_cursor`` back as ``cursor``, with the same filters, for the next page; raises
-        `InvalidCursor` for any other cursor and `InvalidQuery` for a query that makes no sense.
+        Pass ``next_cursor`` as ``cursor``, with the same filters, for the next page. Raises `InvalidCursor`
+        for any other cursor and `InvalidQuery` for an invalid filter, order or page.
         """
         query = SessionQuery(
             agent_type=validation.optional_identifier(agent_type, "agent_type"),
@@ -217,8 +218,8 @@ class SessionCalls(StoreCalls):
             workspace_id=validation.optional_identifier(workspace_id, "workspace_id", empty=True),
             tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
             metadata={} if metadata is None else validation.metadata(metadata),
-            created_from=_moment(created_from, "created_from"),
-            created_to=_moment(created_to, "created_to"),
+            created_from=_timestamp(created_from, "created_from"),
+            created_to=_timestamp(created_to, "created_to"),
             order_by=_one_of(order_by, ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
             descending=_one_of(direction, ("asc", "desc"), "direction") == "desc",
             limit=validation.page_limit(limit),
@@ -232,8 +233,8 @@ class SessionCalls(StoreCalls):
         if cursor is not None:
             if query.offset:
                 raise InvalidQuery("Give a cursor or an offset, not both.")
-            moment, session_id = read_cursor(cursor, query=binding)
-            query = replace(query, after=(datetime.fromisoformat(moment), session_id))
+            time, session_id = read_cursor(cursor, query=binding)
+            query = replace(query, after=(datetime.fromisoformat(time), session_id))
         heads, total, has_more = self._backend.sessions.select(query)
         next_cursor = None
         if has_more:
@@ -274,7 +275,7 @@ def _status_filter(
         raise InvalidQuery(str(exc)) from exc
 
 
-def _moment(value: Moment | None, name: str) -> datetime | None:
+def _timestamp(value: Timestamp | None, name: str) -> datetime | None:
     return None if value is None else validation.aware_datetime(value, name)
 
 

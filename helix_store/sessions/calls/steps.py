@@ -41,11 +41,11 @@ _STEP_RULES: Final[dict[str, validation.Rule]] = {
 
 class StepCalls(StoreCalls):
     def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]) -> None:
-        """Keep one tool call's changes for a step, invisible to `load_state` until promoted.
+        """Stage one tool call's changes for a step; `load_state` does not show them before they are promoted.
 
-        One transaction that shares the session's lock with steps: a change staged while the step commits is
-        promoted by it or stays staged, never half. Safe to repeat: the same tool call replaces its earlier
-        change in its place.
+        One transaction that shares the session's lock with steps: a step that commits at the same time
+        promotes the whole change, or the change stays staged. Safe to repeat: the same tool call replaces
+        its earlier change and keeps its order.
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")
@@ -62,7 +62,7 @@ class StepCalls(StoreCalls):
         self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
 
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]:
-        """What is staged for a step, in staging order."""
+        """The changes staged for a step, in staging order."""
         validation.identifier(session_id, "session_id")
         return self._backend.staging.staged(session_id, validation.identifier(step_id, "step_id"))
 
@@ -76,15 +76,15 @@ class StepCalls(StoreCalls):
     ) -> int:
         """Apply a step's staged changes to the custom state in staging order, clear them, return the version.
 
-        One transaction. Nothing staged, no new version. One bad patch raises `PatchError`: nothing is
-        applied and the staging stays.
+        One transaction. The version stays if no change is staged. A patch that cannot be applied raises
+        `PatchError`: no change is applied, and all stay staged.
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")
         return self._backend.staging.promote(session_id, step_id, guard(expected_version, fencing_token))
 
     def discard_staging(self, session_id: str, step_id: str) -> int:
-        """Drop a step's staged changes and return how many there were. Safe to repeat."""
+        """Delete a step's staged changes and return their number. Safe to repeat."""
         validation.identifier(session_id, "session_id")
         return self._backend.staging.discard(session_id, validation.identifier(step_id, "step_id"))
 
@@ -104,9 +104,9 @@ class StepCalls(StoreCalls):
 
         One transaction under the session's lock. The step's staged changes are applied on top of
         ``state.custom_state`` and cleared; the checkpoint refers to the history by message count. Raises
-        `StaleStateError`, `PatchError`, `RunNotFound` for a run that is not the session's, and
-        `ConflictError` for a second mode; nothing is written then. With an ``operation_id`` a repeat
-        returns the first result, and `IdempotencyConflict` is raised for another payload under it.
+        `StaleStateError`, `PatchError`, `RunNotFound` for a run of another session, and
+        `ConflictError` for a second mode; then nothing is written. With an ``operation_id`` a repeat
+        returns the first result; another payload with the same id raises `IdempotencyConflict`.
         Source: the atomic save and promote of the state store document.
         """
         info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)

@@ -29,12 +29,12 @@ class WaitingCalls(StoreCalls):
         *,
         owner_session_id: str | None = None,
     ) -> None:
-        """Ask tool calls, by tool call id, that a client or a person is to answer.
+        """Add pending tool calls, by tool call id, for a client or a person to answer.
 
-        They wait in the session, or in ``owner_session_id`` of the same tree; the root session records whose
-        they are, so that an answer finds them from anywhere in the tree. One transaction that locks both
-        rows; each session it changes gets one new version. Safe to repeat. Raises `ConflictError` for an id
-        that is taken in the tree or was answered before, and `LimitExceeded`.
+        The session owns them, or ``owner_session_id`` of the same tree. The root session records the owner,
+        so that an answer from any session of the tree finds the call. One transaction that locks both rows;
+        each session that it changes gets one new version. Safe to repeat. Raises `ConflictError` for an id
+        that the tree has already or that was answered before, and `LimitExceeded`.
         """
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
@@ -52,14 +52,14 @@ class WaitingCalls(StoreCalls):
         approved: bool | None = None,
         reason: str | None = None,
     ) -> Submission:
-        """Answer a call, from any session of its tree; the agent goes on when somebody resumes it.
+        """Answer a call from any session of its tree. The agent continues after `resume`.
 
-        One transaction under the lock of the session that owns the call. The first answer stands: any later
-        one is ``already_completed`` and changes nothing, also long after the agent has taken the first, and
-        after the default of a passed deadline took its place. An approval takes ``approved`` with its
+        One transaction under the lock of the session that owns the call. The first answer counts. Any later
+        answer is ``already_completed`` and changes nothing, also after the agent has taken the first answer
+        and after the default answer of a passed deadline. An approval takes ``approved`` with its
         ``approval_id``, or an ``error`` alone; any other call takes a ``result`` (which may be ``None``) or
-        an ``error``; what does not fit raises `InvalidPayload`. A call of a session that has ended is
-        ``unknown_tool_call``.
+        an ``error``. Raises `InvalidPayload` for any other combination. A call of a session that has ended
+        is ``unknown_tool_call``.
         """
         answer = checked_answer(
             result=result,
@@ -79,12 +79,12 @@ class WaitingCalls(StoreCalls):
     def take_tool_results(
         self, session_id: str, *, expected_version: int | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Take the answers that the session's own calls have got, by tool call id, in the order of asking.
+        """Take the answers to the calls that the session owns, by tool call id, in the order of the calls.
 
         Each is ``{"result": …}``, ``{"error": …}`` or ``{"approved": …, "reason": …}`` with
         ``submitted_at`` in epoch milliseconds. One transaction that moves the calls to
-        ``completed_client_tool_calls``, where the answers can be read again; nothing answered is no new
-        version. Raises `StaleStateError`.
+        ``completed_client_tool_calls``, where the answers can be read again. The version stays if no call
+        is answered. Raises `StaleStateError`.
         """
         return self._backend.waiting.take_answers(
             validation.identifier(session_id, "session_id"), guard(expected_version)
@@ -93,15 +93,13 @@ class WaitingCalls(StoreCalls):
     def find_expired_pending(
         self, *, now: datetime | int | None = None, limit: int = 200
     ) -> list[PendingToolCall]:
-        """Calls that nobody has answered by their deadline, the longest overdue first.
+        """Calls without an answer whose deadline has passed, the longest overdue first.
 
         Sessions that have ended are left out. ``now`` is an aware datetime or epoch milliseconds, by default
         the time of the database; ``limit`` is 1 to 1,000 (above means 1,000).
         """
-        moment = None if now is None else validation.aware_datetime(now, "now")
-        return self._backend.waiting.overdue_calls(
-            moment, validation.page_limit(limit, maximum=_LARGEST_PAGE)
-        )
+        at = None if now is None else validation.aware_datetime(now, "now")
+        return self._backend.waiting.overdue_calls(at, validation.page_limit(limit, maximum=_LARGEST_PAGE))
 
     def suspend(
         self,
@@ -116,12 +114,12 @@ class WaitingCalls(StoreCalls):
         expires_at: int | None = None,
         expected_version: int | None = None,
     ) -> int:
-        """Pause a session with everything it takes to go on, and return the new version.
+        """Pause a session with the data that it continues with, and return the new version.
 
-        One transaction: status ``paused``, the continuation, the ``pending`` calls as in
-        `add_pending_tool_calls`, and the running run ends with ``kind``, which is one of the suspended
-        statuses of a run. ``tracing`` and ``expires_at`` (epoch milliseconds) that are not given leave what
-        is there; suspending again replaces the rest. Raises `StaleStateError`, and `ConflictError` for a
+        One transaction sets status ``paused``, stores the continuation, adds the ``pending`` calls as in
+        `add_pending_tool_calls`, and ends the running run with ``kind``, one of the suspended statuses of a
+        run. Without ``tracing`` or ``expires_at`` (epoch milliseconds) the stored value stays; a second
+        suspension replaces the rest. Raises `StaleStateError`, and `ConflictError` for a
         session that has ended.
         """
         validation.identifier(session_id, "session_id")
@@ -140,12 +138,12 @@ class WaitingCalls(StoreCalls):
         return self._backend.waiting.suspend(session_id, suspension, guard(expected_version))
 
     def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState:
-        """Make a suspended session active and return its state with the continuation that was cleared.
+        """Make a suspended session active and return its state, with the continuation that is now cleared.
 
         One transaction that clears the suspension and the expiry and adds one to ``resume_count``. The
         returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``: reset them, or
-        load the state, before saving. Raises `ConflictError` for a session that is not suspended, so that
-        of two resumes at once one wins, and `StaleStateError`.
+        load the state, before saving. Raises `StaleStateError`, and `ConflictError` for a session that is
+        not suspended: of two concurrent resumes, one succeeds.
         """
         return self._backend.waiting.resume(
             validation.identifier(session_id, "session_id"), guard(expected_version)

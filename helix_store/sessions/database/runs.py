@@ -1,4 +1,4 @@
-"""Runs, interrupt requests and sub-session refs in the database."""
+"""Runs, sub-session refs and interrupt requests in the database."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class DatabaseRuns(DatabaseOperations):
             rows.update(updated_at=timezone.now(), **changes)
         row = first_row(rows)
         if row is None:
-            raise NotFoundError("The session has no sub-session ref with this id.")
+            raise NotFoundError("The session has no sub-session ref with this id; add it first.")
         return sub_session_ref_from(row)
 
     @reads

@@ -72,7 +72,9 @@ class DatabaseWaiting(DatabaseOperations):
         heads = self._heads({session_id, owner_id})
         root_id = heads[session_id].root_session_id
         if heads[owner_id].root_session_id != root_id:
-            raise ConflictError("The session that is to own the calls belongs to another tree.")
+            raise ConflictError(
+                "The owner of the calls is in another tree; choose a session of the same tree."
+            )
         locked = lock_sessions_of_tree(self.db, {owner_id, root_id or owner_id}, *_CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
@@ -143,7 +145,7 @@ class DatabaseWaiting(DatabaseOperations):
         return heads
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
-        """The owner by the root's record; a call that is in no record belongs to the session itself.
+        """The owner in the root's record; without a record the session itself owns the call.
 
         Read without a lock: the owner of a call never changes, and the owner's locked row decides.
         """
@@ -190,9 +192,9 @@ class DatabaseWaiting(DatabaseOperations):
 def _asked_columns(
     db: Database, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
 ) -> dict[str, Any]:
-    """The columns that calls change in their locked owner; the record on a locked root is written here.
+    """The columns that new calls change in their locked owner; the record on a locked root is written here.
 
-    Without its root a session keeps the record itself.
+    A session without its root has the record itself.
     """
     columns: dict[str, Any] = {}
     asked = _calls_of(owner)

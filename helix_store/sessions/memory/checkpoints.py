@@ -106,7 +106,7 @@ def _required(record: SessionRecord, checkpoint_id: str) -> StoredCheckpoint:
 
 
 def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[SessionState, int]:
-    """The state to branch from, and how many messages go with it."""
+    """The state to branch from, and the number of messages to copy."""
     checkpoint = _checkpoint_to_branch_from(source, request)
     if checkpoint is None:
         state, boundary = source.state(), len(source.messages)

@@ -1,4 +1,4 @@
-"""What is remembered of a session: texts and immutable values, so that a copy of the containers is a copy."""
+"""The records of the in-memory store. They hold texts and immutable values: a shallow copy is enough."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StoredOperation:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """``run`` holds no error: that is a payload, and kept as text."""
+    """``run`` has no error: the error is a payload, which is stored as text."""
 
     run: Run
     fencing_token: int | None
@@ -92,10 +92,10 @@ class StoredRun:
 
 @dataclass(slots=True)
 class SessionRecord:
-    """One session. A published record never changes: a write fills a `draft`, which takes its place.
+    """One session. A published record never changes: a write changes a `draft`, which replaces the record.
 
-    ``columns`` are those of the session's head; checkpoints, runs, refs and snapshots are in the order they
-    were made.
+    ``columns`` are those of the session's head; checkpoints, runs, refs and snapshots are in the order of
+    their creation.
     """
 
     columns: dict[str, Any]
@@ -161,7 +161,7 @@ class SessionRecord:
         return SessionHead(**head_values(self._detached_columns()))
 
     def write(self, **columns: Any) -> int:
-        """Set columns, count the write as one that changed the session, and return the new version."""
+        """Set columns, add one to the version and return it."""
         self.columns.update(
             columns,
             version=self.version + 1,
@@ -171,7 +171,7 @@ class SessionRecord:
         return self.version
 
     def write_state(self, encoded: EncodedState, mode: str | None) -> int:
-        """`write` a whole state; the mode is settled by the caller."""
+        """`write` a whole state. The caller has checked the mode."""
         self.payload = encoded.payload
         self.envelope = encoded.envelope
         return self.write(**{**encoded.columns, "mode": mode})

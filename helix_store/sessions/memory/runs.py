@@ -1,4 +1,4 @@
-"""Runs, interrupt requests and sub-session refs in memory."""
+"""Runs, sub-session refs and interrupt requests in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MemoryRuns:
     ) -> Run:
         with self._scope.writing(session_id, guard) as draft:
             if run_id in draft.runs:
-                raise ConflictError("The session has a run with this id already.")
+                raise ConflictError("This run id is taken; choose another one.")
             running = draft.running_run
             if running is not None:
                 check_supersedes(
@@ -97,7 +97,8 @@ class MemoryRuns:
             ref = draft.refs.get(sub_session_id)
             if ref is None:
                 raise NotFoundError(
-                    "The session has no ref to this sub-session.", sub_session_id=sub_session_id
+                    "The session has no sub-session ref with this id; add it first.",
+                    sub_session_id=sub_session_id,
                 )
             updated = draft.refs[sub_session_id] = replace(ref, **changes)
             return _value(updated)
@@ -131,7 +132,7 @@ class MemoryRuns:
 
 
 def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
-    """The run with what the update gives; what it leaves out stays."""
+    """The run after the update; ``None`` leaves a field unchanged."""
     run = stored.run
     return replace(
         stored,

@@ -23,11 +23,11 @@ _UNGUARDED = Guard()
 
 
 class SessionTable(dict[str, SessionRecord], MemoryTable):
-    """The sessions of a tenant by id, in the order they were created."""
+    """The sessions of a tenant by id, in the order of their creation."""
 
 
 class TenantScope:
-    """What the operations of one store share: a world, the tables of its tenant, and its limits."""
+    """The part of a world that one store works on: the tables of its tenant, and its limits."""
 
     def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
         self.lock = world.lock
@@ -58,24 +58,24 @@ class TenantScope:
 
     @contextmanager
     def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
-        """A draft of the session to change at will: published at the end, dropped if anything fails."""
+        """A draft of the session to change: published at the end, dropped after an exception."""
         with self.lock:
             draft = self.require(session_id).draft()
-            self.admit(draft, guard)
+            self.check_guard(draft, guard)
             yield draft
             self.sessions[session_id] = draft
 
-    def admit(self, record: SessionRecord, guard: Guard) -> None:
-        """Check what the caller requires of the write. Raises `FencedOutError` and `StaleStateError`."""
+    def check_guard(self, record: SessionRecord, guard: Guard) -> None:
+        """Check the conditions of a write. Raises `FencedOutError` and `StaleStateError`."""
         self._locks.check_fence(record.session_id, guard)
         guard.check_version(record.version)
 
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
-        """Drop a session with everything recorded for it. The lock is held."""
+        """Delete a session with all its data. The lock is held."""
         stream_id = self.sessions.pop(session_id).columns["stream_id"]
-        if stream_id in self._streams and not self._is_named(stream_id):
+        if stream_id in self._streams and not self._is_referenced(stream_id):
             self._streams.forget(stream_id)
         self._world.session_is_gone(self._tenant, session_id, keep_usage=keep_usage)
 
-    def _is_named(self, stream_id: str) -> bool:
+    def _is_referenced(self, stream_id: str) -> bool:
         return any(record.columns["stream_id"] == stream_id for record in self.sessions.values())

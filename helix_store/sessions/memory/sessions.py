@@ -38,7 +38,7 @@ __all__ = ["MemorySessions", "select_records", "with_descendants"]
 def select_records(
     records: Iterable[SessionRecord], query: SessionQuery
 ) -> tuple[list[SessionRecord], int, bool]:
-    """The page, how many sessions the filters let through, and whether more follows."""
+    """The page, the number of sessions that match the filters, and whether more sessions follow."""
 
     def position(record: SessionRecord) -> tuple[datetime, str]:
         return record.columns[query.order_by], record.session_id
@@ -77,7 +77,7 @@ def _matches(columns: Mapping[str, Any], query: SessionQuery) -> bool:
 
 
 def with_descendants(sessions: Mapping[str, SessionRecord], session_id: str) -> list[str]:
-    """The session and all that are reachable by parent id or by local sub-session refs, each one once.
+    """The session and its descendants by parent id and by local sub-session refs, each once.
 
     Parents come before their descendants; empty for an unknown session.
     """

@@ -121,7 +121,7 @@ class MemoryStaging:
 
 
 def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
-    """What is staged for a step, in staging order."""
+    """The changes staged for a step, in staging order."""
     return [
         StagedChanges.from_dict(decode(text))
         for (staged_step_id, _), text in record.staged.items()
@@ -130,7 +130,7 @@ def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
 
 
 def discard_staged(draft: SessionRecord, step_id: str) -> int:
-    """Drop what is staged for a step and return how many changes that were."""
+    """Delete the changes staged for a step and return their number."""
     kept = {key: text for key, text in draft.staged.items() if key[0] != step_id}
     dropped = len(draft.staged) - len(kept)
     draft.staged = kept
@@ -146,12 +146,12 @@ class MemorySteps:
             earlier = _earlier_commit(draft, request)
             if earlier is not None:
                 return earlier
-            self._scope.admit(draft, request.guard)
+            self._scope.check_guard(draft, request.guard)
             return _apply(draft, request, self._scope.limits)
 
 
 def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit | None:
-    """The result of the operation that this request repeats, if it does."""
+    """The result of an earlier commit with the same operation id, if there is one."""
     if request.operation_id is None:
         return None
     operation = record.operations.get(request.operation_id)

@@ -19,9 +19,9 @@ __all__ = ["InMemoryStateStore"]
 
 
 class InMemoryStateStore(StateStoreBase):
-    """Sessions in this process alone, under the contract of the database store; for tests and trials.
+    """Sessions in the memory of this process, under the contract of the database store; for tests and trials.
 
-    Stores that are given the same ``world`` see each other; without one a store has a world of its own.
+    Stores with the same ``world`` share their data; by default a store has a new one.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class InMemoryStateStore(StateStoreBase):
                 self._scope.forget(session_id)
 
     def get_all_session_ids(self) -> list[str]:
-        """The ids of the tenant's sessions, in the order they were created."""
+        """The ids of the tenant's sessions, in the order of their creation."""
         with self._scope.lock:
             return list(self._scope.sessions)
 
     def get_sync(self, session_id: str) -> SessionState | None:
-        """The current state, exactly as `load_state` gives it."""
+        """The current state, exactly as `load_state` returns it."""
         return self.load_state(session_id)

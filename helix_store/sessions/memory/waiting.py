@@ -48,7 +48,9 @@ class MemoryWaiting:
         with self._scope.lock:
             root_id = self._scope.require(session_id).columns["root_session_id"]
             if self._scope.require(owner_id).columns["root_session_id"] != root_id:
-                raise ConflictError("The session that is to own the calls belongs to another tree.")
+                raise ConflictError(
+                    "The owner of the calls is in another tree; choose a session of the same tree."
+                )
             with self._scope.writing(owner_id) as owner:
                 columns = _asked_columns(self._scope, owner, calls)
                 if columns:
@@ -85,19 +87,21 @@ class MemoryWaiting:
             return taken
 
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        moment = datetime_to_milliseconds(timezone.now() if now is None else now)
+        now_milliseconds = datetime_to_milliseconds(timezone.now() if now is None else now)
         with self._scope.lock:
             records = list(self._scope.sessions.values())
         calls = [
             call
             for record in records
             if not SessionStatus(record.columns["status"]).is_terminal
-            for call in due_calls(record.session_id, record.columns["pending_client_tool_calls"], moment)
+            for call in due_calls(
+                record.session_id, record.columns["pending_client_tool_calls"], now_milliseconds
+            )
         ]
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
-        """The owner by the root's record; a call that is in no record belongs to the session itself."""
+        """The owner in the root's record; without a record the session itself owns the call."""
         own = self._scope.require(session_id)
         root = self._scope.find(own.columns["root_session_id"] or session_id) or own
         return owner_of(root.columns["client_tool_call_ownership"], tool_call_id) or session_id
@@ -117,7 +121,7 @@ class MemoryWaiting:
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         with self._scope.writing(session_id) as draft:
             require_suspended(draft.columns)
-            self._scope.admit(draft, guard)
+            self._scope.check_guard(draft, guard)
             state = draft.state()
             version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
             return resumed_state(state, version=version, at=draft.columns["updated_at"])
@@ -126,9 +130,9 @@ class MemoryWaiting:
 def _asked_columns(
     scope: TenantScope, owner: SessionRecord, calls: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The columns that calls change in the draft of their owner; the record on its root is written here.
+    """The columns that new calls change in the draft of their owner; the record on its root is written here.
 
-    Without its root a session keeps the record itself. The lock is held.
+    A session without its root has the record itself. The lock is held.
     """
     columns: dict[str, Any] = {}
     asked = _calls_of(owner)
