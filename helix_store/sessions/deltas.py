@@ -181,7 +181,7 @@ class Origin:
     to other content; an outdated origin costs a full payload and nothing else.
     """
 
-    __slots__ = ("_entries", "_text", "key", "latest_version", "row_id", "version")
+    __slots__ = ("_entries", "_text", "expects_staging", "key", "latest_version", "row_id", "version")
 
     def __init__(
         self,
@@ -198,6 +198,8 @@ class Origin:
         self.version = version
         # That of the state which was loaded or saved last.
         self.latest_version = version if latest_version is None else latest_version
+        # Whether the last step promoted staged changes: then the next one reads them before it is tried.
+        self.expects_staging = False
         self._text = text
         self._entries = entries
 
@@ -264,13 +266,16 @@ def stored_payload(
     return StoredPayload(payload, None, secrets.randbits(63), payload, entries)
 
 
-def remember_step(state: SessionState, stored: StoredPayload, row_id: int, version: int) -> None:
+def remember_step(
+    state: SessionState, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
+) -> None:
     """Keep with the caller's state what its next step can be a delta from."""
     origin = origin_of(state)
-    if stored.base_id is not None and origin is not None:
-        origin.latest_version = version
-    else:
-        remember_origin(state, Origin(stored.base_key, row_id, version, stored.full, stored.entries))
+    if stored.base_id is None or origin is None:
+        origin = Origin(stored.base_key, row_id, version, stored.full, stored.entries)
+        remember_origin(state, origin)
+    origin.latest_version = version
+    origin.expects_staging = has_promoted
 
 
 # --- Deltas ----------------------------------------------------------------------------------------

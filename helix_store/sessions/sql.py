@@ -27,6 +27,7 @@ __all__ = [
     "MAX_SINGLE_MESSAGES",
     "MESSAGE_PAGE",
     "SESSION_BY_ID",
+    "STAGED_ROWS",
     "STAGE_CHANGE",
     "TAKE_STAGED",
     "TOUCH_SESSION",
@@ -227,6 +228,16 @@ MAX_SINGLE_MESSAGES: Final = 4
 _STAGED_VERSION: Final = "g.id || ':' || g.xmin"
 # By an expression: the index of the keys has this order too, and all rows of all steps.
 _STAGED_ORDER: Final = "ORDER BY g.id + 0"
+_STAGED_OF_STEP: Final = f"""{_STAGED} AS g
+            WHERE g.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})
+                AND g.step_id = %(step_id)s"""
+STAGED_ROWS: Final = Statement(
+    postgresql=f"""
+        SELECT {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
+        {_STAGED_ORDER}"""
+)
+"""The version and the payload of each staged change of a step, in staging order."""
+
 _ASSIGNED_BELOW: Final = frozenset({"tags", "metadata", "mode"})
 _CHECKPOINT_VALUES: Final = {
     "session_id": "head.id",
@@ -282,13 +293,13 @@ def step_statement(
         ), """
         result = "SELECT version, current_id, NULL, NULL FROM head"
     else:
-        conditions.append("NOT EXISTS (SELECT 1 FROM staged)")
-        taken = f"""staged AS MATERIALIZED (
-            SELECT g.id, {_STAGED_VERSION} AS version, g.payload FROM {_SESSION} AS s
-            JOIN {_STAGED} AS g ON {of_step.format("s")} WHERE {session_by_id("s")}
-        ), """
-        result = """SELECT version, current_id, NULL, NULL FROM head
-        UNION ALL (SELECT NULL, NULL, version, payload FROM staged ORDER BY id)"""
+        conditions.append(f"NOT EXISTS (SELECT 1 FROM {_STAGED} AS g WHERE {of_step.format('s')})")
+        result = f"""SELECT version, current_id, NULL, NULL FROM head
+        UNION ALL (
+            SELECT NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
+                AND NOT EXISTS (SELECT 1 FROM head)
+            {_STAGED_ORDER}
+        )"""
     if messages:
         inserted_messages = f"""inserted_messages AS (
             INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
@@ -315,12 +326,11 @@ def step_statement(
             f"""(s.current_is_checkpoint OR EXISTS (
                 SELECT 1 FROM {_CHECKPOINT} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
         )
-    before, after = (taken, "") if not merges else ("", taken)
     assignments = ", ".join(f"{name} = %({name})s" for name in WRITTEN_COLUMNS if name not in _ASSIGNED_BELOW)
     values = ", ".join(_CHECKPOINT_VALUES.get(name, f"%({name})s") for name in checkpoint_columns)
     return Statement(
         postgresql=f"""
-        WITH {before}{fence}head AS (
+        WITH {fence}head AS (
             UPDATE {_SESSION} AS s
             SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
                 mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
@@ -329,7 +339,7 @@ def step_statement(
             WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
-        ), {replaced}{after}{inserted_messages}checkpoint AS (
+        ), {replaced}{taken}{inserted_messages}checkpoint AS (
             INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
             SELECT head.current_id, {values} FROM head
         )

@@ -31,10 +31,16 @@ from helix_store.sessions.database.locking import (
 )
 from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.sessions import replace_custom_state
-from helix_store.sessions.deltas import StoredPayload, remember_step, stored_payload
+from helix_store.sessions.deltas import StoredPayload, origin_of, remember_step, stored_payload
 from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
 from helix_store.sessions.requests import EncodedMessage, StepRequest
-from helix_store.sessions.sql import MAX_SINGLE_MESSAGES, STAGE_CHANGE, TAKE_STAGED, step_statement
+from helix_store.sessions.sql import (
+    MAX_SINGLE_MESSAGES,
+    STAGE_CHANGE,
+    STAGED_ROWS,
+    TAKE_STAGED,
+    step_statement,
+)
 
 __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
@@ -110,18 +116,31 @@ class DatabaseSteps(DatabaseOperations):
     def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
         """Commit a step; ``None`` when it takes more deciding than one statement does.
 
-        The first statement returns what is staged, if anything is; the second promotes it, if it is still
-        the same.
+        What is staged is read first if the last step of this state promoted something; else the statement
+        returns it. A second statement promotes it, if it is still the same.
         """
-        commit, staged = self._try(request, request.encoded, ())
+        staged = self._staged_rows(request)
         if not staged:
-            return commit
+            commit, staged = self._try(request, request.encoded, ())
+            if not staged:
+                return commit
         try:
             encoded = self._promoted(request, _staged_changes(row.payload for row in staged))
         except HelixStoreError:
             # A change that cannot be applied. Whether the session is stale or gone comes first.
             return None
         return self._try(request, encoded, staged)[0]
+
+    def _staged_rows(self, request: StepRequest) -> list[_StagedRow]:
+        origin = origin_of(request.state)
+        if origin is None or not origin.expects_staging:
+            return []
+        step = {
+            "tenant": self.db.tenant,
+            "session_id": request.session_id,
+            "step_id": request.step.step_id,
+        }
+        return [_StagedRow(*row) for row in self.db.read(STAGED_ROWS, step)]
 
     def _try(
         self, request: StepRequest, encoded: EncodedState, staged: Sequence[_StagedRow]
@@ -167,7 +186,7 @@ class DatabaseSteps(DatabaseOperations):
         if not rows or rows[0][0] is None:
             return None, [_StagedRow(version, payload) for _, _, version, payload in rows]
         new_version, row_id, _, _ = rows[0]
-        remember_step(request.state, stored, row_id, new_version)
+        remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
         return StepCommit(new_id, new_version=new_version), []
 
     @writes
@@ -185,7 +204,8 @@ class DatabaseSteps(DatabaseOperations):
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
         at = timezone.now()
-        encoded = self._promoted(request, _take_staged(self.db, head, request.step.step_id))
+        staged = _take_staged(self.db, head, request.step.step_id)
+        encoded = self._promoted(request, staged)
         message_count = insert_messages(self.db, head, request.messages, at=at)
         commit = StepCommit(_checkpoint_id(request, at), new_version=head.version + 1)
         stored = stored_payload(
@@ -214,7 +234,7 @@ class DatabaseSteps(DatabaseOperations):
         advance(self.db, head, at=at, **changed_columns(head, columns))
         if request.operation_id is not None:
             _record_operation(self.db, head, request.operation_id, request, commit, at)
-        remember_step(request.state, stored, row_id, commit.new_version)
+        remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
         return commit
 
     def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
