@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import count, repeat
 from typing import Any, Final, NamedTuple
 
-from helix_store.core.limits import Limits
+from helix_store.core.limits import MAX_BIGINT, Limits
 from helix_store.core.payloads import decode_all, encode
 from helix_store.core.streams import LONGEST_SECONDS, StoredChunk
 from helix_store.core.types import StreamStatus
@@ -37,7 +37,7 @@ __all__ = [
     "seconds",
 ]
 
-LARGEST_SEQUENCE: Final = 2**63 - 1
+LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
 """The number of chunks to read while their size is unknown."""
 TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from helix_store.core import validation
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
     UsageBucket,
@@ -29,7 +30,6 @@ __all__ = ["UsageStoreBase"]
 
 E = TypeVar("E", bound=Enum)
 
-_NO_LIMIT: Final = 2**63 - 1
 
 Kinds = UsageKind | str | Collection[UsageKind | str]
 
@@ -90,7 +90,7 @@ class UsageStoreBase:
         return self._backend.select(
             validation.identifier(session_id, "session_id"),
             EntryFilter(kinds=_kinds(kinds), first_step=first_step, last_step=last_step),
-            limit=None if limit is None else validation.page_limit(limit, maximum=_NO_LIMIT),
+            limit=None if limit is None else validation.page_limit(limit, maximum=MAX_BIGINT),
             offset=validation.page_offset(offset),
         )
 

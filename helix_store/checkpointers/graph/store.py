@@ -33,7 +33,7 @@ from helix_store.checkpointers.snapshots.rules import optional_count
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
-from helix_store.core.limits import Limits
+from helix_store.core.limits import MAX_BIGINT, Limits
 from helix_store.core.types import (
     UNSET,
     CheckpointSource,
@@ -418,6 +418,6 @@ def _checked_before(before: int | datetime | None) -> int | datetime | None:
         return validation.aware_datetime(before, "before")
     if before is None:
         return None
-    if type(before) is not int or not 0 <= before < 2**63:
+    if type(before) is not int or not 0 <= before <= MAX_BIGINT:
         raise InvalidQuery("before must be a message id or an aware datetime.", path="before")
     return before

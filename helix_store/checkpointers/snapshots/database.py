@@ -21,6 +21,7 @@ from helix_store.checkpointers.snapshots.rules import (
     read_snapshot,
 )
 from helix_store.core.guards import Guard
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
@@ -40,7 +41,6 @@ from helix_store.sessions.database.trees import delete_tree
 __all__ = ["DatabaseSnapshots"]
 
 _UNGUARDED: Final = Guard()
-_NO_LIMIT: Final = 2**63 - 1
 
 
 class DatabaseSnapshots(DatabaseOperations):
@@ -100,7 +100,7 @@ class DatabaseSnapshots(DatabaseOperations):
         parameters = {
             "tenant": self.db.tenant,
             "thread_id": thread_id,
-            "limit": _NO_LIMIT if limit is None else limit,
+            "limit": MAX_BIGINT if limit is None else limit,
         }
         rows = self.db.read(sql.LIST, parameters) if before is None else self._rows_before(before, parameters)
         return [
