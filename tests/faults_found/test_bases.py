@@ -1,4 +1,4 @@
-"""A full payload that nothing is a delta of any more does not stay (E14)."""
+"""A full payload that nothing is a delta of any more does not stay."""
 
 from __future__ import annotations
 

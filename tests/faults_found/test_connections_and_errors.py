@@ -115,7 +115,7 @@ def faces(postgres_forms: CommittedDatabase) -> Faces:
     return Faces(postgres_forms)
 
 
-# Requests on a connection that the server has ended (E6)
+# Requests on a connection that the server has ended
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def test_without_health_checks_the_first_call_fails_and_the_second_connects_agai
         assert faces.store.load_state("s") is not None
 
 
-# Statements that the server cancels (E7)
+# Statements that the server cancels
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -220,7 +220,7 @@ def test_a_write_that_the_server_cancelled_was_not_applied(
     assert faces.contents() != before
 
 
-# Transactions of a thread that Django does not manage (E9)
+# Transactions of a thread that Django does not manage
 
 
 IN_HAND: Final[dict[str, Call]] = {

@@ -1,4 +1,4 @@
-"""Changes that were staged here and are gone decide nothing about the next step (E2).
+"""Changes that were staged here and are gone decide nothing about the next step.
 
 The patches of these changes cannot be applied: a step that still merges one raises ``PatchError``.
 """

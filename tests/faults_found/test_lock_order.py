@@ -1,4 +1,4 @@
-"""Taking a lock over and writing under it in one block, while a former holder writes: no deadlock (E15)."""
+"""Taking a lock over and writing under it in one block, while a former holder writes: no deadlock."""
 
 from __future__ import annotations
 

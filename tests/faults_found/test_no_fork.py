@@ -1,4 +1,4 @@
-"""The package works where Python cannot watch forks, as on Windows (E16)."""
+"""The package works where Python cannot watch forks, as on Windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a write decides by is true when it commits, however long it waited for the session's lock (E3).
+"""What a write decides by is true when it commits, however long it waited for the session's lock.
 
 A statement that waited reads again only the row it waited for. Everything else that it reads is as old as its
 start. Each test makes all writers wait for that row before any of them goes on.

@@ -1,4 +1,4 @@
-"""Prepared statements behind a pooler in transaction mode, where processes share connections (E1, E12)."""
+"""Prepared statements behind a pooler in transaction mode, where processes share connections."""
 
 from __future__ import annotations
 

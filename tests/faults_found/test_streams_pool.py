@@ -1,4 +1,4 @@
-"""Readers and writers of streams in one process whose pool has two connections (E11)."""
+"""Readers and writers of streams in one process whose pool has two connections."""
 
 from __future__ import annotations
 
