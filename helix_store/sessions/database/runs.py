@@ -131,7 +131,10 @@ class DatabaseRuns(DatabaseOperations):
             rows.update(updated_at=timezone.now(), **changes)
         row = first_row(rows)
         if row is None:
-            raise NotFoundError("The session has no sub-session ref with this id; add it first.")
+            raise NotFoundError(
+                "The session has no sub-session ref with this id; add it first.",
+                sub_session_id=sub_session_id,
+            )
         return sub_session_ref_from(row)
 
     @reads
