@@ -14,11 +14,19 @@ from contextlib import contextmanager
 import pytest
 from django.conf import settings
 from django.test.utils import setup_databases, teardown_databases
+from hypothesis import HealthCheck
+from hypothesis import settings as settings_of_hypothesis
 from pytest_django import DjangoDbBlocker
 
 from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
 from tests.postgres import PostgresCluster
 from tests.settings import postgres_database
+
+# No test is about the time that it takes: machines are shared, and how fast examples are made is no property.
+settings_of_hypothesis.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings_of_hypothesis.load_profile("shared machine")
 
 _CLUSTER = pytest.StashKey[PostgresCluster]()
 
