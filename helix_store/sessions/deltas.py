@@ -190,14 +190,12 @@ class Origin:
         version: int,
         text: str,
         entries: Entries | None = None,
-        *,
-        latest_version: int | None = None,
     ) -> None:
         self.key = key
         self.row_id = row_id
         self.version = version
         # That of the state which was loaded or saved last.
-        self.latest_version = version if latest_version is None else latest_version
+        self.latest_version = version
         # Whether the last step promoted staged changes: then the next one reads them before it is tried.
         self.expects_staging = False
         self._text = text
