@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db.models import Count, F, Max, Min, Q
+from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q
 
 from helix_store.models import (
     Checkpoint,
@@ -49,6 +49,8 @@ def _faults(database: CommittedDatabase, session: Session) -> list[str]:
     deltas = checkpoints.filter(base__isnull=False)
     if checkpoints.filter(kind=CheckpointKind.BASE, checkpoint_id__isnull=False).exists():
         faults.append("keeps a base that still has the name of a checkpoint")
+    if checkpoints.filter(~Exists(deltas.filter(base_id=OuterRef("pk"))), kind=CheckpointKind.BASE).exists():
+        faults.append("keeps a base that nothing is a delta from")
     if deltas.exclude(kind__in=[CheckpointKind.STATE, CheckpointKind.STEP]).exists():
         faults.append("stores as a delta what is no state of a session")
     sound = Q(

@@ -24,7 +24,7 @@ from helix_store.models import (
     Session,
     StagedChange,
 )
-from helix_store.sessions.database.current_state import current_key, drop_checkpoints, drop_unneeded_bases
+from helix_store.sessions.database.current_state import current_key, drop_checkpoints
 from helix_store.sessions.database.locking import (
     advance,
     lock_session,
@@ -93,14 +93,14 @@ class DatabaseCheckpoints(DatabaseOperations):
         columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
-        # A base is older than what is a delta from it: none of those that go is needed by one that stays.
+        # The deltas from a base are the steps right after it: what goes here is needed by nothing that stays,
+        # and no base that stays loses all of its deltas.
         CheckpointRow.objects.using(self.db.alias).filter(
             session_id=head.pk,
             kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
             namespace="",
             version__gt=row["version"],
         ).delete()
-        drop_unneeded_bases(self.db, head)
         StagedChange.objects.using(self.db.alias).filter(session_id=head.pk).delete()
         cut_history(self.db, head, row["message_count"])
         return advance(

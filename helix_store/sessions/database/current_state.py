@@ -20,7 +20,7 @@ from helix_store.sessions.database.rows import base_of
 from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.layout import custom_state_of
 
-__all__ = ["current_key", "drop_checkpoints", "drop_unneeded_bases", "read_current", "write_current"]
+__all__ = ["current_key", "drop_checkpoints", "read_current", "write_current"]
 
 
 def current_key(head: Session) -> int:
@@ -78,16 +78,16 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
         _store_in_full(db, current_key(head))
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
-    # Includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
+    # Includes bases that only doomed checkpoints need; `_drop_unneeded_bases` removes them.
     deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
     needed = doomed.filter(pk__in=deltas.values("base_id"))
     demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
     deleted, _ = doomed.delete()
-    drop_unneeded_bases(db, head)
+    _drop_unneeded_bases(db, head)
     return demoted + deleted
 
 
-def drop_unneeded_bases(db: Database, head: Session) -> None:
+def _drop_unneeded_bases(db: Database, head: Session) -> None:
     """Delete the bases of a locked session that no remaining delta builds on."""
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     needed = rows.filter(base_id=OuterRef("pk"))
