@@ -15,7 +15,7 @@ from helix_store.core.usage import UsageRollup
 from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
-__all__ = ["TripSummary", "demonstrate_agent"]
+__all__ = ["TripSummary", "approve", "demonstrate_agent"]
 
 Say = Callable[[str], None]
 
@@ -56,6 +56,13 @@ def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> 
         _undisturbed(store, report),
         _left_waiting(store, report),
     ]
+
+
+def approve(session_id: str, *, using: str | None = None, tenant: str = "") -> str:
+    """Approve what the session waits for, finish it, and return its answer. Safe to repeat."""
+    store = DatabaseStateStore(using, tenant=tenant)
+    trip = _approved_and_finished(store, session_id, say=lambda line: None)
+    return str(trip.state.output["answer"])
 
 
 def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:

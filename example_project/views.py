@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from example_project.command_lines import server_line
 from example_project.live import STREAMS_KEY, start_answering
 
 __all__ = ["ask", "ask_page", "live_page"]
@@ -33,6 +35,8 @@ def live_page(request: HttpRequest, stream_id: str) -> HttpResponse:
 
 
 def _page(request: HttpRequest, stream_id: str | None) -> HttpResponse:
-    response = render(request, "example/live.html", {"stream_id": stream_id})
+    # Paths of the machine are for its developer only.
+    server = server_line() if settings.DEBUG else "python -m uvicorn example_project.asgi:application"
+    response = render(request, "example/live.html", {"stream_id": stream_id, "server": server})
     response["Content-Security-Policy"] = _CONTENT_SECURITY_POLICY
     return response

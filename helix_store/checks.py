@@ -1,14 +1,14 @@
 """System checks of settings and databases that would lose data or fail later.
 
-Only `check_postgres_durability` and `check_sqlite_settings` query a database, and only one that
-``check --database`` or ``migrate`` names.
+Only checks that take ``databases`` query a database, and only one that ``check --database`` or ``migrate``
+names.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from django.apps import AppConfig
@@ -17,26 +17,41 @@ from django.core.checks import CheckMessage, Error, Info, Tags, Warning, registe
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.recorder import MigrationRecorder
+from django.urls import URLResolver, get_resolver
 
 from helix_store import conf
 from helix_store.models import Session
 
 __all__ = [
     "check_connections_under_asgi",
+    "check_database",
     "check_database_alias",
     "check_postgres_durability",
     "check_settings",
     "check_sqlite_settings",
     "check_sqlite_version",
+    "check_stream_permission",
+    "check_table_prefix",
 ]
 
 Apps = Sequence[AppConfig] | None
 
 _FIRST_SAFE_SQLITE: Final = (3, 51, 3)
-_SQLITE_OPTIONS_HINT: Final = (
-    '"OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", '
-    '"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"}'
+# https://sqlite.org/wal.html#walresetbug
+_BACKPORTS_OF_THE_FIX: Final = ((3, 44, 6), (3, 50, 7))
+_FIRST_TABLES: Final = ("session", "message", "checkpoint", "run", "lock", "usage_entry")
+_OPTIONS: Final = (
+    '"OPTIONS": {{"timeout": 20, "transaction_mode": "IMMEDIATE", '
+    '"init_command": "PRAGMA journal_mode={}; PRAGMA synchronous=FULL;"}}'
 )
+_SET_WAL: Final = f"Set {_OPTIONS.format('WAL')}."
+# Not DELETE: with synchronous=FULL, a power failure after a commit may bring the deleted journal back.
+_AVOID_WAL: Final = (
+    f"Use SQLite 3.51.3 or newer, or PostgreSQL; else set {_OPTIONS.format('TRUNCATE')}, with which readers "
+    "and writers wait for each other."
+)
+_DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
 
 
 @register("helix_store")
@@ -70,18 +85,20 @@ def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage
 
 
 def _wrong_values() -> Iterable[str]:
-    try:
-        conf.limits()
-    except ImproperlyConfigured as exc:
-        yield str(exc)
+    for value in (conf.limits, conf.checkpoints_keep, conf.retention):
+        try:
+            value()
+        except ImproperlyConfigured as exc:
+            yield str(exc)
     for name in ("DEFAULT_LOCK_TTL_MS", "PAGE_SIZE"):
         if type(conf.get(name)) is not int or conf.get(name) < 1:
             yield f'HELIX_STORE["{name}"] must be a whole number of at least 1.'
     if type(conf.get("ASYNC_THREADS")) is not int or conf.get("ASYNC_THREADS") < 0:
         yield 'HELIX_STORE["ASYNC_THREADS"] must be a whole number; 0 uses the thread Django keeps.'
-    keep = conf.get("CHECKPOINTS_KEEP")
-    if keep is not None and (type(keep) is not int or keep < 1):
-        yield 'HELIX_STORE["CHECKPOINTS_KEEP"] must be None or a whole number of at least 1.'
+    if type(conf.get("FAST_PATHS")) is not bool:
+        yield 'HELIX_STORE["FAST_PATHS"] must be True or False.'
+    if type(conf.get("ROW_LEVEL_SECURITY")) is not bool:
+        yield 'HELIX_STORE["ROW_LEVEL_SECURITY"] must be True or False.'
     for name in ("STREAMS", "WORKSPACE_PROVIDERS"):
         if not isinstance(conf.get(name), dict):
             yield f'HELIX_STORE["{name}"] must be a dict.'
@@ -112,27 +129,29 @@ def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckM
 
 @register("helix_store")
 def check_sqlite_settings(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits without sync."""
     messages: list[CheckMessage] = []
-    for connection in _store_connections("sqlite"):
+    hint = _AVOID_WAL if _has_the_wal_reset_bug() else _SET_WAL
+    for connection in _store_connections("sqlite", only):
         options = connection.settings_dict.get("OPTIONS", {})
         if str(options.get("transaction_mode") or "").upper() not in ("IMMEDIATE", "EXCLUSIVE"):
             messages.append(
                 Warning(
                     f"The SQLite database {connection.alias!r} begins deferred transactions: with several "
                     'writers, most fail at once with "database is locked".',
-                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    hint=hint,
                     id="helix_store.W001",
                 )
             )
         journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
-        if journal_mode != "wal":
+        avoids_the_bug = _has_the_wal_reset_bug() and journal_mode in _DURABLE_WITHOUT_WAL
+        if journal_mode != "wal" and not avoids_the_bug:
             messages.append(
                 Warning(
                     f"The SQLite database {connection.alias!r} is not in WAL mode: readers block writers.",
-                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    hint=hint,
                     id="helix_store.W002",
                 )
             )
@@ -141,7 +160,7 @@ def check_sqlite_settings(
                 Warning(
                     f"The SQLite database {connection.alias!r} does not set synchronous=FULL: a power "
                     "failure may lose steps that were acknowledged.",
-                    hint=f"Set {_SQLITE_OPTIONS_HINT}.",
+                    hint=hint,
                     id="helix_store.W003",
                 )
             )
@@ -164,24 +183,35 @@ def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str,
     return pragmas.get("journal_mode", ""), pragmas.get("synchronous", "")
 
 
+def _has_the_wal_reset_bug() -> bool:
+    version = sqlite3.sqlite_version_info
+    has_a_backport = any(fixed <= version < (3, fixed[1] + 1) for fixed in _BACKPORTS_OF_THE_FIX)
+    return version < _FIRST_SAFE_SQLITE and not has_a_backport
+
+
 @register("helix_store", deploy=True)
-def check_sqlite_version(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """W004: an SQLite version with the WAL-reset bug; only under ``check --deploy``."""
-    if sqlite3.sqlite_version_info >= _FIRST_SAFE_SQLITE:
+def check_sqlite_version(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W004: WAL mode of an SQLite version with the WAL-reset bug; only under ``check --deploy``."""
+    if not _has_the_wal_reset_bug():
         return []
     return [
         Warning(
-            f"The SQLite database {connection.alias!r} runs on SQLite {sqlite3.sqlite_version}, which can "
-            "corrupt a database in WAL mode when two connections meet at a checkpoint.",
-            hint="Use SQLite 3.51.3 or newer, or PostgreSQL.",
+            f"The SQLite database {connection.alias!r} runs on SQLite {sqlite3.sqlite_version} in WAL mode, "
+            "which can corrupt it when two connections meet at a checkpoint.",
+            hint=_AVOID_WAL,
             id="helix_store.W004",
         )
-        for connection in _store_connections("sqlite")
+        for connection in _store_connections("sqlite", only)
+        if _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))[0] == "wal"
     ]
 
 
 @register("helix_store")
-def check_connections_under_asgi(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+def check_connections_under_asgi(
+    app_configs: Apps = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
     """W005: persistent connections in an ASGI project; I005: in a project without ASGI_APPLICATION."""
     served_by_asgi = bool(getattr(settings, "ASGI_APPLICATION", None))
     level, id_ = (Warning, "helix_store.W005") if served_by_asgi else (Info, "helix_store.I005")
@@ -192,9 +222,33 @@ def check_connections_under_asgi(app_configs: Apps = None, **kwargs: Any) -> lis
             hint='Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
             id=id_,
         )
-        for connection in _store_connections("postgresql")
+        for connection in _store_connections("postgresql", only)
         if connection.settings_dict.get("CONN_MAX_AGE", 0) != 0
     ]
+
+
+@register(Tags.urls, "helix_store")
+def check_stream_permission(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """W006: the URLs of the app are included, and no permission is named."""
+    if conf.stream_permission() is not None or not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    if not _includes("helix_store", get_resolver()):
+        return []
+    return [
+        Warning(
+            "The URLs of helix_store are included, but every request for a stream is denied: "
+            'HELIX_STORE["STREAM_PERMISSION"] is not set.',
+            hint='Set HELIX_STORE = {"STREAM_PERMISSION": "dotted.path"} to the path of a callable that '
+            "takes the request and the id of a stream.",
+            id="helix_store.W006",
+        )
+    ]
+
+
+def _includes(app_name: str, resolver: URLResolver) -> bool:
+    return resolver.app_name == app_name or any(
+        _includes(app_name, pattern) for pattern in resolver.url_patterns if isinstance(pattern, URLResolver)
+    )
 
 
 @register(Tags.database, "helix_store")
@@ -230,10 +284,67 @@ def check_postgres_durability(
     return messages
 
 
-def _store_connections(vendor: str) -> list[BaseDatabaseWrapper]:
-    """Connections of the databases that may have the app's tables."""
+@register(Tags.database, "helix_store")
+def check_table_prefix(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E012: the tables were made with another table prefix."""
+    prefix = conf.table_name("")
+    return [
+        Error(
+            f"The tables of helix_store in the database {connection.alias!r} begin with "
+            f'"{other}", but HELIX_STORE["TABLE_PREFIX"] is "{prefix}": there are no such tables.',
+            hint=f'Set HELIX_STORE["TABLE_PREFIX"] = "{other}". For tables that begin with "{prefix}", '
+            "migrate another database or schema.",
+            id="helix_store.E012",
+        )
+        for connection in (*_store_connections("sqlite"), *_store_connections("postgresql"))
+        if connection.alias in (databases or ())
+        if (other := _prefix_of_the_tables(connection)) is not None
+    ]
+
+
+def _prefix_of_the_tables(connection: BaseDatabaseWrapper) -> str | None:
+    """The prefix of the tables that the app's migrations made, if the configured one has none."""
+    names = {name.lower(): name for name in connection.introspection.table_names()}
+    if conf.table_name("session").lower() in names:
+        return None
+    if all(app != "helix_store" for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return None
+    for lower_name, name in names.items():
+        prefix = lower_name.removesuffix("session")
+        if prefix and all(prefix + suffix in names for suffix in _FIRST_TABLES):
+            return name[: len(prefix)]
+    return None
+
+
+def _store_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
+    """Connections of the databases that may have the app's tables, or of one of them."""
     return [
         connections[alias]
         for alias in connections
-        if connections[alias].vendor == vendor and router.allow_migrate_model(alias, Session)
+        if connections[alias].vendor == vendor
+        and router.allow_migrate_model(alias, Session)
+        and only in (None, alias)
     ]
+
+
+def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
+    """Every check that concerns one database, which is asked for what it really does.
+
+    ``deploy`` adds what ``check --deploy`` adds. Settings that cannot be read are returned alone: the other
+    checks read them.
+    """
+    of_settings = check_settings()
+    if any(message.id in ("helix_store.E002", "helix_store.E004") for message in of_settings):
+        return of_settings
+    checks: list[Callable[..., list[CheckMessage]]] = [
+        check_database_alias,
+        check_sqlite_settings,
+        *([check_sqlite_version] if deploy else []),
+        check_connections_under_asgi,
+        check_stream_permission,
+        check_postgres_durability,
+        check_table_prefix,
+    ]
+    return of_settings + [message for check in checks for message in check(databases=[alias], only=alias)]

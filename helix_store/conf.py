@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from helix_store.core.limits import Limits
+from helix_store.core.retention import RetentionPolicy
 from helix_store.core.streams import StreamOptions
 
 __all__ = [
@@ -32,10 +33,12 @@ DEFAULTS: Final[dict[str, Any]] = {
     "STREAMS": {},
     "WORKSPACE_PROVIDERS": {},
     "CHECKPOINTS_KEEP": None,
+    "RETENTION": {},
     "STREAM_PERMISSION": None,
     "ASYNC_THREADS": 0,
     "PAGE_SIZE": 200,
     "FAST_PATHS": True,
+    "ROW_LEVEL_SECURITY": False,
 }
 
 _DEFAULT_LIMITS: Final = Limits()
@@ -68,9 +71,27 @@ def workspace_providers() -> dict[str, str]:
     return get("WORKSPACE_PROVIDERS")  # type: ignore[no-any-return]
 
 
+def checkpoints_keep() -> int | None:
+    """The number of step checkpoints that a step leaves to its session; ``None`` for all of them."""
+    keep = get("CHECKPOINTS_KEEP")
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise ImproperlyConfigured(
+            'HELIX_STORE["CHECKPOINTS_KEEP"] must be None or a whole number of at least 1.'
+        )
+    return keep
+
+
+def retention() -> RetentionPolicy:
+    """How long sessions, checkpoints, streams and usage are kept."""
+    try:
+        return RetentionPolicy(**get("RETENTION"))
+    except (TypeError, ValueError) as exc:
+        raise ImproperlyConfigured(f'HELIX_STORE["RETENTION"]: {exc}') from exc
+
+
 def stream_permission() -> str | None:
-    """The dotted path of the function that checks the permission to read a stream."""
-    return get("STREAM_PERMISSION")  # type: ignore[no-any-return]
+    """The dotted path of the callable that checks the permission to read a stream; ``None`` if unset."""
+    return get("STREAM_PERMISSION") or None
 
 
 def async_threads() -> int:
@@ -85,7 +106,14 @@ def page_size() -> int:
 
 def fast_paths() -> bool:
     """Whether the one-statement forms and prepared statements of PostgreSQL are used."""
-    return bool(get("FAST_PATHS"))
+    return bool(get("FAST_PATHS")) and not row_level_security()
+
+
+def row_level_security() -> bool:
+    """Whether each transaction on PostgreSQL tells the database its tenant."""
+    # Every statement asks, also those of the doctor, which reports settings that are not a dict.
+    value = getattr(settings, "HELIX_STORE", None)
+    return isinstance(value, dict) and value.get("ROW_LEVEL_SECURITY") is True
 
 
 def limits(given: Limits | None = None) -> Limits:

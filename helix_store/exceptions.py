@@ -6,7 +6,7 @@ payload text, connection strings or the database's DETAIL.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 __all__ = [
     "CheckpointNotFound",
@@ -39,6 +39,19 @@ __all__ = [
 
 Applied = Literal["no", "yes", "unknown"]
 
+_LONGEST_SHOWN_ID: Final = 60
+
+
+def shown_id(value: object) -> str:
+    """An id as messages show it: escaped, in quotes, and cut after 60 characters."""
+    text = str(value)
+    return repr(text if len(text) <= _LONGEST_SHOWN_ID else f"{text[:_LONGEST_SHOWN_ID]}…")
+
+
+def _pointer(path: str) -> str:
+    """A path as a JSON pointer (RFC 6901), also where it is an argument's name; empty for the whole value."""
+    return path if not path or path.startswith("/") else f"/{path}"
+
 
 class HelixStoreError(Exception):
     """The store could not run the operation."""
@@ -56,6 +69,12 @@ class HelixStoreError(Exception):
     @classmethod
     def default_message(cls) -> str:
         return (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+
+    @classmethod
+    def _message_with(cls, value: str | None) -> str:
+        """The default message, in which "this id" is the id."""
+        message = cls.default_message()
+        return message if value is None else message.replace("this id", f"the id {shown_id(value)}", 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), str(self), self.attributes))
@@ -93,7 +112,7 @@ class SessionNotFound(NotFoundError):
     session_id: str
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(session_id=session_id)
+        super().__init__(self._message_with(session_id), session_id=session_id)
 
 
 class CheckpointNotFound(NotFoundError):
@@ -103,7 +122,7 @@ class CheckpointNotFound(NotFoundError):
     checkpoint_id: str | None
 
     def __init__(self, checkpoint_id: str | None = None) -> None:
-        super().__init__(checkpoint_id=checkpoint_id)
+        super().__init__(self._message_with(checkpoint_id), checkpoint_id=checkpoint_id)
 
 
 class RunNotFound(NotFoundError):
@@ -113,7 +132,7 @@ class RunNotFound(NotFoundError):
     run_id: str
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(run_id=run_id)
+        super().__init__(self._message_with(run_id), run_id=run_id)
 
 
 class StreamNotFound(NotFoundError):
@@ -123,7 +142,7 @@ class StreamNotFound(NotFoundError):
     stream_id: str
 
     def __init__(self, stream_id: str) -> None:
-        super().__init__(stream_id=stream_id)
+        super().__init__(self._message_with(stream_id), stream_id=stream_id)
 
 
 # --- Conflicts -------------------------------------------------------------------------------------
@@ -142,17 +161,17 @@ class SessionExists(ConflictError):
     session_id: str
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(session_id=session_id)
+        super().__init__(self._message_with(session_id), session_id=session_id)
 
 
 class IdempotencyConflict(ConflictError):
-    """This operation id was used before with another payload; use a new id for a new operation."""
+    """An operation with this id was recorded with another payload; use a new id for a new operation."""
 
     code = "idempotency_conflict"
     operation_id: str
 
     def __init__(self, operation_id: str) -> None:
-        super().__init__(operation_id=operation_id)
+        super().__init__(self._message_with(operation_id), operation_id=operation_id)
 
 
 class StaleStateError(HelixStoreError):
@@ -197,13 +216,17 @@ class LockLostError(HelixStoreError):
 
 
 class InvalidPayload(HelixStoreError):
-    """The value cannot be stored exactly; nothing was written."""
+    """The value cannot be stored exactly; nothing was written.
+
+    ``path`` is a JSON pointer whose first segment is the argument or field, empty for the value as a whole.
+    """
 
     code = "invalid_payload"
     path: str
     reason: str
 
     def __init__(self, *, path: str, reason: str) -> None:
+        path = _pointer(path)
         super().__init__(f"Invalid value at {path or 'the top level'}: {reason}.", path=path, reason=reason)
 
 
@@ -251,6 +274,10 @@ class InvalidQuery(HelixStoreError):
     """The query is invalid."""
 
     code = "invalid_query"
+    path: str
+
+    def __init__(self, message: str | None = None, *, path: str = "") -> None:
+        super().__init__(message, path=_pointer(path))
 
 
 # --- Streams ---------------------------------------------------------------------------------------

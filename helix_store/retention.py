@@ -1,5 +1,7 @@
-"""Pruning of streams; the public path of `helix_store.streams.pruning.prune_streams`."""
+"""Retention: the public path of `helix_store.cleanup.retention` and `helix_store.streams.pruning`."""
 
+from helix_store.cleanup.retention import RetentionReport, apply_retention
+from helix_store.core.retention import RetentionPolicy
 from helix_store.streams.pruning import prune_streams
 
-__all__ = ["prune_streams"]
+__all__ = ["RetentionPolicy", "RetentionReport", "apply_retention", "prune_streams"]

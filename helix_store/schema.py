@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.migrations.recorder import MigrationRecorder
+
+from helix_store.engine.database import Database
 
 __all__ = ["LATEST_VERSION", "current_version"]
 
@@ -14,9 +15,10 @@ LATEST_VERSION = 7
 def current_version(using: str | None = None) -> int:
     """The schema version (1 to 7) of a database by its applied migrations; 0 without any.
 
-    Runs one query. Source: the migrations table of the PostgreSQL store document.
+    Without ``using`` it is the database of the stores. Runs one query.
+    Source: the migrations table of the PostgreSQL store document.
     """
-    recorder = MigrationRecorder(connections[using or DEFAULT_DB_ALIAS])
+    recorder = MigrationRecorder(Database(using, tenant="").connection)
     applied = {int(name[:4]) for app, name in recorder.applied_migrations() if app == "helix_store"}
     version = 0
     while version < LATEST_VERSION and version + 1 in applied:

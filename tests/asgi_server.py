@@ -18,7 +18,7 @@ import psutil
 
 from tests.databases import CommittedDatabase
 
-__all__ = ["AsgiServer", "serving"]
+__all__ = ["AsgiServer", "database_url", "serving"]
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _RUNNING: Final = re.compile(r"Uvicorn running on (http://127\.0\.0\.1:(\d+))")
@@ -67,20 +67,24 @@ class AsgiServer:
 
 @contextmanager
 def serving(
-    database: CommittedDatabase, *, settings: str = "example_project.settings", **environment: str
+    database: CommittedDatabase,
+    *,
+    settings: str = "example_project.settings",
+    port: int = 0,
+    **environment: str,
 ) -> Iterator[AsgiServer]:
-    """The example project on a free port."""
+    """The example project, by default on a free port."""
     application_name = f"server-{uuid.uuid4().hex}"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "uvicorn", "example_project.asgi:application"),
-            *("--port", "0", "--no-access-log", "--lifespan", "off", "--log-level", "info"),
+            *("--port", str(port), "--no-access-log", "--lifespan", "off", "--log-level", "info"),
         ],
         cwd=_ROOT,
         env={
             **os.environ,
             "DJANGO_SETTINGS_MODULE": settings,
-            "DATABASE_URL": _url(database, application_name),
+            "DATABASE_URL": database_url(database, application_name),
             "PYTHONUNBUFFERED": "1",
             **environment,
         },
@@ -96,7 +100,8 @@ def serving(
         server.stop()
 
 
-def _url(database: CommittedDatabase, application_name: str) -> str:
+def database_url(database: CommittedDatabase, application_name: str) -> str:
+    """The ``DATABASE_URL`` of a process on this database."""
     settings = database.connection.settings_dict
     if database.vendor == "sqlite":
         return f"sqlite:///{settings['NAME']}"

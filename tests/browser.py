@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -39,10 +40,17 @@ class Browser:
         self._request("POST", f"{self._session}/refresh", {})
 
     def click(self, selector: str) -> None:
+        self._request("POST", f"{self._element(selector)}/click", {})
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type a text into an empty field."""
+        self._request("POST", f"{self._element(selector)}/value", {"text": text})
+
+    def _element(self, selector: str) -> str:
         using = {"using": "css selector", "value": selector}
         element = self._request("POST", f"{self._session}/element", using)
         (element_id,) = element.values()
-        self._request("POST", f"{self._session}/element/{element_id}/click", {})
+        return f"{self._session}/element/{element_id}"
 
     def text(self, selector: str) -> str:
         """The text of an element; nothing when there is none."""
@@ -51,17 +59,34 @@ class Browser:
             self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": [selector]})
         )
 
+    def resize(self, width: int, height: int) -> None:
+        """The size of the page. Set like this because a window has a least width."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
+        self._request("POST", f"{self._session}/goog/cdp/execute", command)
+
+    def content_width(self) -> int:
+        """The width of the page with what one has to scroll to."""
+        script = "return document.documentElement.scrollWidth"
+        return int(self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": []}))
+
+    def screenshot(self) -> bytes:
+        """The page as PNG."""
+        return base64.b64decode(self._request("GET", f"{self._session}/screenshot"))
+
     def complaints(self) -> list[str]:
         """What the console has shown as an error, blocked content among it."""
         entries = self._request("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
-    def until(self, selector: str, *, at_least: int = 0, equals: str | None = None) -> str:
-        """Wait for an element's text, by length or as a whole, and return it."""
+    def until(
+        self, selector: str, *, at_least: int = 0, equals: str | None = None, contains: str = ""
+    ) -> str:
+        """Wait for an element's text, by length, as a whole or in part, and return it."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             text = self.text(selector)
-            if len(text) >= at_least and (equals is None or text == equals):
+            if len(text) >= at_least and (equals is None or text == equals) and contains in text:
                 return text
             assert time.monotonic() < deadline, f"{selector} still shows {text!r}"
             time.sleep(0.02)
@@ -76,6 +101,13 @@ class Browser:
 
     def address(self) -> str:
         return str(self._request("GET", f"{self._session}/url"))
+
+    def until_address(self, matches: Callable[[str], bool]) -> None:
+        """Wait for an address: a click that sends a form may return before the next page is there."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not matches(address := self.address()):
+            assert time.monotonic() < deadline, f"the address is still {address}"
+            time.sleep(0.02)
 
     def quit(self) -> None:
         self._request("DELETE", self._session)

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils import timezone
 from factory.declarations import LazyAttribute, LazyFunction, SelfAttribute, Sequence, SubFactory
 from factory.django import DjangoModelFactory
 
 from helix_store import models
-from helix_store.core import ids
+from helix_store.core import ids, moments
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import encode, size_of
 from helix_store.core.types import (
@@ -71,7 +70,7 @@ class SessionFactory(RowFactory):
     agent_type = "agent"
     root_session_id = SelfAttribute("session_id")
     stream_id = SelfAttribute("session_id")
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
     updated_at = SelfAttribute("created_at")
 
     @classmethod
@@ -119,7 +118,7 @@ class MessageFactory(SessionRowFactory):
     role = "user"
     content = "hello"
     payload = LazyAttribute(lambda row: encode({"role": row.role, "content": row.content}))
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
 
     @classmethod
     def _create(cls, model_class: Any, *args: Any, **columns: Any) -> Any:
@@ -148,7 +147,7 @@ class CheckpointFactory(SessionRowFactory):
     payload = SelfAttribute("encoded.payload")
     envelope = SelfAttribute("encoded.envelope")
     size_bytes = LazyAttribute(lambda row: size_of(row.payload) + size_of(row.envelope))
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
 
     @classmethod
     def _create(cls, model_class: Any, *args: Any, **columns: Any) -> Any:
@@ -171,7 +170,7 @@ class RunFactory(SessionRowFactory):
     run_id = LazyFunction(ids.new_id)
     turn = LazyAttribute(lambda row: row.session.runs.count() + 1)
     status = RunStatus.COMPLETED.value
-    started_at = LazyFunction(timezone.now)
+    started_at = LazyFunction(moments.now)
     ended_at = LazyAttribute(lambda row: None if row.status == RunStatus.RUNNING else row.started_at)
 
 
@@ -194,7 +193,7 @@ class StagedChangeFactory(SessionRowFactory):
             }
         )
     )
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
 
 
 class SubSessionRefFactory(SessionRowFactory):
@@ -204,7 +203,7 @@ class SubSessionRefFactory(SessionRowFactory):
     sub_session_id = LazyFunction(ids.new_id)
     agent_type = "helper"
     status = "running"
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
     updated_at = SelfAttribute("created_at")
 
 
@@ -213,7 +212,7 @@ class InterruptRequestFactory(SessionRowFactory):
         model = models.InterruptRequest
 
     kind = InterruptKind.INTERRUPT.value
-    requested_at = LazyFunction(timezone.now)
+    requested_at = LazyFunction(moments.now)
 
 
 class OperationFactory(SessionRowFactory):
@@ -226,7 +225,7 @@ class OperationFactory(SessionRowFactory):
     digest = "0" * 64
     checkpoint_id = LazyAttribute(lambda row: ids.checkpoint_id(row.session.session_id, 1))
     version = SelfAttribute("session.version")
-    created_at = LazyFunction(timezone.now)
+    created_at = LazyFunction(moments.now)
 
 
 class UsageEntryFactory(SessionRowFactory):
@@ -241,7 +240,7 @@ class UsageEntryFactory(SessionRowFactory):
     session_agent_type = SelfAttribute("session.agent_type")
     user_id = SelfAttribute("session.user_id")
     kind = UsageKind.TOKENS.value
-    timestamp = LazyFunction(timezone.now)
+    timestamp = LazyFunction(moments.now)
     source_type = "agent"
     source_name = SelfAttribute("session.agent_type")
     model = "model-1"
@@ -263,7 +262,7 @@ class LockFactory(RowFactory):
 
 def _write_new_version(session: Any, **columns: Any) -> None:
     """Count a write on the session, as the store does."""
-    columns |= {"version": session.version + 1, "updated_at": timezone.now()}
+    columns |= {"version": session.version + 1, "updated_at": moments.now()}
     for name, value in columns.items():
         setattr(session, name, value)
     session.save(update_fields=list(columns))

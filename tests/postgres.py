@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 
 import psutil
 
-__all__ = ["SUPPORTED_MAJORS", "PostgresCluster", "PostgresFailed"]
+__all__ = ["SUPPORTED_MAJORS", "PostgresCluster", "PostgresFailed", "installed_program"]
 
 SUPPORTED_MAJORS: Final = {16: "pginstall", 18: "pginstall18"}
 
@@ -237,6 +237,12 @@ def _installation(major: int) -> Path:
             "No PostgreSQL for the tests: install the development extra, or set DATABASE_URL to a server."
         )
     return Path(package.submodule_search_locations[0], SUPPORTED_MAJORS[major])
+
+
+def installed_program(name: str) -> Path | None:
+    """A client program such as ``pg_dump`` of the version under test, if it is installed."""
+    program = _installation(PostgresCluster().major) / "bin" / name
+    return program if program.exists() else None
 
 
 def _copy_installation(installation: Path, target: Path) -> Path:

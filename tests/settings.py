@@ -2,6 +2,7 @@
 
 ``HELIX_TEST_DATABASES`` chooses what the suite runs on: ``both`` (the default), ``sqlite`` or ``postgres``.
 With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one, it is that one.
+``HELIX_TEST_USE_TZ=0`` runs it in a project without time zones, at the place of ``HELIX_TEST_TIME_ZONE``.
 The server is that of ``DATABASE_URL`` when it names a PostgreSQL, else the suite starts its own.
 """
 
@@ -15,18 +16,18 @@ from django.core.exceptions import ImproperlyConfigured
 
 from example_project.settings import (
     BASE_DIR,
+    HELIX_STORE,
     INSTALLED_APPS,
     MIDDLEWARE,
     ROOT_URLCONF,
     SQLITE_OPTIONS,
     STATIC_URL,
     TEMPLATES,
-    TIME_ZONE,
-    USE_TZ,
 )
 
 __all__ = [
     "DATABASES",
+    "HELIX_STORE",
     "INSTALLED_APPS",
     "MIDDLEWARE",
     "PASSWORD_HASHERS",
@@ -84,6 +85,10 @@ DATABASES: dict[str, dict[str, Any]] = {
 }
 if "postgres" in TEST_DATABASES:
     DATABASES["postgres"] = {**postgres_database(POSTGRES_URL), "TEST": {"NAME": "test_helix"}}
+
+USE_TZ = os.environ.get("HELIX_TEST_USE_TZ", "1") != "0"
+# A zone whose clocks are set back, where naive local times are ambiguous.
+TIME_ZONE = "UTC" if USE_TZ else os.environ.get("HELIX_TEST_TIME_ZONE", "America/New_York")
 
 SECRET_KEY = "for-tests-only"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.types import (
     RunStatus,
     SessionStatus,
@@ -129,7 +129,7 @@ def test_a_usage_entry_names_its_session_as_the_ledger_does(session: Any) -> Non
 
 def test_a_lock_is_free_unless_it_is_given_a_holder(committed_db: CommittedDatabase) -> None:
     free = LockFactory.create(using=committed_db.alias, tenant=committed_db.tenant)
-    expires_at = timezone.now() + timedelta(minutes=1)
+    expires_at = moments.now() + timedelta(minutes=1)
     held = LockFactory.create(
         using=committed_db.alias, tenant=committed_db.tenant, owner="me", expires_at=expires_at
     )

@@ -13,7 +13,9 @@ PACKAGE = Path(__file__).parent.parent / "helix_store"
 PUBLIC_NAMES = {
     "helix_store.checkpointers": """
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
-    "helix_store.cleanup": "CleanupSummary expired_session_cleanup expired_session_cleanup_batches",
+    "helix_store.cleanup": """
+        CleanupSummary ErasureReceipt erase expired_session_cleanup expired_session_cleanup_batches""",
+    "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
     "helix_store.core.contracts": "StateStore UsageStore require_state_store",
     "helix_store.core.ids": "checkpoint_id new_id parse_checkpoint_id",
     "helix_store.core.limits": "Limits",
@@ -45,6 +47,8 @@ PUBLIC_NAMES = {
 # The path, and the room that the names are defined in.
 RE_EXPORTED_NAMES = {
     ("helix_store.retention", "helix_store.streams"): "prune_streams",
+    ("helix_store.retention", "helix_store.cleanup"): "RetentionReport apply_retention",
+    ("helix_store.retention", "helix_store.core"): "RetentionPolicy",
     ("helix_store.stores", "helix_store.engine"): "MemoryWorld",
     ("helix_store.stores", "helix_store.locks"): (
         "DatabaseLockManager InMemoryLockManager Lock NoOpLockManager"
@@ -62,6 +66,7 @@ ALL_NAMES = {(path, path): names for path, names in PUBLIC_NAMES.items()} | RE_E
 BESIDE_THE_DOOR = {
     "checks.py": "system checks ask databases that the stores may not use",
     "management/commands/migrate.py": "the advisory lock around Django's own command",
+    "contrib/row_level_security.py": "a migration has a schema editor",
     "migrations/_operations.py": "a migration has a schema editor",
     "models/fields.py": "Django asks a field for its type by the connection",
 }

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin
+from django.contrib.auth import get_permission_codename
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
 
 from helix_store.admin.elements import identifier, link
+from helix_store.admin.lookups import (
+    EXACT,
+    OrderedChangeList,
+    check_value,
+    fields_of,
+    refuse_surrogates,
+)
 from helix_store.admin.payloads import without_payloads
 from helix_store.models import Session
 
@@ -29,8 +38,6 @@ __all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin
 
 OF_SESSION: Final = "session__id__exact"
 """The filter of a list for the rows of one session."""
-
-_KEY: Final = re.compile("[0-9]{1,18}")
 
 
 class BoundedPaginator(AnyPaginator):
@@ -56,8 +63,14 @@ class ReadOnlyAdmin(ModelAdmin):
     """A page without add, change and delete, whatever permissions the user has.
 
     Payloads may be megabytes: only the pages that show them read them. Columns are not sortable, because most
-    have no index.
+    have no index. A list answers the lookups of its filters and links and refuses all others.
     """
+
+    link_lookups: ClassVar[tuple[str, ...]] = ()
+    """Lookups of links to this list, beside those of ``list_filter``: exact ones, as in the address."""
+
+    of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
+    """Columns and fields that show rows of another model: they need the permission to view that model."""
 
     actions = None
     list_per_page = 50
@@ -81,6 +94,79 @@ class ReadOnlyAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return without_payloads(super().get_queryset(request))
 
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
+        return OrderedChangeList
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        refuse_surrogates(request)
+        return super().changelist_view(request, extra_context)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        refuse_surrogates(request)
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        refuse_surrogates(request)
+        return super().history_view(request, object_id, extra_context)
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Whether a filter or a link of this list uses it, and the user may view each model on its path.
+
+        Raises `IncorrectLookupParameters` for a value that the column cannot hold.
+        """
+        if request is None or lookup not in self._own_lookups(request):
+            return False
+        fields = fields_of(self.model, lookup)
+        if not all(self.may_view(request, field.related_model) for field in fields[:-1]):
+            return False
+        if fields:
+            check_value(fields[-1], request.GET.getlist(lookup))
+        return True
+
+    def _own_lookups(self, request: HttpRequest) -> set[str]:
+        filters: Iterable[Any] = self.get_list_filter(request)
+        names = (getattr(each, "parameter_name", f"{each}{EXACT}") for each in filters)
+        return {*names, *self.link_lookups}
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        # Django looks for a column without a name if `_to_field` is empty.
+        return super().get_object(request, object_id, from_field or None)
+
+    def may_view(self, request: HttpRequest, model: Any) -> bool:
+        """Whether the user may view rows of another model."""
+        if self.admin_site.is_registered(model):
+            return self.admin_site.get_model_admin(model).has_view_permission(request)
+        codename = get_permission_codename("view", model._meta)
+        return bool(request.user.has_perm(f"{model._meta.app_label}.{codename}"))
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        return self._visible(request, super().get_list_display(request))
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """The fields that the user may view; a group without any is left out."""
+        groups = [
+            (heading, {**options, "fields": self._visible(request, options["fields"])})
+            for heading, options in super().get_fieldsets(request, obj)
+        ]
+        return [(heading, options) for heading, options in groups if options["fields"]]
+
+    def _visible(self, request: HttpRequest, names: Iterable[Any]) -> list[Any]:
+        return [
+            name
+            for name in names
+            if name not in self.of_other_models or self.may_view(request, self.of_other_models[name])
+        ]
+
     def page_url(self, model: type[Model], key: Any) -> str:
         """The page of one row."""
         return self._url(model, "change", key)
@@ -100,6 +186,9 @@ class SessionChildAdmin(ReadOnlyAdmin):
     A list of one session's rows shows the session once, above the list.
     """
 
+    link_lookups = (OF_SESSION,)
+    of_other_models = {"of_session": Session}
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return without_payloads(super().get_queryset(request).select_related("session"), session=True)
 
@@ -110,13 +199,13 @@ class SessionChildAdmin(ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        above = {"of_session": self._named_session(request.GET.get(OF_SESSION, ""))}
-        return super().changelist_view(request, above | (extra_context or {}))
-
-    def _named_session(self, key: str) -> SafeString | None:
-        # The list reports an invalid key. Python refuses to parse numbers of thousands of digits.
-        session = Session.objects.filter(pk=key).only("session_id").first() if _KEY.fullmatch(key) else None
-        return None if session is None else self.session_link(session)
+        response = super().changelist_view(request, extra_context)
+        if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
+            # The list is not refused: the key is a number, and the user may view sessions.
+            session = Session.objects.filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
+            if session is not None and response.context_data is not None:
+                response.context_data["of_session"] = self.session_link(session)
+        return response
 
     @admin.display(description="session")
     def of_session(self, row: Any) -> SafeString:

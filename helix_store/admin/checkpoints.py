@@ -91,7 +91,9 @@ class CheckpointAdmin(SessionChildAdmin):
 
 
 def without_secrets(envelope: Any) -> Any:
-    """The rest of a state, with a hidden tracing context."""
-    if not isinstance(envelope, dict) or "tracing_context" not in envelope:
+    """The rest of a state, with a hidden tracing context, which another shape may hold anywhere."""
+    if not isinstance(envelope, dict):
+        return hide_secrets(envelope)
+    if "tracing_context" not in envelope:
         return envelope
     return {**envelope, "tracing_context": hide_secrets(envelope["tracing_context"])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -14,6 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
 
+from helix_store.core import moments
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 
@@ -104,13 +106,15 @@ def counted(count: int, name: str) -> str:
 
 
 def format_time(value: datetime) -> str:
-    """A time in the admin's format, as text, which a list may break into two lines."""
-    return str(formats.localize(timezone.localtime(value) if timezone.is_aware(value) else value))
+    """A local time in the admin's format, as text, which a list may break into two lines."""
+    with suppress(OverflowError):  # The last hours of the year 9999 have no local time in the east.
+        value = timezone.localtime(value)
+    return str(formats.localize(value))
 
 
 def distance(value: datetime) -> SafeString:
     """The distance of a time from now, with the time as a tooltip."""
-    is_past = value <= timezone.now()
+    is_past = value <= moments.now()
     words = f"{timesince(value, depth=1)} ago" if is_past else f"in {timeuntil(value, depth=1)}"
     return format_html(
         '<time datetime="{}" title="{}">{}</time>', value.isoformat(), format_time(value), words

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -14,9 +18,10 @@ from helix_store.admin.elements import (
     identifier,
     json_block,
     one_line,
+    text_block,
     under,
 )
-from helix_store.admin.payloads import payload_of
+from helix_store.admin.payloads import payload_of, start_of
 from helix_store.models import Run
 
 __all__ = ["RunAdmin"]
@@ -34,7 +39,7 @@ class RunAdmin(SessionChildAdmin):
         "of_session",
         "turn",
         "status_badge",
-        "completion_reason",
+        "reason",
         "step_count",
         "start_sequence",
         "fencing_token",
@@ -42,7 +47,12 @@ class RunAdmin(SessionChildAdmin):
         "ended_at",
         "error_document",
     )
-    readonly_fields = ("of_session", "status_badge", "error_document")
+    readonly_fields = ("of_session", "status_badge", "reason", "error_document")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        start = start_of("completion_reason", _REASON_LENGTH)
+        runs: QuerySet[Any] = super().get_queryset(request).annotate(reason_start=start)
+        return runs
 
     @admin.display(description="run")
     def name(self, run: Run) -> SafeString:
@@ -53,8 +63,8 @@ class RunAdmin(SessionChildAdmin):
         return run.step_count
 
     @admin.display(description="outcome")
-    def outcome(self, run: Run) -> SafeString:
-        reason = one_line(run.completion_reason or "", _REASON_LENGTH)
+    def outcome(self, run: Any) -> SafeString:
+        reason = one_line(run.reason_start or "", _REASON_LENGTH)
         return format_html("{}{}", badge(run.status), under(reason) if reason else "")
 
     @admin.display(description="started")
@@ -68,6 +78,10 @@ class RunAdmin(SessionChildAdmin):
     @admin.display(description="status")
     def status_badge(self, run: Run) -> SafeString:
         return badge(run.status)
+
+    @admin.display(description="completion reason")
+    def reason(self, run: Run) -> SafeString | str:
+        return text_block(payload_of(run, "completion_reason") or NOTHING)
 
     @admin.display(description="error")
     def error_document(self, run: Run) -> SafeString | str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from helix_store.admin.base import OF_SESSION, ReadOnlyAdmin
@@ -21,7 +21,9 @@ from helix_store.admin.elements import (
     json_block,
     link,
     note,
+    one_line,
     table,
+    text_block,
 )
 from helix_store.admin.payloads import (
     PayloadText,
@@ -36,12 +38,18 @@ from helix_store.models import (
     Message,
     Run,
     Session,
+    StagedChange,
+    SubSessionRef,
 )
 
-__all__ = ["SessionPage"]
+__all__ = ["CHILDREN_OF", "SessionPage"]
+
+CHILDREN_OF: Final = ("tenant", "parent_session_id")
+"""The filter of the list for the sessions below one session."""
 
 _ROWS_SHOWN = 50
 _STAGED_SHOWN = 20
+_LINE_SHOWN = 1_000
 _PAYLOADS = {
     "pending_calls": "pending_client_tool_calls",
     "completed_calls": "completed_client_tool_calls",
@@ -51,19 +59,22 @@ _PAYLOADS = {
     "tracing": "tracing_context",
     "graph_metadata": "typed_metadata",
 }
+_TEXTS = {
+    "title_text": "title",
+    "failure": "failure_reason",
+    "directory_text": "directory",
+    "tag_list": "tags",
+    "string_metadata": "metadata",
+}
+_EMPTY_TEXTS = {None, "", "[]", "{}"}
 _MAY_BE_EMPTY = {
     "tenant",
-    "title",
-    "failure_reason",
     "user_id",
     "mode",
     "expires_at",
     "suspended_step_id",
     "suspension_kind",
-    "tags",
-    "metadata",
     "workspace_id",
-    "directory",
     "stream_id",
 }
 _IN_ENVELOPE_ONLY = ("output", "error", "workspace_refs")
@@ -79,10 +90,10 @@ class SessionPage(ReadOnlyAdmin):
                 "fields": (
                     "session_id",
                     "tenant",
-                    "title",
+                    "title_text",
                     "agent_type",
                     "status_badge",
-                    "failure_reason",
+                    "failure",
                     "user_id",
                     "mode",
                     "progress",
@@ -92,7 +103,7 @@ class SessionPage(ReadOnlyAdmin):
                 )
             },
         ),
-        ("Records", {"fields": ("records", "tree", "sub_sessions")}),
+        ("Records", {"fields": ("message_rows", "checkpoint_rows", "run_rows", "tree", "sub_sessions")}),
         ("State", {"fields": ("custom_state", "outcome")}),
         (
             "Waiting for",
@@ -114,11 +125,11 @@ class SessionPage(ReadOnlyAdmin):
             "Labels",
             {
                 "fields": (
-                    "tags",
-                    "metadata",
+                    "tag_list",
+                    "string_metadata",
                     "graph_metadata",
                     "workspace_id",
-                    "directory",
+                    "directory_text",
                     "stream_id",
                     "tracing",
                 )
@@ -126,9 +137,13 @@ class SessionPage(ReadOnlyAdmin):
         ),
     )
     readonly_fields = (
+        "title_text",
         "status_badge",
+        "failure",
         "progress",
-        "records",
+        "message_rows",
+        "checkpoint_rows",
+        "run_rows",
         "tree",
         "sub_sessions",
         "custom_state",
@@ -140,20 +155,40 @@ class SessionPage(ReadOnlyAdmin):
         "awaited_children",
         "interrupt",
         "staged",
+        "tag_list",
+        "string_metadata",
+        "directory_text",
         "tracing",
         "graph_metadata",
     )
+    of_other_models = {
+        "message_rows": Message,
+        "checkpoint_rows": Checkpoint,
+        "run_rows": Run,
+        "sub_sessions": SubSessionRef,
+        "interrupt": InterruptRequest,
+        "staged": StagedChange,
+    }
 
     def get_fieldsets(self, request: HttpRequest, obj: Session | None = None) -> Any:
-        """The fields that have a value."""
-        return [
-            (heading, {"fields": [name for name in options["fields"] if _has_value(obj, name)]})
-            for heading, options in self.fieldsets
+        """The fields that have a value and that the user may view."""
+        groups = [
+            (heading, {**options, "fields": [name for name in options["fields"] if _has_value(obj, name)]})
+            for heading, options in super().get_fieldsets(request, obj)
         ]
+        return [(heading, options) for heading, options in groups if options["fields"]]
 
     @admin.display(description="status")
     def status_badge(self, session: Session) -> SafeString:
         return badge(session.status)
+
+    @admin.display(description="title")
+    def title_text(self, session: Session) -> str:
+        return one_line(payload_of(session, "title") or NOTHING, _LINE_SHOWN)
+
+    @admin.display(description="failure reason")
+    def failure(self, session: Session) -> SafeString:
+        return text_block(payload_of(session, "failure_reason") or NOTHING)
 
     @admin.display(description="progress")
     def progress(self, session: Session) -> str:
@@ -166,22 +201,27 @@ class SessionPage(ReadOnlyAdmin):
             )
         )
 
-    @admin.display(description="records")
-    def records(self, session: Session) -> SafeString:
+    @admin.display(description="messages")
+    def message_rows(self, session: Session) -> SafeString:
+        return self._rows_of(session, Message, counted(session.message_count, "message"))
+
+    @admin.display(description="checkpoints")
+    def checkpoint_rows(self, session: Session) -> SafeString:
         hidden = (CheckpointKind.STATE, CheckpointKind.BASE)
-        checkpoints = session.checkpoints.exclude(kind__in=hidden).count()
-        counts = (
-            (Message, counted(session.message_count, "message")),
-            (Checkpoint, counted(checkpoints, "checkpoint")),
-            (Run, counted(session.runs.count(), "run")),
-        )
-        links = ((link(self.list_url(model, **{OF_SESSION: session.pk}), text),) for model, text in counts)
-        return format_html_join(" · ", "{}", links)
+        count = session.checkpoints.exclude(kind__in=hidden).count()
+        return self._rows_of(session, Checkpoint, counted(count, "checkpoint"))
+
+    @admin.display(description="runs")
+    def run_rows(self, session: Session) -> SafeString:
+        return self._rows_of(session, Run, counted(session.runs.count(), "run"))
+
+    def _rows_of(self, session: Session, model: type[Model], label: str) -> SafeString:
+        return link(self.list_url(model, **{OF_SESSION: session.pk}), label)
 
     @admin.display(description="tree")
     def tree(self, session: Session) -> SafeString:
         above = self._session_links(session, (session.parent_session_id, session.root_session_id))
-        below = {"tenant": session.tenant, "parent_session_id": session.session_id}
+        below = dict(zip(CHILDREN_OF, (session.tenant, session.session_id), strict=True))
         children = _sessions_beside(session).filter(**below).count()
         return format_html(
             "parent {} · root {} · {}",
@@ -253,6 +293,18 @@ class SessionPage(ReadOnlyAdmin):
     def awaited_children(self, session: Session) -> SafeString | str:
         return json_block(payload_of(session, "suspended_awaiting_children"))
 
+    @admin.display(description="tags")
+    def tag_list(self, session: Session) -> SafeString | str:
+        return json_block(payload_of(session, "tags"))
+
+    @admin.display(description="metadata")
+    def string_metadata(self, session: Session) -> SafeString | str:
+        return json_block(payload_of(session, "metadata"))
+
+    @admin.display(description="directory")
+    def directory_text(self, session: Session) -> str:
+        return one_line(payload_of(session, "directory") or NOTHING, _LINE_SHOWN)
+
     @admin.display(description="metadata of the graph")
     def graph_metadata(self, session: Session) -> SafeString | str:
         return json_block(payload_of(session, "typed_metadata"))
@@ -264,7 +316,10 @@ class SessionPage(ReadOnlyAdmin):
     @admin.display(description="interrupt request")
     def interrupt(self, session: Session) -> SafeString | str:
         requests = InterruptRequest.objects.using(session._state.db).filter(session=session)
-        rows = ((asked.kind, asked.reason, asked.run_id, asked.requested_at) for asked in requests)
+        rows = (
+            (asked.kind, text_block(payload_of(asked, "reason") or NOTHING), asked.run_id, asked.requested_at)
+            for asked in with_payloads(requests)
+        )
         return table(("Kind", "Reason", "Run", "Requested at"), rows, limit=1)
 
     @admin.display(description="staged changes")
@@ -286,7 +341,9 @@ def _has_value(session: Session | None, name: Any) -> bool:
     """Whether there is a value to show. An empty payload is damaged, and shown."""
     if name in _PAYLOADS:
         return payload_of(session, _PAYLOADS[name]) is not None
-    return name not in _MAY_BE_EMPTY or getattr(session, name) not in (None, "", [], {})
+    if name in _TEXTS:
+        return payload_of(session, _TEXTS[name]) not in _EMPTY_TEXTS
+    return name not in _MAY_BE_EMPTY or getattr(session, name) not in (None, "")
 
 
 def _sessions_beside(session: Session) -> QuerySet[Session]:
@@ -302,7 +359,7 @@ def _current_row(session: Session, *columns: str | PayloadText) -> tuple[Any, ..
 
 
 def _outcome(envelope: Any) -> Any:
-    """The fields of a state that are not columns of its session."""
+    """The fields of a state that are not columns of its session. Another shape may hide a tracing context."""
     if not isinstance(envelope, dict):
-        return envelope
+        return hide_secrets(envelope)
     return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}

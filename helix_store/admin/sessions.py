@@ -19,7 +19,9 @@ from helix_store.admin.elements import (
     one_line,
     under,
 )
-from helix_store.admin.session_page import SessionPage
+from helix_store.admin.lookups import is_searchable
+from helix_store.admin.payloads import start_of
+from helix_store.admin.session_page import CHILDREN_OF, SessionPage
 from helix_store.models import Session
 
 __all__ = ["SessionAdmin"]
@@ -59,16 +61,23 @@ class SessionAdmin(SessionPage):
         "updated",
     )
     list_filter = ("status", AgentTypeFilter)
+    link_lookups = CHILDREN_OF
     # The order of the index on (tenant, updated_at, session_id), read backwards.
     ordering = ("-tenant", "-updated_at", "-session_id")
     search_fields = ("session_id", "user_id", "title")
     search_help_text = "The beginning of a session id, user id or title."
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        start = start_of("title", _TITLE_LENGTH)
+        sessions: QuerySet[Any] = super().get_queryset(request).annotate(title_start=start)
+        return sessions
+
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        beginning = search_term.strip()
-        if beginning:
+        if not is_searchable(search_term):
+            return queryset.none(), False
+        if beginning := search_term.strip():
             queryset = queryset.filter(
                 Q(session_id__startswith=beginning)
                 | Q(user_id__startswith=beginning)
@@ -77,8 +86,8 @@ class SessionAdmin(SessionPage):
         return queryset, False
 
     @admin.display(description="session")
-    def name(self, session: Session) -> SafeString:
-        title = one_line(session.title or "", _TITLE_LENGTH)
+    def name(self, session: Any) -> SafeString:
+        title = one_line(session.title_start or "", _TITLE_LENGTH)
         return format_html(
             "{}{}{}",
             identifier(session.session_id),

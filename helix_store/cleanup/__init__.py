@@ -1,9 +1,18 @@
-"""Cleanup of expired sessions and overdue tool calls."""
+"""Cleanup of expired sessions and overdue tool calls, and erasure of users, sessions and tenants.
 
-from helix_store.cleanup.run import (
-    CleanupSummary,
-    expired_session_cleanup,
-    expired_session_cleanup_batches,
-)
+Retention has its own public path: `helix_store.retention`.
+"""
 
-__all__ = ["CleanupSummary", "expired_session_cleanup", "expired_session_cleanup_batches"]
+from helix_store.cleanup.erasure import erase
+from helix_store.cleanup.receipt import ErasureReceipt
+from helix_store.cleanup.run import expired_session_cleanup, expired_session_cleanup_batches
+from helix_store.cleanup.summary import CleanupReport, CleanupSummary
+
+__all__ = [
+    "CleanupReport",
+    "CleanupSummary",
+    "ErasureReceipt",
+    "erase",
+    "expired_session_cleanup",
+    "expired_session_cleanup_batches",
+]

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
-
 from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
+from helix_store.core import moments
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import UNLIMITED
 from helix_store.core.payloads import encode
@@ -32,22 +31,24 @@ class StateStoreCleanup:
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
+        # No method of the contract tells the tenant; every store of this project has the attribute.
+        self._tenant: str = getattr(store, "tenant", "")
 
     def now(self) -> datetime:
-        return timezone.now()
+        return moments.now()
 
     def expired(self, now: datetime, after: Any, limit: int) -> Page:
         heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return Page(_keys(head for head in heads if _has_expired(head, now)), position)
+        return Page(self._keys(head for head in heads if _has_expired(head, now)), position)
 
     def overdue(self, now: datetime, after: Any, limit: int) -> Page:
         heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return Page(_keys(heads), position)
+        return Page(self._keys(heads), position)
 
     def deletable(self, before: datetime, after: Any, limit: int) -> Page:
         heads, position = self._heads([SessionStatus.FAILED], after, limit)
         marked = (head for head in heads if head.failure_reason == SESSION_EXPIRED)
-        return Page(_keys(head for head in marked if _has_expired(head, before)), position)
+        return Page(self._keys(head for head in marked if _has_expired(head, before)), position)
 
     def non_terminal(self, keys: list[SessionKey]) -> list[SessionKey]:
         return keys
@@ -97,9 +98,8 @@ class StateStoreCleanup:
         )
         return page.sessions, page.next_cursor
 
-
-def _keys(heads: Iterable[SessionHead]) -> list[SessionKey]:
-    return [SessionKey(head.session_id) for head in heads]
+    def _keys(self, heads: Iterable[SessionHead]) -> list[SessionKey]:
+        return [SessionKey(head.session_id, self._tenant) for head in heads]
 
 
 def _has_expired(session: SessionHead | SessionState, now: datetime) -> bool:

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import F, QuerySet
-from django.utils import timezone
 
 from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
+from helix_store.core import moments
 from helix_store.core.contracts import StateStore
-from helix_store.core.payloads import decode
+from helix_store.core.payloads import decode_object
 from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
@@ -95,7 +95,7 @@ class DatabaseCleanup:
         ]
         if not candidates:
             return list(keys)
-        parameters = {"candidates": json.dumps(candidates), "now": now, "marked_at": timezone.now()}
+        parameters = {"candidates": json.dumps(candidates), "now": now, "marked_at": moments.now()}
         marked = {key for (key,) in self._db.write(_MARK_IN_BULK, parameters)}
         return [key for key in keys if key.key not in marked]
 
@@ -105,7 +105,7 @@ class DatabaseCleanup:
         if row is None:
             return None
         version, status, expires_at, envelope = row
-        refs = decode(envelope).get("workspace_refs", {})
+        refs = decode_object(envelope).get("workspace_refs", {})
         return ExpiryCandidate(key, version, SessionStatus(status).is_terminal, expires_at, refs)
 
     def mark(
@@ -124,7 +124,7 @@ class DatabaseCleanup:
                 status=SessionStatus.FAILED.value,
                 failure_reason=SESSION_EXPIRED,
                 version=F("version") + 1,
-                updated_at=timezone.now(),
+                updated_at=moments.now(),
             )
             return CleanupOutcome.MARKED if marked else CleanupOutcome.BUSY
 
@@ -179,7 +179,7 @@ def _has_no_workspaces(envelope: str | None) -> bool:
     if envelope is None:
         return False
     try:
-        return not decode(envelope).get("workspace_refs")
-    except (IntegrityFault, AttributeError):
+        return not decode_object(envelope).get("workspace_refs")
+    except IntegrityFault:
         # It cannot be read which workspaces an unreadable session has.
         return False

@@ -7,23 +7,27 @@ returns one.
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
+from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
-from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import Storage, default_storage
 from django.utils.module_loading import import_string
 
 from helix_store import conf
-from helix_store.exceptions import InvalidPayload
+from helix_store.cleanup.files import files_below, files_of
+from helix_store.cleanup.folders import portable_parts, session_folder
 
-__all__ = ["StorageWorkspaceProvider", "WorkspaceProvider", "configured_workspace_providers"]
+__all__ = [
+    "StorageWorkspaceProvider",
+    "WorkspaceProvider",
+    "configured_workspace_providers",
+    "listed_snapshots",
+]
 
-_LONGEST_FOLDER: Final = 200
-"""In characters; file systems allow 255 bytes for one name."""
+_FOLDER_OF_DEFAULT_STORAGE: Final = "helix_store_workspaces"
 
 
 @runtime_checkable
@@ -35,64 +39,81 @@ class WorkspaceProvider(Protocol):
     call may wait for a write to that session.
     """
 
-    def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
-        """The ids of the snapshots that this session owns in the workspace of ``ref``."""
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str) -> Iterable[str]:
+        """The ids of the snapshots that this session owns in the workspace of ``ref``.
+
+        Session ids are unique within a tenant only. A provider without ``tenant`` is called without it.
+        """
         ...
 
     def delete_snapshot(self, snapshot_id: str) -> None: ...
 
 
+def listed_snapshots(
+    provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
+) -> Iterable[str]:
+    """`WorkspaceProvider.list_snapshots`, also of a provider that knows no tenants."""
+    list_snapshots: Any = provider.list_snapshots
+    parameters = inspect.signature(list_snapshots).parameters
+    if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        list_snapshots = partial(list_snapshots, tenant=tenant)
+    snapshots: Iterable[str] = list_snapshots(session_id, ref)
+    return snapshots
+
+
 class StorageWorkspaceProvider:
     """Snapshots as files of a Django storage: a local folder, or any back end of django-storages.
 
-    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. The
-    default is the project's default storage.
+    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. A storage
+    that is given belongs to the provider: every folder in it is that of a session or tenant. Without one the
+    provider uses a folder of the project's default storage.
+
+    Agents may write these folders. In a local folder a link is never followed, only removed. Folders deeper
+    than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are refused.
     """
 
-    def __init__(self, storage: Storage | None = None) -> None:
+    def __init__(
+        self, storage: Storage | None = None, *, max_depth: int = 100, max_entries: int = 250_000
+    ) -> None:
         self.storage: Storage = default_storage if storage is None else storage
+        self.max_depth = max_depth
+        self.max_entries = max_entries
+        self._root: tuple[str, ...] = (_FOLDER_OF_DEFAULT_STORAGE,) if storage is None else ()
 
-    def folder(self, session_id: str, ref: Mapping[str, Any] | None = None) -> str:
-        """The folder of a session's snapshots: ``path`` of the ref, or else a folder named after the id.
+    def folder(self, session_id: str, ref: Mapping[str, Any] | None = None, *, tenant: str = "") -> str:
+        """The folder of a session's snapshots, with the ``path`` of the ref below the session's own folder.
 
-        Session ids are unique within a tenant only: tenants that share a storage must set ``path``.
+        Raises `InvalidPayload` for a ``path`` that leads elsewhere.
         """
-        path = None if ref is None else ref.get("path")
-        return _folder_of(session_id) if path is None else _checked_path(path)
+        return "/".join(self._folder(session_id, ref, tenant))
 
-    def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
-        folders = [self.folder(session_id, ref)]
-        for folder in folders:
-            try:
-                inner, files = self.storage.listdir(folder)
-            except FileNotFoundError:
-                continue
-            yield from (f"{folder}/{name}" for name in files if name)
-            folders.extend(f"{folder}/{name}" for name in inner)
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
+        """The files below the folder of the ref; a link is one file, whatever it links to.
+
+        Raises `InvalidPayload` for the ref, `LimitExceeded` for a folder that is too deep or has too many
+        files, and `SuspiciousFileOperation` for a link above the session's own folder.
+        """
+        owned, folder = self._folder(session_id, None, tenant), self._folder(session_id, ref, tenant)
+        return files_below(
+            files_of(self.storage),
+            owned,
+            folder,
+            max_depth=self.max_depth,
+            max_entries=self.max_entries,
+        )
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        self.storage.delete(snapshot_id)
+        """Delete a file or link.
 
+        Raises `InvalidPayload` for an id that leads out of the storage, and `SuspiciousFileOperation` when a
+        folder in its path is a link.
+        """
+        files_of(self.storage).delete(snapshot_id)
 
-def _folder_of(session_id: str) -> str:
-    """The name of one folder for a session id, which may contain slashes and dots."""
-    name = quote(session_id, safe=" ")
-    if not name.strip("."):
-        name = name.replace(".", "%2E")
-    if len(name) > _LONGEST_FOLDER:
-        digest = hashlib.sha256(session_id.encode()).hexdigest()
-        name = f"{name[: _LONGEST_FOLDER - len(digest) - 1]}-{digest}"
-    return name
-
-
-def _checked_path(path: Any) -> str:
-    """A folder below the storage's root, but not the root: every file in the folder is deleted."""
-    if type(path) is not str or "\\" in path or "\x00" in path:
-        raise InvalidPayload(path="/workspace_refs/path", reason="expected the path of a folder")
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts:
-        raise InvalidPayload(path="/workspace_refs/path", reason="expected a folder below the storage's root")
-    return "/".join(parts)
+    def _folder(self, session_id: str, ref: Mapping[str, Any] | None, tenant: str) -> tuple[str, ...]:
+        path = None if ref is None else ref.get("path")
+        inner = () if path is None else portable_parts(path, "/workspace_refs/path")
+        return (*self._root, *session_folder(session_id, tenant), *inner)
 
 
 def configured_workspace_providers() -> dict[str, WorkspaceProvider]:

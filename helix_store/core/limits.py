@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["AS_STORED", "MAX_BIGINT", "MAX_DEPTH", "MAX_INT_DIGITS", "UNLIMITED", "Limits"]
+__all__ = [
+    "AS_STORED",
+    "MAX_BIGINT",
+    "MAX_CALL_BYTES",
+    "MAX_CALL_ITEMS",
+    "MAX_CHECKPOINT_ID_CHARACTERS",
+    "MAX_DEPTH",
+    "MAX_DIRECTORY_BYTES",
+    "MAX_ID_BYTES",
+    "MAX_ID_CHARACTERS",
+    "MAX_INT_DIGITS",
+    "MAX_METADATA_BYTES",
+    "MAX_REASON_BYTES",
+    "MAX_TAGS_BYTES",
+    "MAX_TITLE_BYTES",
+    "UNLIMITED",
+    "Limits",
+]
 
 MAX_DEPTH = 200
 """Deepest nesting of a payload. Python 3.11's parser gives up from about 1,000."""
@@ -20,6 +37,32 @@ UNLIMITED = 2**62
 
 _KIB = 1024
 _MIB = 1024 * _KIB
+
+MAX_ID_CHARACTERS = 255
+
+MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
+"""In UTF-8. PostgreSQL refuses an index row of more than 2,704 bytes, and an index holds up to three ids."""
+
+MAX_CHECKPOINT_ID_CHARACTERS = 320
+"""A step checkpoint's id holds the session's id, a step number, a time and a random part."""
+
+MAX_TITLE_BYTES = 4 * _KIB
+MAX_DIRECTORY_BYTES = 4 * _KIB
+
+MAX_REASON_BYTES = 8 * _KIB
+"""Of a failure, an interrupt, a decision, or the end of a run."""
+
+MAX_TAGS_BYTES = 16 * _KIB
+"""All tags of a session together, as JSON. A list of sessions reads them."""
+
+MAX_METADATA_BYTES = 64 * _KIB
+"""The metadata of a session, as JSON. A list of sessions reads it."""
+
+MAX_CALL_ITEMS = 100_000
+"""Messages, chunks, entries, refs, calls or keys in one call."""
+
+MAX_CALL_BYTES = 64 * _MIB
+"""All messages or all chunks of one call together, where ``Limits`` does not allow a larger single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

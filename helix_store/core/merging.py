@@ -7,6 +7,7 @@ from typing import Any
 
 from helix_store.core.limits import Limits
 from helix_store.core.patches import PatchedCopy
+from helix_store.core.payload_faults import shown_key
 from helix_store.core.payloads import copy_json
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import InvalidPayload, PatchError
@@ -93,7 +94,7 @@ def _merge_into(
             if isinstance(stored, list):
                 stored.extend(value)
                 continue
-            warnings.append(f"{key!r} had a value that is not an array; it was replaced")
+            warnings.append(f"{shown_key(key)!r} had a value that is not an array; it was replaced")
         document[key] = value
     return warnings
 

@@ -6,20 +6,34 @@ Equality of JSON values is not Python's, where ``True == 1``.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from helix_store.core.limits import Limits
+from helix_store.core.payload_faults import shown_key
 from helix_store.core.payloads import copy_json, encode, size_of
 from helix_store.core.types import JSON
 from helix_store.exceptions import InvalidPayload, LimitExceeded, PatchError
 
-__all__ = ["MAX_COPIED_BYTES", "MAX_OPERATIONS", "PatchedCopy", "apply_patches", "json_equal"]
+__all__ = [
+    "MAX_COPIED_BYTES",
+    "MAX_MOVED_ELEMENTS",
+    "MAX_OPERATIONS",
+    "PatchedCopy",
+    "apply_patches",
+    "json_equal",
+]
 
 MAX_OPERATIONS: Final = 10_000
 """The largest number of operations in a patch."""
 
 MAX_COPIED_BYTES: Final = 8 * 1024 * 1024
 """The largest sum of bytes that ``copy`` operations may copy. Each can double a document."""
+
+MAX_MOVED_ELEMENTS: Final = 2**30
+"""The largest sum of list elements that insertions and removals may move.
+
+An element at the front of a list moves all others. A session stays locked while its patches are applied.
+"""
 
 _ROOT: Final = "document"
 _OPERATION_WORD: Final = re.compile("[A-Za-z]{1,32}")
@@ -32,7 +46,6 @@ _REFUSED_SEGMENTS: Final = frozenset({"__proto__", "constructor", "prototype"})
 _LARGEST_INDEX: Final = 10**15
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,14}")
 _BROKEN_ESCAPE: Final = re.compile("~(?![01])")
-_SHOWN_CHARACTERS: Final = 60
 
 
 def apply_patches(document: JSON, patches: list[Any], *, limits: Limits | None = None) -> JSON:
@@ -42,7 +55,8 @@ def apply_patches(document: JSON, patches: list[Any], *, limits: Limits | None =
     (``"/notes/0"``) or an array (``["notes", 0]``); an array path may also replace a list's ``"length"``
     with a smaller one. The whole document can be replaced, not removed. Raises `PatchError` for the first
     operation that cannot be applied, and `LimitExceeded` for more than 10,000 operations, more than 8 MiB
-    of copies, nesting beyond 200 or a result larger than ``max_state_bytes``.
+    of copies, more than 2**30 list elements moved by insertions and removals, nesting beyond 200 or a
+    result larger than ``max_state_bytes``.
     """
     patched = PatchedCopy(document, limits=limits or Limits())
     patched.apply(patches)
@@ -58,6 +72,7 @@ class PatchedCopy:
         self._holder = {_ROOT: copy_json(document)}
         self._limits = limits
         self._copied_bytes = 0
+        self._moved_elements = 0
 
     @property
     def document(self) -> JSON:
@@ -150,16 +165,27 @@ class PatchedCopy:
     def _pop(self, path: list[_Segment]) -> Any:
         container, segment = self._locate(path)
         key = _existing(container, segment)
+        if type(container) is list:
+            self._count_moved(len(container) - cast("int", key))
         return container.pop(key)
 
     def _put(self, path: list[_Segment], value: Any) -> None:
         container, segment = self._locate(path)
         if type(container) is list:
             end = len(container)
-            container.insert(end if segment == "-" else _list_index(segment, end + 1), value)
+            index = end if segment == "-" else _list_index(segment, end + 1)
+            self._count_moved(end - index)
+            container.insert(index, value)
         else:
             _require_object(container)
             container[_member_name(segment)] = value
+
+    def _count_moved(self, elements: int) -> None:
+        self._moved_elements += elements
+        if self._moved_elements > MAX_MOVED_ELEMENTS:
+            raise LimitExceeded(
+                name="moved list elements", limit=MAX_MOVED_ELEMENTS, actual=self._moved_elements
+            )
 
 
 _OPERATIONS: Final = {
@@ -292,9 +318,7 @@ def _member_name(segment: _Segment) -> str:
 
 
 def _shown(segment: _Segment) -> str:
-    """A segment for an error message: printable and short."""
-    text = repr(segment)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return repr(shown_key(segment))
 
 
 def _pointer_segments(pointer: str) -> list[_Segment]:

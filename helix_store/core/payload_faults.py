@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, Final
 
-from helix_store.core.limits import MAX_INT_DIGITS
+from helix_store.core.limits import MAX_BIGINT, MAX_INT_DIGITS
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 
-__all__ = ["TOO_LONG_INTEGER", "join_path", "least_digits", "refuse_faults"]
+__all__ = ["TOO_LONG_INTEGER", "join_path", "least_digits", "refuse_faults", "shown_key"]
 
 TOO_LONG_INTEGER: Final = 10**MAX_INT_DIGITS
 
@@ -52,14 +52,21 @@ def refuse_faults(value: Any, path: str) -> None:
                 around.popitem()
 
 
-def join_path(path: str, key: str | int) -> str:
+def join_path(path: str, key: object) -> str:
     """`path` with one more JSON pointer segment (RFC 6901), cut and made printable."""
-    shown = str(key)
-    if len(shown) > _LONGEST_SHOWN_KEY:
-        shown = shown[: _LONGEST_SHOWN_KEY - 1] + "…"
+    return f"{path}/{shown_key(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def shown_key(key: object) -> str:
+    """A key or an index for a message: cut and made printable. Of any other object, only its type."""
+    if type(key) is int and abs(key) <= MAX_BIGINT:
+        return str(key)
+    if type(key) is not str:
+        return type(key).__name__
+    shown = key if len(key) <= _LONGEST_SHOWN_KEY else key[: _LONGEST_SHOWN_KEY - 1] + "…"
     if not shown.isprintable():
         shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
-    return f"{path}/{shown.replace('~', '~0').replace('/', '~1')}"
+    return shown
 
 
 def least_digits(integer: int) -> int:

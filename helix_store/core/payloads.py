@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 
-from helix_store.core.limits import MAX_BIGINT, MAX_DEPTH, Limits
+from helix_store.core.limits import MAX_BIGINT, MAX_CALL_BYTES, MAX_DEPTH, Limits
 from helix_store.core.payload_faults import (
     TOO_LONG_INTEGER,
     join_path,
@@ -38,11 +38,14 @@ __all__ = [
     "copy_json",
     "decode",
     "decode_all",
+    "decode_object",
     "encode",
     "encode_all",
     "is_plain_json",
+    "join_fields",
     "join_path",
     "size_of",
+    "within_one_call",
     "write_json",
 ]
 
@@ -85,10 +88,24 @@ def encode(
 
 
 def encode_all(values: Sequence[Any], *, limit: int, name: str, path: str) -> list[str]:
-    """What `encode` gives for each of the values; ``path`` is that of the sequence."""
-    return [
+    """What `encode` gives for each of the values of one call; ``path`` is that of the sequence."""
+    texts = (
         encode(value, limit=limit, name=name, path=f"{path}/{index}") for index, value in enumerate(values)
-    ]
+    )
+    # Few values cannot exceed what one call may store, and need not be counted.
+    return list(texts) if len(values) * limit <= MAX_CALL_BYTES else within_one_call(texts, limit=limit)
+
+
+def within_one_call(texts: Iterable[str], *, limit: int) -> list[str]:
+    """The texts that one call stores, each of at most ``limit`` bytes. Raises `LimitExceeded`."""
+    taken = []
+    size, most = 0, max(limit, MAX_CALL_BYTES)
+    for text in texts:
+        size += size_of(text)
+        if size > most:
+            raise LimitExceeded(name="bytes in one call", limit=most, actual=size)
+        taken.append(text)
+    return taken
 
 
 def decode(text: str) -> Any:
@@ -116,9 +133,35 @@ def decode_all(texts: Sequence[str]) -> list[Any]:
     return [decode(text) for text in texts]
 
 
+def decode_object(text: str) -> dict[str, Any]:
+    """What `decode` gives for the text of an object; `IntegrityFault` for any other value."""
+    value = decode(text)
+    if type(value) is not dict:
+        raise IntegrityFault("A stored payload is not a JSON object; other rows are not affected.")
+    return value
+
+
 def is_plain_json(text: str) -> bool:
     """Whether a stored text is JSON for any reader, and may become part of another one."""
     return not text.startswith("~")
+
+
+def join_fields(start: str, texts: Mapping[str, str]) -> str:
+    """The stored text of an object: the fields of ``start``, a plain JSON object with at least one field, and
+    then those whose values are stored texts.
+
+    It may be larger and deeper than what `encode` takes, since each text was within the limits.
+    """
+    if all(map(is_plain_json, texts.values())):
+        fields = "".join(f',"{name}":{text}' for name, text in texts.items())
+        return f"{start[:-1]}{fields}}}"
+    fields = "".join(f',"{name}":{_in_form_for_pairs(text)}' for name, text in texts.items())
+    return f"~{_in_form_for_pairs(start)[:-1]}{fields}}}"
+
+
+def _in_form_for_pairs(text: str) -> str:
+    """A stored text in the form for adjacent surrogates, without its mark."""
+    return text.encode("utf-8").decode("latin-1") if is_plain_json(text) else text[1:]
 
 
 def size_of(*texts: str) -> int:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import base64
 import functools
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Context, Decimal, DecimalException
 from math import isfinite
@@ -33,7 +34,13 @@ from helix_store.exceptions import (
     LimitExceeded,
 )
 
-__all__ = ["dumps", "loads"]
+__all__ = ["MAX_EQUAL_HASHES", "dumps", "loads"]
+
+MAX_EQUAL_HASHES: Final = 32
+"""How many keys of a set or a dict may share a hash: many of them take quadratic time to build.
+
+All multiples of ``2**61 - 1`` have the same hash.
+"""
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _DICT: Final = "$dict"
@@ -43,7 +50,8 @@ _SEQUENCES: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "
 def dumps(value: Any, *, limit: int | None = None, name: str = "max_state_bytes", path: str = "") -> str:
     """The exact text of `value`, under the rules and limits of `payloads.encode`.
 
-    Equal sets give the same text. Raises `InvalidPayload` and `LimitExceeded`.
+    Equal sets give the same text. Raises `InvalidPayload`, and `LimitExceeded` also for a set or a dict of
+    which more than 32 keys have the same hash.
     """
     return encode(_Tagging(path).tagged(value), limit=limit, name=name, path=path)
 
@@ -87,6 +95,8 @@ class _Tagging:
             return self._finished[id(value)]
         self._enter(value, kind)
         result: Any
+        if kind is set or kind is frozenset:
+            _refuse_equal_hashes(value)
         if kind is not dict:
             items = []
             for index, item in enumerate(value):
@@ -101,6 +111,7 @@ class _Tagging:
                 result[key] = self.tagged(item)
                 self._keys.pop()
         else:
+            _refuse_equal_hashes(value)
             pairs = []
             for index, (key, item) in enumerate(value.items()):
                 self._keys.append(index)
@@ -137,6 +148,12 @@ def _tagged_sequence(kind: type, items: list[Any]) -> dict[str, list[Any]]:
     if kind is not tuple:
         items.sort(key=encode)
     return {_SEQUENCES[kind]: items}
+
+
+def _refuse_equal_hashes(keys: Iterable[Any]) -> None:
+    shared = _most_equal_hashes(keys)
+    if shared > MAX_EQUAL_HASHES:
+        raise LimitExceeded(name="keys with one hash", limit=MAX_EQUAL_HASHES, actual=shared)
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -183,7 +200,18 @@ def _tagged_value(tag: str, content: Any, depth: int) -> Any:
 
 def _dict_of(pairs: list[Any]) -> dict[Any, Any]:
     _require(all(type(pair) is list and len(pair) == 2 for pair in pairs))
+    _require(_most_equal_hashes(key for key, _ in pairs) <= MAX_EQUAL_HASHES)
     return dict(pairs)
+
+
+def _set_of(items: list[Any]) -> set[Any]:
+    _require(_most_equal_hashes(items) <= MAX_EQUAL_HASHES)
+    return set(items)
+
+
+def _most_equal_hashes(keys: Iterable[Any]) -> int:
+    """How many keys share the most frequent hash."""
+    return max(Counter(map(hash, keys)).values(), default=0)
 
 
 def _require(holds: bool) -> None:
@@ -262,5 +290,7 @@ def _exact_reader(write: Callable[[Any], str], read: Callable[[str], Any]) -> Ca
 _READERS: Final = {tag: _exact_reader(write, read) for tag, write, read in _SCALARS.values()}
 _BUILDERS: Final[dict[str, Callable[[list[Any]], Any]]] = {
     _DICT: _dict_of,
-    **{tag: kind for kind, tag in _SEQUENCES.items()},
+    _SEQUENCES[tuple]: tuple,
+    _SEQUENCES[set]: _set_of,
+    _SEQUENCES[frozenset]: lambda items: frozenset(_set_of(items)),
 }

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from helix_store.core.serialization import Serializable
 
 __all__ = [
+    "BRANCHED_FROM",
     "NON_TERMINAL_STATUSES",
     "SESSION_EXPIRED",
     "SUSPENDED_STATUSES",
@@ -54,6 +55,9 @@ JSON: TypeAlias = Any
 
 Message: TypeAlias = dict[str, Any]
 """A JSON object with at least ``role``."""
+
+BRANCHED_FROM: Final = "branched_from"
+"""The key of a branch's metadata that holds the id of its source session."""
 
 SESSION_EXPIRED: Final = "session_expired"
 """The failure reason of a session that was not renewed or resumed before its expiry."""
@@ -152,15 +156,19 @@ class InterruptKind(StrEnum):
 # --- Sessions --------------------------------------------------------------------------------------
 
 
-class _WithOrigin(Serializable):
-    """Remembers privately where it was read from, as an instance of a model keeps its ``_state``."""
+class _WithMemory(Serializable):
+    """Remembers privately what is no field, as an instance of a model keeps its ``_state``.
 
-    __slots__ = ("_origin",)
+    ``_origin``: where it was read from. ``_cleared``: the values that a resume returned and cleared.
+    """
+
+    __slots__ = ("_cleared", "_origin")
+    _cleared: Any
     _origin: Any
 
 
 @dataclass(slots=True, kw_only=True)
-class SessionState(_WithOrigin):
+class SessionState(_WithMemory):
     """The whole state of one session, without its messages.
 
     The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores those

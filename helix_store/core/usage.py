@@ -20,13 +20,19 @@ __all__ = [
     "ToolStats",
     "UsageBucket",
     "UsageEntry",
+    "UsageGroup",
     "UsageGrouping",
     "UsagePage",
+    "UsageReport",
+    "UsageReportGrouping",
     "UsageRollup",
     "UsageSource",
     "UsageTimeBucket",
+    "UsageTotal",
     "cost_from_units",
     "cost_units",
+    "exact_cost",
+    "rounded_cost",
 ]
 
 COST_PLACES: Final = 12
@@ -46,6 +52,18 @@ def cost_units(cost: Decimal) -> int:
 
 def cost_from_units(units: int) -> Decimal:
     return _EXACT.scaleb(Decimal(units), -COST_PLACES)
+
+
+def exact_cost(cost: Decimal) -> str:
+    """A cost as plain digits, without an exponent and without zeros at the end."""
+    digits = f"{cost:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def rounded_cost(cost: Decimal) -> str:
+    """A cost for people: two decimals, and two significant digits below a tenth."""
+    places = max(2, 1 - cost.adjusted()) if cost else 2
+    return f"{_EXACT.quantize(cost, Decimal(1).scaleb(-places)):,f}"
 
 
 # --- Entries ---------------------------------------------------------------------------------------
@@ -191,3 +209,55 @@ class UsageBucket(Serializable):
     tokens: TokenCounts
     cost_usd: Decimal
     entry_count: int
+
+
+class UsageReportGrouping(StrEnum):
+    """The groups of a report; ``agent_type`` and ``user`` are those of the session.
+
+    A ``tree`` has the id of its root session. Sessions, trees and users are those of one tenant; a model, an
+    agent type or a day is one group for all tenants.
+    """
+
+    SESSION = "session"
+    TREE = "tree"
+    MODEL = "model"
+    AGENT_TYPE = "agent_type"
+    USER = "user"
+    DAY = "day"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotal(Serializable):
+    """A sum of entries.
+
+    ``cost_usd`` is the sum of the known costs; ``unpriced`` counts the entries of tokens without a cost.
+    """
+
+    entry_count: int
+    tool_calls: int
+    unpriced: int
+    tokens: TokenCounts
+    cost_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageGroup(UsageTotal):
+    """The usage of one group; ``group`` is ``None`` for entries without a value.
+
+    A day is written ``2026-11-20``. ``tenant`` is ``None`` if the group may contain several tenants.
+    ``is_deleted``: the entries were kept of a deleted session with the id ``group``.
+    """
+
+    group: str | None
+    tenant: str | None
+    is_deleted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport(Serializable):
+    """``group_count`` and ``total`` include groups beyond the limit of the report."""
+
+    by: UsageReportGrouping
+    groups: list[UsageGroup]
+    group_count: int
+    total: UsageTotal

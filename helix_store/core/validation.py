@@ -1,56 +1,78 @@
 """Checks of arguments, before any SQL.
 
 Each function returns the value that it accepts. It raises `InvalidPayload`, or `InvalidQuery` where the
-argument only selects rows. ``path`` of the error is the argument's name. A message never shows a value.
+argument only selects rows. ``path`` of the error begins with the argument's name. A message never shows a
+value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from itertools import islice
 from typing import Any, Final, TypeVar
 
-from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.limits import (
+    MAX_BIGINT,
+    MAX_CALL_ITEMS,
+    MAX_CHECKPOINT_ID_CHARACTERS,
+    MAX_DIRECTORY_BYTES,
+    MAX_ID_BYTES,
+    MAX_ID_CHARACTERS,
+    MAX_METADATA_BYTES,
+    MAX_REASON_BYTES,
+    MAX_TAGS_BYTES,
+    MAX_TITLE_BYTES,
+)
 from helix_store.core.payload_faults import join_path
-from helix_store.core.types import SessionStatus
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.core.payloads import size_of, write_json
+from helix_store.core.types import BRANCHED_FROM, SessionStatus
+from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
 __all__ = [
     "MAX_EPOCH_MILLISECONDS",
     "arguments",
     "aware_datetime",
+    "checkpoint_id",
     "datetime_to_milliseconds",
+    "directory",
     "enum",
     "enum_text",
     "epoch_milliseconds",
+    "failure_reason",
     "fields",
     "identifier",
+    "is_age",
+    "items",
     "messages",
     "metadata",
     "milliseconds_to_datetime",
     "optional",
     "optional_identifier",
-    "optional_text",
     "page_limit",
     "page_offset",
     "query_number",
+    "reason",
     "statuses",
     "tags",
     "tenant",
     "text",
+    "title",
     "whole_number",
 ]
 
 E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
 
-_LONGEST_IDENTIFIER: Final = 255
 MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
 """The end of the year 9999, the largest time of a Python datetime."""
 
+_LONGEST_AGE: Final = timedelta(days=36_525)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_CUT: Final = "… (cut)"
 _NOT_QUERYABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -59,17 +81,30 @@ _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def identifier(value: Any, name: str) -> str:
-    """1 to 255 code points without control characters and lone surrogates; otherwise opaque."""
+    """1 to 255 code points of at most 765 bytes, without control characters and lone surrogates."""
     # `isprintable` is stricter than the rule and ten times faster than the expression.
-    if type(value) is str and 0 < len(value) <= _LONGEST_IDENTIFIER and value.isprintable():
+    if type(value) is str and 0 < len(value) <= MAX_ID_CHARACTERS and value.isascii() and value.isprintable():
         return value
+    return _checked_identifier(value, name, MAX_ID_CHARACTERS, MAX_ID_BYTES)
+
+
+def checkpoint_id(value: Any, name: str = "checkpoint_id") -> str:
+    """Like an identifier, but long enough for the id of a step checkpoint, which holds a session's id."""
+    spare = MAX_CHECKPOINT_ID_CHARACTERS - MAX_ID_CHARACTERS
+    return _checked_identifier(value, name, MAX_CHECKPOINT_ID_CHARACTERS, MAX_ID_BYTES + spare)
+
+
+def _checked_identifier(value: Any, name: str, characters: int, size: int) -> str:
     if type(value) is not str:
         raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
-    if not 0 < len(value) <= _LONGEST_IDENTIFIER:
-        reason = f"expected 1 to {_LONGEST_IDENTIFIER} characters, got {len(value)}"
+    if not 0 < len(value) <= characters:
+        reason = f"expected 1 to {characters} characters, got {len(value)}"
         raise InvalidPayload(path=name, reason=reason)
     if _NOT_IDENTIFIER.search(value):
         raise InvalidPayload(path=name, reason="control characters and lone surrogates are not allowed")
+    if size_of(value) > size:
+        reason = f"expected at most {size} bytes of UTF-8, got {size_of(value)}"
+        raise InvalidPayload(path=name, reason=reason)
     return value
 
 
@@ -85,32 +120,93 @@ def tenant(value: Any, name: str = "tenant") -> str:
     return value if type(value) is str and not value else identifier(value, name)
 
 
-def text(value: Any, name: str) -> str:
-    """Text of any length, also empty, without NUL and lone surrogates: a text column takes it."""
+def text(value: Any, name: str, *, limit: int) -> str:
+    """Text of at most ``limit`` bytes, also empty, without NUL and lone surrogates: a text column takes it.
+
+    Raises `InvalidPayload` and `LimitExceeded`.
+    """
     if type(value) is not str:
         raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
-    if not (value.isascii() and "\x00" not in value) and _NOT_QUERYABLE.search(value):
-        raise InvalidPayload(path=name, reason="text that is queried cannot hold NUL or lone surrogates")
+    if len(value) > limit:
+        raise LimitExceeded(name=f"{name} bytes", limit=limit, actual=len(value))
+    if not (value.isascii() and "\x00" not in value):
+        if _NOT_QUERYABLE.search(value):
+            raise InvalidPayload(path=name, reason="text that is queried cannot hold NUL or lone surrogates")
+        _check_size(size_of(value), limit, name)
     return value
 
 
-def optional_text(value: Any, name: str) -> str | None:
-    """Text or ``None``."""
-    return None if value is None else text(value, name)
+def title(value: Any, name: str = "title") -> str | None:
+    """A title or ``None``."""
+    return None if value is None else text(value, name, limit=MAX_TITLE_BYTES)
+
+
+def directory(value: Any, name: str = "directory") -> str:
+    """A path, also empty."""
+    return text(value, name, limit=MAX_DIRECTORY_BYTES)
+
+
+def reason(value: Any, name: str = "reason") -> str | None:
+    """Why a run ended, an interrupt was requested, or a decision was taken; or ``None``."""
+    return None if value is None else text(value, name, limit=MAX_REASON_BYTES)
+
+
+def failure_reason(value: Any, name: str = "failure_reason") -> str | None:
+    """A failure reason as it is stored, or ``None``.
+
+    A failure must not fail to be recorded: a reason that is too long is cut, and characters that a text
+    column cannot hold are replaced.
+    """
+    if value is None:
+        return None
+    if type(value) is not str:
+        raise InvalidPayload(path=name, reason=f"expected str, got {type(value).__name__}")
+    kept = _NOT_QUERYABLE.sub("\N{REPLACEMENT CHARACTER}", value[: MAX_REASON_BYTES + 1])
+    if size_of(kept) <= MAX_REASON_BYTES:
+        return kept
+    return kept.encode()[: MAX_REASON_BYTES - len(_CUT.encode())].decode(errors="ignore") + _CUT
 
 
 def tags(value: Any, name: str = "tags") -> list[str]:
     """The tags as a new list."""
     if type(value) not in (list, tuple):
         raise InvalidPayload(path=name, reason=f"expected a list of str, got {type(value).__name__}")
-    return [text(tag, join_path(name, index)) for index, tag in enumerate(value)]
+    checked = [text(tag, join_path(name, index), limit=MAX_TAGS_BYTES) for index, tag in enumerate(value)]
+    if checked:
+        _check_size(size_of(write_json(checked)), MAX_TAGS_BYTES, name)
+    return checked
 
 
 def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
-    """The metadata as a new dict."""
+    """The metadata as a new dict. What a branch adds to it does not count, so that a branch can be saved."""
     if type(value) is not dict:
         raise InvalidPayload(path=name, reason=f"expected a dict of str to str, got {type(value).__name__}")
-    return {text(key, name): text(item, join_path(name, key)) for key, item in value.items()}
+    checked = {
+        text(key, name, limit=MAX_METADATA_BYTES): text(item, join_path(name, key), limit=MAX_METADATA_BYTES)
+        for key, item in value.items()
+    }
+    if checked:
+        counted = {key: item for key, item in checked.items() if key != BRANCHED_FROM}
+        _check_size(size_of(write_json(counted)), MAX_METADATA_BYTES, name)
+    return checked
+
+
+def items(values: Iterable[T], name: str) -> list[T]:
+    """The values of a collection as a list, at most as many as one call may have.
+
+    Raises `InvalidPayload` for a text or a dict, and `LimitExceeded`.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise InvalidPayload(path=name, reason=f"expected a collection, got {type(values).__name__}")
+    taken = list(islice(values, MAX_CALL_ITEMS + 1))
+    if len(taken) > MAX_CALL_ITEMS:
+        raise LimitExceeded(name=f"items in {name}", limit=MAX_CALL_ITEMS, actual=len(taken))
+    return taken
+
+
+def _check_size(actual: int, limit: int, name: str) -> None:
+    if actual > limit:
+        raise LimitExceeded(name=f"{name} bytes", limit=limit, actual=actual)
 
 
 # --- Numbers and times ----------------------------------------------------------------------------
@@ -148,13 +244,21 @@ def aware_datetime(value: Any, name: str) -> datetime:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidQuery(f"{name} needs a time zone.", path=name)
-        return value
+        try:
+            return value.astimezone(UTC)
+        except OverflowError as exc:
+            raise InvalidQuery(f"{name} is outside the years 1 to 9999 in UTC.", path=name) from exc
     try:
         return milliseconds_to_datetime(epoch_milliseconds(value, name))
     except InvalidPayload as exc:
         raise InvalidQuery(
             f"{name} is neither an aware datetime nor epoch milliseconds: {exc.reason}.", path=name
         ) from exc
+
+
+def is_age(value: timedelta) -> bool:
+    """Whether a duration is an age: from 0 to a hundred years."""
+    return timedelta() <= value <= _LONGEST_AGE
 
 
 # --- Enumerations ---------------------------------------------------------------------------------
@@ -177,7 +281,7 @@ def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
     if not isinstance(expected, Collection) or isinstance(expected, str | bytes | Mapping):
         reason = f"expected a collection of statuses, got {type(expected).__name__}"
         raise InvalidPayload(path=name, reason=reason)
-    return frozenset(enum(SessionStatus, status, name) for status in expected)
+    return frozenset(enum(SessionStatus, status, name) for status in items(expected, name))
 
 
 # --- Records --------------------------------------------------------------------------------------
@@ -210,10 +314,10 @@ def enum_text(cls: type[Enum]) -> Rule:
 # --- Pages ----------------------------------------------------------------------------------------
 
 
-def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
+def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
     """A whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
-    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
-        raise InvalidQuery(f"{name} must be a whole number from {minimum}.", path=name)
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise InvalidQuery(f"{name} must be a whole number from {minimum} to {maximum}.", path=name)
     return value
 
 
@@ -224,7 +328,7 @@ def page_limit(limit: Any, *, maximum: int = 200) -> int:
 
 def page_offset(offset: Any) -> int:
     """The number of rows to skip."""
-    return query_number(offset, "offset", maximum=MAX_BIGINT)
+    return query_number(offset, "offset")
 
 
 # --- Messages -------------------------------------------------------------------------------------
@@ -234,7 +338,7 @@ def messages(values: Any) -> list[str]:
     """The roles of messages: each is a dict with a ``role``. Their other contents pass the payload gate."""
     if type(values) not in (list, tuple):
         raise InvalidPayload(path="/messages", reason="expected a list of messages")
-    return [_role(value, f"messages/{index}") for index, value in enumerate(values)]
+    return [_role(value, f"messages/{index}") for index, value in enumerate(items(values, "messages"))]
 
 
 def _role(value: Any, path: str) -> str:

@@ -18,7 +18,7 @@ __all__ = ["POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_now"]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """SQL expressions in the form in which Django stores a ``DateTimeField``."""
+    """SQL expressions in the form in which a `MomentField` is stored."""
 
     now: str
     _in_milliseconds: str
@@ -48,5 +48,5 @@ def database_now(db: Database) -> datetime:
 
 
 def as_utc(value: datetime) -> datetime:
-    """An aware datetime from what a cursor returns for a column: on SQLite it is naive, and in UTC."""
+    """An aware datetime from what `Database` returns for a column: on SQLite it is naive, and in UTC."""
     return value if value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -10,6 +10,7 @@ method         errors released transaction                                      
 `write`        yes    yes      one statement is one; a savepoint in the caller's     yes
 `query`        yes    yes      the caller's, if one is open; for reads by the ORM    no
 `transaction`  yes    yes      one, run again when the database gave it up           no
+`snapshot`     yes    yes      one for reads, or the caller's, if one is open        no
 `execute`      no     no       the one that is open: part of one of the above        no
 ============== ====== ======== ===================================================== ========
 
@@ -21,9 +22,10 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from django.db import connections, router, transaction
@@ -31,11 +33,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
-from helix_store.engine.connections import release, release_after
+from helix_store.core.tenants import TENANT_VARIABLE
+from helix_store.engine.connections import release, release_after, release_once
 from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import HelixStoreError, StoreBusy
 from helix_store.models import Session
+from helix_store.models.fields import is_read_as_local_time, stored_moment
 
 __all__ = ["Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
 
@@ -47,6 +51,12 @@ Parameters = Mapping[str, Any] | Sequence[Any]
 
 _ATTEMPTS: Final = 5
 _FIRST_PAUSE_SECONDS: Final = 0.01
+_UNCHANGED: Final = nullcontext()
+_ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+_BEGIN: Final = Statement("BEGIN DEFERRED")
+_ROLLBACK: Final = Statement("ROLLBACK")
+# Until the end of the transaction: behind a pooler the connection then serves another client.
+_SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,11 @@ class Database:
         return self.connection.vendor == "postgresql"
 
     @property
+    def tells_tenant(self) -> bool:
+        """Whether policies of the database look at the tenant: then each transaction begins with it."""
+        return conf.row_level_security() and self.is_postgresql
+
+    @property
     def in_transaction(self) -> bool:
         """Whether a write becomes part of a transaction of the caller."""
         connection = self.connection
@@ -113,6 +128,8 @@ class Database:
 
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
+        if self.tells_tenant:
+            return self.transaction(lambda: self.execute(statement, parameters))
         connection = self.connection
         try:
             if not _is_fast(connection):
@@ -132,6 +149,8 @@ class Database:
         Outside a block the statement is a whole transaction, which saves the trips for ``BEGIN`` and
         ``COMMIT``. Inside the caller's block it is a savepoint: the caller owns the commit and any retry.
         """
+        if self.tells_tenant:
+            return self.transaction(lambda: self.execute(statement, parameters))
         connection = self.connection
         is_alone = False
         try:
@@ -165,9 +184,34 @@ class Database:
 
     def query(self, body: Callable[[], R]) -> R:
         """Run queries of the ORM that only read."""
+        if self.tells_tenant:
+            return self.transaction(body)
         connection = self.connection
-        with release_after(connection), mapped_errors(connection):
+        with release_after(connection), mapped_errors(connection), _reading_moments(connection):
             return body()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Make all reads of a ``with`` block see the database at one moment. Nothing waits for them.
+
+        In a transaction of the caller, they see what its isolation level shows.
+        """
+        connection = self.connection
+        if self.in_transaction:
+            yield
+            return
+        with release_once(connection), mapped_errors(connection):
+            if self.is_postgresql:
+                with transaction.atomic(using=connection.alias):
+                    _run(connection, _ONE_MOMENT, {})
+                    yield
+                return
+            # Not atomic(): with transaction_mode=IMMEDIATE it would lock writers out.
+            _run(connection, _BEGIN, {})
+            try:
+                yield
+            finally:
+                _run(connection, _ROLLBACK, {})
 
     def transaction(self, body: Callable[[], R]) -> R:
         """Run ``body`` in one transaction.
@@ -176,6 +220,7 @@ class Database:
         Otherwise a transaction that the database gave up for another one is run again.
         """
         connection = self.connection
+        body = self._telling_tenant(body)
         with release_after(connection):
             attempts = 1 if connection.in_atomic_block else _ATTEMPTS
             for attempt in range(attempts - 1):
@@ -187,6 +232,17 @@ class Database:
                 pause = random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, no secret
                 time.sleep(pause)
             return _attempt(connection, body)
+
+    def _telling_tenant(self, body: Callable[[], R]) -> Callable[[], R]:
+        """``body``, after the tenant was told to the policies of the database, if there may be any."""
+        if not self.tells_tenant:
+            return body
+
+        def after_the_tenant() -> R:
+            self.execute(_SET_TENANT, {"tenant": self.tenant})
+            return body()
+
+        return after_the_tenant
 
     def execute(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement as part of the transaction or query that is open, and return its rows."""
@@ -243,7 +299,8 @@ def _run(connection: BaseDatabaseWrapper, statement: Statement, parameters: Para
         cursor.execute(statement.sqlite, _as_sqlite_takes(connection, parameters))
         rows: Rows = cursor.fetchall()
         return rows
-    cursor.execute(statement.postgresql, parameters)
+    with _reading_moments(connection):
+        cursor.execute(statement.postgresql, parameters)
     rows = [] if cursor.description is None else cursor.fetchall()
     return rows
 
@@ -254,7 +311,7 @@ def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement, paramet
     In an open transaction it leaves no trace if it fails.
     """
     in_savepoint = connection.in_atomic_block or not connection.autocommit
-    fetch = _fetch_prepared()
+    fetch = _of_psycopg("fetch_prepared")
     rows: Rows | None = None
     if fetch is not None:
         rows = fetch(connection, statement, parameters, in_savepoint=in_savepoint)
@@ -266,30 +323,30 @@ def _run_prepared(connection: BaseDatabaseWrapper, statement: Statement, paramet
         return _run(connection, statement, parameters)
 
 
+def _reading_moments(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+    """Inside, cursors of Django read aware datetimes, also in a project without ``USE_TZ``."""
+    if is_read_as_local_time(connection) and (read_moments := _of_psycopg("read_moments")):
+        return connection.execute_wrapper(read_moments)
+    return _UNCHANGED
+
+
 @functools.cache
-def _fetch_prepared() -> Any:
-    """`engine.postgres.fetch_prepared`; ``None`` with a driver that cannot prepare."""
+def _of_psycopg(name: str) -> Any:
+    """A function of `engine.postgres`; ``None`` with another driver, which cannot prepare."""
     try:
-        from helix_store.engine.postgres import fetch_prepared
+        from helix_store.engine import postgres
     except ImportError:
         return None
-    return fetch_prepared
+    return getattr(postgres, name)
 
 
 def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) -> Parameters:
     if type(parameters) is dict:
         return {
-            name: _stored_time(connection, value) if type(value) is datetime else value
+            name: stored_moment(connection, value) if type(value) is datetime else value
             for name, value in parameters.items()
         }
-    return [_stored_time(connection, value) if type(value) is datetime else value for value in parameters]
-
-
-def _stored_time(connection: BaseDatabaseWrapper, value: datetime) -> Any:
-    if value.tzinfo is connection.timezone is UTC:
-        # The text that Django's adapter makes, a few times faster.
-        return str(value.replace(tzinfo=None))
-    return connection.ops.adapt_datetimefield_value(value)
+    return [stored_moment(connection, value) if type(value) is datetime else value for value in parameters]
 
 
 def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
@@ -300,7 +357,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
         committed = True
 
     try:
-        with mapped_errors(connection, committing=lambda: committing):
+        with mapped_errors(connection, committing=lambda: committing), _reading_moments(connection):
             with transaction.atomic(using=connection.alias):
                 transaction.on_commit(mark_committed, using=connection.alias)
                 result = body()

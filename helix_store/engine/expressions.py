@@ -24,16 +24,19 @@ from django.db.models import (
 from django.db.models.lookups import GreaterThan, LessThan
 
 from helix_store.engine.database import Database
+from helix_store.models.fields import MomentField
 
 __all__ = [
     "ExactSum",
     "NoIndexHint",
+    "StartInUTC",
     "after_keyset",
     "exact_sum",
     "has_metadata",
     "has_tag",
     "is_in_list",
     "list_parameter",
+    "local_day",
     "rows_parameter",
     "summed",
     "tenant_parameter",
@@ -68,6 +71,19 @@ class NoIndexHint(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
         return self.as_sql(compiler, connection, template="+%(expressions)s", **extra_context)
+
+
+class StartInUTC(Func):
+    """The start of the hour, day, week or month of a moment. ``Trunc`` of Django depends on ``USE_TZ``."""
+
+    template = "pg_catalog.date_trunc('%(unit)s', %(expressions)s, 'UTC')"
+
+    def __init__(self, column: str, unit: str) -> None:
+        super().__init__(column, output_field=MomentField(), unit=unit)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra_context: Any) -> Any:
+        column, params = compiler.compile(self.get_source_expressions()[0])
+        return connection.ops.datetime_trunc_sql(self.extra["unit"], column, tuple(params), None)
 
 
 class _Row(Func):
@@ -164,6 +180,19 @@ def summed(value: Any) -> int:
         upper, lower = value.split()
         return (int(upper) << 32) + int(lower)
     return int(value or 0)
+
+
+def local_day(column: str, parameter: str) -> tuple[str, str]:
+    """The SQL of the day of a moment in the time zone that the named parameter names, as ``2026-11-20``.
+
+    Days after the year 9999 are the last day of it: Python has no later ones.
+    """
+    return (
+        f"to_char(LEAST({column} AT TIME ZONE %({parameter})s::text, timestamp '9999-12-31'), 'YYYY-MM-DD')",
+        # A function that Django adds to SQLite, which has no time zones.
+        f"""CASE WHEN {column} >= '9999-12-30' THEN '9999-12-31'
+            ELSE django_datetime_cast_date({column}, %({parameter})s, 'UTC') END""",
+    )
 
 
 def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from django.utils import timezone
-
-from helix_store.core import validation
+from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.locks.manager import LockManagerBase
@@ -121,7 +119,7 @@ class MemoryLocks:
 
 
 def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
-    return timezone.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000
+    return moments.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000
 
 
 class NoOpLockManager(LockManagerBase):
@@ -172,4 +170,4 @@ _TOKENS: Final = _Tokens()
 
 
 def _end_without_storage(ttl_ms: int) -> datetime:
-    return timezone.now() + timedelta(milliseconds=ttl_ms)
+    return moments.now() + timedelta(milliseconds=ttl_ms)

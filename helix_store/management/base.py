@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.db import DatabaseError, connections
 
-from helix_store.exceptions import HelixStoreError
+from helix_store.engine.database import Database
+from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery
+from helix_store.management.output import Colours, ProgressBar, pairs, terminal_width
+from helix_store.management.text import encodable
 
-__all__ = ["PROBLEMS_FOUND", "USAGE", "StoreCommand", "at_least", "table"]
+__all__ = [
+    "PROBLEMS_FOUND",
+    "USAGE",
+    "StoreCommand",
+    "StoreCommandWithParts",
+    "add_output_arguments",
+    "at_least",
+]
 
 PROBLEMS_FOUND: Final = 1
 USAGE: Final = 2
@@ -33,24 +45,49 @@ class StoreCommand(BaseCommand):
         super().__init__(*args, **kwargs)
         self.stop = threading.Event()
         self.verbosity = 1
+        self._is_asking = False
+        self._is_wide = False
+        self._forces_colour = False
 
     def add_arguments(self, parser: CommandParser) -> None:
+        add_output_arguments(parser)
+
+    def add_tenant_argument(self, parser: CommandParser) -> None:
+        parser.add_argument("--tenant", help="Only this tenant (default: every tenant).")
+
+    def add_wide_argument(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--database", default=DEFAULT_DB_ALIAS, help="Alias of the database (default: %(default)s)."
-        )
-        parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
+            "--wide", action="store_true", help="Print whole cells, however wide the terminal is."
         )
 
+    @property
+    def width(self) -> int | None:
+        """The cells that a line may take; ``None`` with ``--wide``."""
+        return None if self._is_wide else terminal_width()
+
+    @property
+    def colours(self) -> Colours:
+        """On for a terminal, unless ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS`` says otherwise."""
+        is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        return Colours(is_on=is_allowed and self.style.SUCCESS("x") != "x")
+
     def execute(self, *args: Any, **options: Any) -> str | None:
-        alias = options["database"]
+        alias = options["database"] = Database(options["database"], tenant="").alias
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r} in DATABASES.", returncode=USAGE)
         self.verbosity = options["verbosity"]
+        self._is_wide = bool(options.get("wide"))
+        self._forces_colour = bool(options.get("force_color"))
         self.stop.clear()
         try:
             with self._stopping_on_signals():
                 return super().execute(*args, **options)
+        except BrokenPipeError:
+            # The reader has seen enough, as `head` has.
+            _forget_stdout()
+            raise SystemExit(PROBLEMS_FOUND) from None
+        except (InvalidCursor, InvalidQuery) as exc:
+            raise CommandError(str(exc), returncode=USAGE) from exc
         except HelixStoreError as exc:
             raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
         except DatabaseError as exc:
@@ -63,12 +100,59 @@ class StoreCommand(BaseCommand):
             self.stderr.write(text, style_func=str)
             self.stderr.flush()
 
+    def progress_bar(self, unit: str, *, total: int | None = None) -> ProgressBar:
+        """A bar on stderr, which says nothing with ``-v 0``."""
+
+        def write(text: str) -> None:
+            self.stderr.write(
+                encodable(text, getattr(self.stderr, "encoding", None)), style_func=str, ending=""
+            )
+            self.stderr.flush()
+
+        return ProgressBar(
+            write,
+            unit=unit,
+            total=total,
+            is_terminal=self.stderr.isatty() and os.environ.get("TERM") != "dumb",
+            is_silent=self.verbosity == 0,
+        )
+
+    def add_confirmation_argument(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="Do not ask; do it."
+        )
+
+    def confirm(self, question: str, *, is_interactive: bool) -> None:
+        """Ask on stderr and go on after a "yes" on stdin. Any other answer ends the command."""
+        if not is_interactive:
+            return
+        self.stderr.write(f"{question} Type 'yes' to go on: ", style_func=str, ending="")
+        self.stderr.flush()
+        self._is_asking = True
+        try:
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
+            answer = "no"
+        finally:
+            self._is_asking = False
+        if not answer:
+            raise CommandError(
+                "There is no answer on stdin; nothing was changed. Use --no-input.", returncode=USAGE
+            )
+        if answer.strip() != "yes":
+            raise CommandError("Nothing was changed.", returncode=PROBLEMS_FOUND)
+
     def write_data(self, data: Mapping[str, Any], *, form: str) -> None:
         """One object, as a line of JSON or a table of names and values."""
         if form == "json":
-            self.stdout.write(json.dumps(data))
+            self.write_text(json.dumps(data))
         else:
-            self.stdout.write(table([[name.replace("_", " "), value] for name, value in data.items()]))
+            values = ((name.replace("_", " "), value) for name, value in data.items())
+            self.write_text(pairs(values, width=self.width, colours=self.colours))
+
+    def write_text(self, text: str) -> None:
+        """Lines on stdout; characters that its encoding does not have are escaped."""
+        self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)))
         self.stdout.flush()
 
     @contextmanager
@@ -81,6 +165,8 @@ class StoreCommand(BaseCommand):
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop.set()
+            if self._is_asking:
+                raise KeyboardInterrupt
             for each in signals:
                 signal.signal(each, before[each])
 
@@ -91,6 +177,67 @@ class StoreCommand(BaseCommand):
         finally:
             for number in signals:
                 signal.signal(number, before[number])
+
+
+class StoreCommandWithParts(StoreCommand):
+    """A command with sub-commands. The common options may stand before and after the sub-command's name."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        parts = parser.add_subparsers(dest="part", required=True, metavar="sub-command")
+        self.add_parts(parts)
+
+    def add_parts(self, parts: Any) -> None:
+        raise NotImplementedError
+
+    def add_part(
+        self, parts: Any, name: str, run: Callable[[dict[str, Any]], None], *, help: str, epilog: str
+    ) -> CommandParser:
+        """A sub-command that ``run`` runs with the parsed options."""
+        parser: CommandParser = parts.add_parser(
+            name,
+            help=help,
+            description=help,
+            epilog=epilog,
+            parents=[self._common_arguments()],
+            formatter_class=DjangoHelpFormatter,
+        )
+        parser.set_defaults(run=run)
+        return parser
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        options["run"](options)
+
+    def _common_arguments(self) -> CommandParser:
+        """The options of the command itself, which keep their value when they are not given again."""
+        parser = CommandParser(add_help=False)
+        add_output_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], help="0 is silent.")
+        for name in ("--no-color", "--force-color", "--traceback", "--skip-checks"):
+            parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        for name in ("--settings", "--pythonpath"):
+            parser.add_argument(name, help=argparse.SUPPRESS)
+        for action in parser._actions:
+            action.default = argparse.SUPPRESS
+        return parser
+
+
+def add_output_arguments(parser: CommandParser) -> None:
+    """The options of every command."""
+    parser.add_argument("--database", help="Alias of the database (default: the one that the stores use).")
+    parser.add_argument(
+        "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
+    )
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter flush its buffer to nowhere when it exits."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -106,11 +253,3 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return number
 
     return whole_number
-
-
-def table(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as lines of aligned columns."""
-    texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in texts)
-    return "\n".join(line.rstrip() for line in lines)

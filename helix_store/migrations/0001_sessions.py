@@ -3,6 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import (
     CostField,
     IdentifierField,
@@ -592,4 +593,7 @@ class Migration(migrations.Migration):
                 name=constraint_name("usage_kind_ck"),
             ),
         ),
+        RefuseToLose("session"),
+        RefuseToLose("usageentry"),
+        RefuseToLose("lock", "expires_at"),
     ]

@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import PayloadField
 
 
@@ -28,5 +28,5 @@ class Migration(migrations.Migration):
                 name=constraint_name("session_pending_idx"),
             ),
         ),
-        refuse_to_lose("session", "pending_client_tool_calls"),
+        RefuseToLose("session", "pending_client_tool_calls"),
     ]

@@ -5,7 +5,7 @@ from typing import Any
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -45,5 +45,5 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.RunPython(fill_in_roots, migrations.RunPython.noop),
-        refuse_to_lose("session", "client_tool_call_ownership"),
+        RefuseToLose("session", "client_tool_call_ownership"),
     ]

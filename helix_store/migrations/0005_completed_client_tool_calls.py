@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import PayloadField
 
 
@@ -15,5 +15,5 @@ class Migration(migrations.Migration):
             name="completed_client_tool_calls",
             field=PayloadField(blank=True, null=True),
         ),
-        refuse_to_lose("session", "completed_client_tool_calls"),
+        RefuseToLose("session", "completed_client_tool_calls"),
     ]

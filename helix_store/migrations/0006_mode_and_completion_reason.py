@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 
 
 class Migration(migrations.Migration):
@@ -32,6 +32,6 @@ class Migration(migrations.Migration):
                 name=constraint_name("session_mode_ck"),
             ),
         ),
-        refuse_to_lose("session", "mode"),
-        refuse_to_lose("run", "completion_reason"),
+        RefuseToLose("session", "mode"),
+        RefuseToLose("run", "completion_reason"),
     ]

@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
                 name=constraint_name("session_kind_ck"),
             ),
         ),
-        refuse_to_lose(
+        RefuseToLose(
             "session",
             "suspension_kind",
             "suspension_context",

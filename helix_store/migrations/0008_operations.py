@@ -3,6 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import IdentifierField
 
 
@@ -45,4 +46,5 @@ class Migration(migrations.Migration):
                 fields=("session", "operation_id"), name=constraint_name("operation_id_uniq")
             ),
         ),
+        RefuseToLose("operation"),
     ]

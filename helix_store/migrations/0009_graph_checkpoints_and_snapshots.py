@@ -3,7 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import refuse_to_lose
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -51,6 +51,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="checkpoint", name="claim_done_at", field=models.DateTimeField(blank=True, null=True)
         ),
-        refuse_to_lose("session", "typed_metadata"),
-        refuse_to_lose("checkpoint", "snapshot_version"),
+        RefuseToLose("session", "typed_metadata"),
+        RefuseToLose("checkpoint", "snapshot_version"),
     ]

@@ -5,6 +5,7 @@ from django.db import migrations, models
 from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._operations import RefuseToLose
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -121,4 +122,5 @@ class Migration(migrations.Migration):
                 name=constraint_name("session_stream_idx"),
             ),
         ),
+        RefuseToLose("stream"),
     ]

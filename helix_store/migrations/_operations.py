@@ -2,32 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
-from django.db import migrations
+from django.apps import AppConfig
+from django.apps import apps as global_apps
+from django.db import migrations, router
 from django.db.migrations.exceptions import IrreversibleError
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import StateApps
 from django.db.models import Q
+from django.db.models.signals import pre_migrate
 
-__all__ = ["compress_quickly", "index_documents", "keep_pages", "refuse_to_lose"]
+__all__ = ["RefuseToLose", "compress_quickly", "index_documents", "keep_pages", "refuse_before_the_first"]
+
+Plan = list[tuple[migrations.Migration, bool]]
 
 
-def refuse_to_lose(model_name: str, *columns: str) -> migrations.RunPython:
-    """An operation without effect forwards. Backwards it refuses while a column has a value."""
+_HOW_TO_REMOVE: Final = {
+    "session": "Resume or finish these sessions, or delete them with delete_session().",
+    "run": "Delete their sessions with delete_session().",
+    "subsessionref": "Delete their sessions with delete_session().",
+    "checkpoint": "Delete their threads with SnapshotCheckpointer.delete_threads().",
+    "usageentry": "Delete them with DatabaseUsageStore.delete().",
+    "lock": "Release these locks with force_release().",
+    "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
+    "stream": "Delete them with delete_stream().",
+}
 
-    def check(apps: Any, schema_editor: Any) -> None:
-        model = apps.get_model("helix_store", model_name)
+
+class RefuseToLose(Operation):
+    """No effect forwards. Backwards it refuses while the table has rows, or rows with one of the columns.
+
+    It is the last operation of its migration, so that it is the first one backwards. The command ``migrate``
+    asks those of the whole plan before it takes the first migration back.
+    """
+
+    reduces_to_sql = False
+
+    def __init__(self, model_name: str, *columns: str) -> None:
+        self.model_name = model_name
+        self.columns = columns
+
+    def loss(self, apps: StateApps, alias: str) -> str | None:
+        """What going back would delete and how to remove it first, or ``None``."""
+        model = apps.get_model("helix_store", self.model_name)
+        if not router.allow_migrate_model(alias, model):
+            return None
         holds_a_value = Q()
-        for column in columns:
+        for column in self.columns:
             holds_a_value |= Q(**{f"{column}__isnull": False})
-        kept = model._base_manager.using(schema_editor.connection.alias).filter(holds_a_value).count()
-        if kept:
+        count = model._base_manager.using(alias).filter(holds_a_value).count()
+        if not count:
+            return None
+        columns = f" with {' or '.join(self.columns)}" if self.columns else ""
+        return f"Rows of {self.model_name}{columns}: {count}. {_HOW_TO_REMOVE[self.model_name]}"
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        pass
+
+    def database_forwards(self, *args: Any) -> None:
+        pass
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if loss := self.loss(from_state.apps, schema_editor.connection.alias):
+            raise IrreversibleError(f"Going back would delete data. {loss}")
+
+    def describe(self) -> str:
+        return f"Refuse to go back while rows of {self.model_name} would be lost"
+
+
+@contextmanager
+def refuse_before_the_first() -> Iterator[None]:
+    """Inside, ``migrate`` looks for losses in the whole plan before it takes the first migration back."""
+
+    def check(sender: AppConfig, using: str, plan: Plan, apps: StateApps, **kwargs: Any) -> None:
+        losses = [
+            f"{migration.name}: {loss}"
+            for migration, is_backwards in plan
+            if is_backwards and migration.app_label == sender.label
+            for operation in migration.operations
+            if isinstance(operation, RefuseToLose) and (loss := operation.loss(apps, using))
+        ]
+        if losses:
             raise IrreversibleError(
-                f"{kept} rows of {model_name} have {', '.join(columns)}, which going back deletes. "
-                "Resume, finish or delete them first."
+                "\n".join(["Going back would delete data. No migration was taken back.", *losses])
             )
 
-    return migrations.RunPython(migrations.RunPython.noop, check, elidable=False)
+    app = global_apps.get_app_config("helix_store")
+    pre_migrate.connect(check, sender=app, weak=False)
+    try:
+        yield
+    finally:
+        pre_migrate.disconnect(check, sender=app)
 
 
 def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:

@@ -7,7 +7,7 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import CheckpointSource
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["Checkpoint", "CheckpointKind"]
@@ -61,12 +61,12 @@ class Checkpoint(models.Model):
     )
     envelope = PayloadField(default="{}")
     size_bytes = models.BigIntegerField(default=0)
-    created_at = models.DateTimeField()
+    created_at = MomentField()
     snapshot_version = models.BigIntegerField(null=True, blank=True)
     claim_owner = IdentifierField(null=True, blank=True)
     claim_token = models.BigIntegerField(null=True, blank=True)
-    claim_expires_at = models.DateTimeField(null=True, blank=True)
-    claim_done_at = models.DateTimeField(null=True, blank=True)
+    claim_expires_at = MomentField(null=True, blank=True)
+    claim_done_at = MomentField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField
+from helix_store.models.fields import IdentifierField, MomentField
 
 __all__ = ["Lock"]
 
@@ -17,8 +17,8 @@ class Lock(models.Model):
     name = IdentifierField()
     owner = IdentifierField(null=True, blank=True)
     token = models.BigIntegerField(default=0)
-    acquired_at = models.DateTimeField(null=True, blank=True)
-    expires_at = models.DateTimeField(null=True, blank=True)
+    acquired_at = MomentField(null=True, blank=True)
+    expires_at = MomentField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("lock")

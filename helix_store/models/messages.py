@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["Message"]
@@ -20,7 +20,7 @@ class Message(models.Model):
     sequence = models.BigIntegerField()
     role = IdentifierField()
     payload = PayloadField()
-    created_at = models.DateTimeField()
+    created_at = MomentField()
 
     class Meta:
         db_table = table_name("message")

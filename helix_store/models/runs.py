@@ -7,7 +7,7 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import InterruptKind, RunStatus
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["InterruptRequest", "Run", "SubSessionRef"]
@@ -23,8 +23,8 @@ class Run(models.Model):
     fencing_token = models.BigIntegerField(null=True, blank=True)
     completion_reason = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different
     error = PayloadField(null=True, blank=True)
-    started_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
+    started_at = MomentField()
+    ended_at = MomentField(null=True, blank=True)
 
     class Meta:
         db_table = table_name("run")
@@ -53,7 +53,7 @@ class InterruptRequest(models.Model):
     kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in InterruptKind])
     reason = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different
     run_id = IdentifierField(null=True, blank=True)
-    requested_at = models.DateTimeField()
+    requested_at = MomentField()
 
     class Meta:
         db_table = table_name("interrupt_request")
@@ -83,8 +83,8 @@ class SubSessionRef(models.Model):
     remote = PayloadField(null=True, blank=True)
     output = PayloadField(null=True, blank=True)
     error = PayloadField(null=True, blank=True)
-    created_at = models.DateTimeField()
-    updated_at = models.DateTimeField()
+    created_at = MomentField()
+    updated_at = MomentField()
 
     class Meta:
         db_table = table_name("sub_session_ref")

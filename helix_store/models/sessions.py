@@ -15,7 +15,7 @@ from helix_store.core.types import (
     SessionMode,
     SessionStatus,
 )
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 __all__ = ["Session"]
 
@@ -75,7 +75,7 @@ class Session(models.Model):
         max_length=16, null=True, blank=True, choices=[(m.value, m.value) for m in SessionMode]
     )
     pending_client_tool_calls = PayloadField(null=True, blank=True)
-    pending_deadline = models.DateTimeField(null=True, blank=True)
+    pending_deadline = MomentField(null=True, blank=True)
     completed_client_tool_calls = PayloadField(null=True, blank=True)
     client_tool_call_ownership = PayloadField(null=True, blank=True)
     suspension_kind = models.CharField(  # noqa: DJ001  None while it is not suspended
@@ -85,9 +85,9 @@ class Session(models.Model):
     suspended_awaiting_children = PayloadField(null=True, blank=True)
     suspended_step_id = IdentifierField(null=True, blank=True)
     tracing_context = PayloadField(null=True, blank=True)
-    expires_at = models.DateTimeField(null=True, blank=True)
-    created_at = models.DateTimeField()
-    updated_at = models.DateTimeField()
+    expires_at = MomentField(null=True, blank=True)
+    created_at = MomentField()
+    updated_at = MomentField()
     # The row of the current state: the newest checkpoint, or a separate row after other writes.
     # No constraint, no index: it is only read forwards, with the session locked.
     current = models.ForeignKey(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["Operation", "StagedChange"]
@@ -18,7 +18,7 @@ class StagedChange(models.Model):
     step_id = IdentifierField()
     tool_call_id = IdentifierField()
     payload = PayloadField()
-    created_at = models.DateTimeField()
+    created_at = MomentField()
 
     class Meta:
         db_table = table_name("staged_change")
@@ -45,7 +45,7 @@ class Operation(models.Model):
     digest = models.CharField(max_length=64)
     checkpoint_id = models.CharField(max_length=320)
     version = models.BigIntegerField()
-    created_at = models.DateTimeField()
+    created_at = MomentField()
 
     class Meta:
         db_table = table_name("operation")

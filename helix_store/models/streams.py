@@ -7,7 +7,7 @@ from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import StreamStatus
-from helix_store.models.fields import IdentifierField, PayloadField
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 __all__ = ["Stream", "StreamChunk"]
 
@@ -28,13 +28,13 @@ class Stream(models.Model):
     run_id = IdentifierField()
     agent_name = IdentifierField()
     writer_id = IdentifierField(null=True, blank=True)
-    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    lease_expires_at = MomentField(null=True, blank=True)
     output = PayloadField(null=True, blank=True)
     error = PayloadField(null=True, blank=True)
-    created_at = models.DateTimeField()
-    updated_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True, blank=True)
-    keep_until = models.DateTimeField(null=True, blank=True)
+    created_at = MomentField()
+    updated_at = MomentField()
+    ended_at = MomentField(null=True, blank=True)
+    keep_until = MomentField(null=True, blank=True)
     is_emptied = models.BooleanField(default=False)
 
     class Meta:

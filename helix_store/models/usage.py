@@ -7,7 +7,7 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import UsageKind
-from helix_store.models.fields import CostField, IdentifierField
+from helix_store.models.fields import CostField, IdentifierField, MomentField
 from helix_store.models.sessions import Session
 
 __all__ = ["UsageEntry"]
@@ -27,7 +27,7 @@ class UsageEntry(models.Model):
         db_constraint=False,
         db_index=False,
     )
-    timestamp = models.DateTimeField()
+    timestamp = MomentField()
     prompt_tokens = models.BigIntegerField(null=True, blank=True)
     completion_tokens = models.BigIntegerField(null=True, blank=True)
     reasoning_tokens = models.BigIntegerField(null=True, blank=True)

@@ -8,23 +8,27 @@ fields that have the default of `SessionState`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from helix_store.core import validation
-from helix_store.core.limits import Limits
+from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.payloads import (
     decode,
+    decode_object,
     encode,
-    is_plain_json,
+    join_fields,
     size_of,
     write_json,
 )
 from helix_store.core.types import (
     RunStatus,
+    SessionHead,
     SessionMode,
     SessionState,
     SessionStatus,
@@ -46,6 +50,7 @@ __all__ = [
     "HEAD_FIELDS",
     "JSON_COLUMNS",
     "STATE_COLUMNS",
+    "SUSPENSION_FIELDS",
     "WRITTEN_COLUMNS",
     "EncodedState",
     "checkpoint_state",
@@ -53,6 +58,8 @@ __all__ = [
     "custom_state_of",
     "encode_custom_state",
     "encode_state",
+    "listed_head",
+    "remember_cleared",
     "settled_mode",
     "suspension_kind",
     "with_custom_state",
@@ -99,6 +106,11 @@ JSON_COLUMNS: Final = (
 
 STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
 
+_CONTINUATION: Final = ("suspension_context", "suspended_awaiting_children", "suspended_step_id")
+
+SUSPENSION_FIELDS: Final = ("suspension_kind", *_CONTINUATION, "tracing_context")
+"""What a suspension stores and a resume clears."""
+
 WRITTEN_COLUMNS: Final = (
     *(name for name in STATE_COLUMNS if name not in STORE_OWNED),
     "pending_deadline",
@@ -123,6 +135,19 @@ _SHAPES: Final[dict[str, type]] = {
     **dict.fromkeys((*JSON_COLUMNS, "workspace_refs"), dict),
     "suspended_awaiting_children": list,
 }
+
+
+def _stored_types(hint: Any) -> tuple[type, ...]:
+    """The types of a field at rest, where members of enumerations are text."""
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    types = [get_origin(option) or option for option in options]
+    return tuple(str if issubclass(kind, str) else kind for kind in types)
+
+
+# Not the rules of what is written: those change, and rows stay.
+_STORED_TYPES: Final = {
+    name: _stored_types(hint) for name, hint in get_type_hints(SessionState).items() if hint is not Any
+}
 _ENVELOPE: Final = tuple(name for name in (*HEAD_FIELDS, *_TEXT_FIELDS) if name not in STORE_OWNED)
 _ALWAYS_IN_ENVELOPE: Final = frozenset({"agent_type", "status"})
 _DEFAULTS: Final = SessionState(session_id="any", agent_type="any")
@@ -144,9 +169,14 @@ class EncodedState:
 
 
 def encode_state(
-    state: SessionState, limits: Limits, session_id: str | None = None, *, reuse_texts: bool = False
+    state: SessionState,
+    limits: Limits,
+    session_id: str | None = None,
+    *,
+    step_count: int | None = None,
+    reuse_texts: bool = False,
 ) -> EncodedState:
-    """Check every field of a state and lay it out.
+    """Check every field of a state and lay it out; ``step_count`` replaces that of the state.
 
     With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
     Raises `InvalidPayload`, also for a state of another session than ``session_id``, and `LimitExceeded`:
@@ -154,7 +184,10 @@ def encode_state(
     """
     if not isinstance(state, SessionState):
         raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
-    head = validation.fields(state, _HEAD_RULES)
+    state = _without_cleared(state)
+    head = validation.fields(state, _STORED_HEAD_RULES if limits is AS_STORED else _HEAD_RULES)
+    if step_count is not None:
+        head["step_count"] = step_count
     if type(state.custom_state) is not dict:
         raise InvalidPayload(path=_CUSTOM_STATE_PATH, reason="expected a dict")
     payload, entries = encode_payload(
@@ -165,12 +198,35 @@ def encode_state(
         text = _encoded_field(state, name, limits)
         if text != _DEFAULT_TEXTS[name]:
             texts[name] = text
-    envelope = _envelope(head, texts, state)
+    envelope = _envelope(head, texts)
     if session_id is not None and state.session_id != session_id:
         raise InvalidPayload(path="/session_id", reason="the state belongs to another session")
     return EncodedState(
         payload, envelope, _columns(head, texts, state), _checked_size(payload, envelope, limits), entries
     )
+
+
+def remember_cleared(state: SessionState) -> None:
+    """Mark what a resume returns and has cleared, so that saving the state does not put it back."""
+    state._cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
+
+
+def _without_cleared(state: SessionState) -> SessionState:
+    """The state to store: without what a resume cleared, unless the field was assigned since.
+
+    By identity, because a reader may take the returned context to pieces.
+    """
+    cleared = getattr(state, "_cleared", None)
+    if cleared is None:
+        return state
+    stored = copy.copy(state)
+    for name, value in cleared.items():
+        if getattr(state, name) is value:
+            setattr(stored, name, None)
+    # There are few kinds, so an assigned one may be the same again: it goes with the rest of a suspension.
+    if any(getattr(stored, name) is not None for name in _CONTINUATION):
+        stored.suspension_kind = state.suspension_kind
+    return stored
 
 
 def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
@@ -230,7 +286,7 @@ def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
     return encode(value, limit=limits.max_state_bytes, path=f"/{name}")
 
 
-def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> str:
+def _envelope(head: dict[str, Any], texts: Mapping[str, str]) -> str:
     """The object of the fields that are not at their default.
 
     Joined from texts, because each may have the full depth of a document.
@@ -240,11 +296,8 @@ def _envelope(head: dict[str, Any], texts: Mapping[str, str], state: SessionStat
         for name, value in head.items()
         if name in _ALWAYS_IN_ENVELOPE or value != _HEAD_DEFAULTS[name]
     }
-    if any(not is_plain_json(text) for text in texts.values()):
-        return encode({**head, **{name: getattr(state, name) for name in texts}})
-    fields = "".join(f',"{name}":{text}' for name, text in texts.items())
     # What is in the head has been checked, and holds no surrogates.
-    return f"{write_json(head)[:-1]}{fields}}}"
+    return join_fields(write_json(head), texts)
 
 
 def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
@@ -262,19 +315,24 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
     "step_count": validation.whole_number,
     "resume_count": validation.whole_number,
     "mode": validation.optional(validation.enum_text(SessionMode)),
-    "failure_reason": validation.optional_text,
+    "failure_reason": validation.failure_reason,
     "user_id": validation.optional_identifier,
     "tags": validation.tags,
     "metadata": validation.metadata,
-    "title": validation.optional_text,
+    "title": validation.title,
     "workspace_id": partial(validation.optional_identifier, empty=True),
-    "directory": validation.text,
+    "directory": validation.directory,
     "parent_session_id": validation.optional_identifier,
     "root_session_id": validation.optional_identifier,
     "stream_id": validation.optional_identifier,
     "suspension_kind": validation.optional(suspension_kind),
     "suspended_step_id": validation.optional_identifier,
     "expires_at": validation.optional(validation.epoch_milliseconds),
+}
+_STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
+    **_HEAD_RULES,
+    # Of a session that is stored already: the lengths of texts were not always limited.
+    **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
 
 
@@ -303,13 +361,37 @@ def current_state(
 
     With a ``base``, the payload is a delta to that full one.
     """
-    kept = _decode_envelope(envelope)
-    return SessionState(
-        custom_state=custom_state_of(payload, base),
-        **{name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept},
-        **{name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None},
-        **head_values(columns),
-    )
+    kept = decode_object(envelope)
+    fields: dict[str, Any] = {name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept}
+    fields |= {name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None}
+    _require_shapes({**fields, "tags": columns["tags"], "metadata": columns["metadata"]})
+    return SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
+
+
+def _require_shapes(fields: Mapping[str, Any]) -> None:
+    """Raise `IntegrityFault` unless each stored field has a type that a state may have."""
+    for name, value in fields.items():
+        types = _STORED_TYPES.get(name)
+        if types is not None and type(value) not in types:
+            raise IntegrityFault(
+                f"The stored {name} of a session has another type; other rows are unaffected."
+            )
+    if not _has_texts(fields.get("tags", ())) or not _has_texts(fields.get("metadata", {}).values()):
+        raise IntegrityFault("Stored tags or metadata are not text; other rows are not affected.")
+
+
+def _has_texts(values: Iterable[Any]) -> bool:
+    return all(type(value) is str for value in values)
+
+
+def listed_head(columns: Mapping[str, Any]) -> SessionHead:
+    """The session in a list: tags and metadata of another shape are left out, so that the list works."""
+    values = head_values(columns)
+    try:
+        _require_shapes({"tags": values["tags"], "metadata": values["metadata"]})
+    except IntegrityFault:
+        values |= {"tags": [], "metadata": {}}
+    return SessionHead(**values)
 
 
 def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,7 +418,8 @@ def checkpoint_state(
     updated_at: datetime,
 ) -> SessionState:
     """The state as a checkpoint recorded it; with a ``base``, the payload is a delta to that full one."""
-    fields = _decode_envelope(envelope)
+    fields = decode_object(envelope)
+    _require_shapes(fields)
     try:
         return SessionState(
             session_id=session_id,
@@ -347,7 +430,7 @@ def checkpoint_state(
             custom_state=custom_state_of(payload, base),
             **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
         )
-    except (TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, InvalidPayload) as exc:
         raise IntegrityFault("A stored checkpoint does not hold a session state.") from exc
 
 
@@ -355,17 +438,10 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
     fields["status"] = SessionStatus(fields["status"])
     fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
     kind = fields.get("suspension_kind")
-    fields["suspension_kind"] = None if kind is None else RunStatus(kind)
+    fields["suspension_kind"] = None if kind is None else RunStatus(suspension_kind(kind))
     return fields
 
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
     """The custom state in a payload, or in a payload that is a delta to a base."""
     return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
-
-
-def _decode_envelope(text: str) -> dict[str, Any]:
-    value = decode(text)
-    if type(value) is not dict:
-        raise IntegrityFault("A stored envelope is not a JSON object.")
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
@@ -11,8 +11,18 @@ from typing import Any, Final, Literal, NamedTuple
 from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import encode_all
-from helix_store.core.types import UNSET, Message, RunStatus, SessionState, SessionStatus, StepInfo, Unset
+from helix_store.core.payloads import decode_all, encode_all
+from helix_store.core.types import (
+    UNSET,
+    Message,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StepInfo,
+    Unset,
+)
+from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.layout import EncodedState
 
 __all__ = [
@@ -23,6 +33,8 @@ __all__ = [
     "RunUpdate",
     "SessionQuery",
     "StepRequest",
+    "decode_messages",
+    "decode_staged",
     "encode_messages",
     "without_thinking",
 ]
@@ -40,6 +52,36 @@ def encode_messages(messages: Sequence[Message], limits: Limits) -> list[Encoded
     roles = validation.messages(messages)
     texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
     return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
+
+
+def decode_messages(texts: Sequence[str]) -> list[Message]:
+    """Read stored messages. Raises `IntegrityFault`."""
+    messages: list[Message] = decode_all(texts)
+    for message in messages:
+        if type(message) is not dict:
+            raise IntegrityFault("A stored message is not a JSON object; other rows are not affected.")
+    return messages
+
+
+def decode_staged(texts: Iterable[str]) -> list[StagedChanges]:
+    """Read stored staged changes. Raises `IntegrityFault`."""
+    return [_staged(document) for document in decode_all(list(texts))]
+
+
+def _staged(document: Any) -> StagedChanges:
+    try:
+        staged = StagedChanges.from_dict(document)
+        is_sound = (
+            type(staged.tool_call_id) is str
+            and type(staged.patches) is list
+            and type(staged.merge_changes) in (dict, type(None))
+            and type(staged.timestamp) in (int, type(None))
+        )
+    except InvalidPayload:
+        is_sound = False
+    if not is_sound:
+        raise IntegrityFault("Stored staged changes cannot be read; other rows are not affected.")
+    return staged
 
 
 def without_thinking(message: Message) -> Message:
@@ -65,6 +107,8 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
+    """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps."""
+
     session_id: str
     state: SessionState
     encoded: EncodedState
@@ -74,6 +118,7 @@ class StepRequest:
     limits: Limits
     run_id: str | None = None
     operation_id: str | None = None
+    keep: int | None = None
 
     def digest(self) -> str:
         """A digest of the payload, which a repeat under the same operation id must have too."""

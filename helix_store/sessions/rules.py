@@ -10,9 +10,16 @@ from typing import Any, Final, Protocol
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import copy_json, encode
-from helix_store.core.types import InterruptKind, InterruptRequest, RunStatus, SessionState, SessionStatus
-from helix_store.exceptions import ConflictError, InvalidPayload
-from helix_store.sessions.layout import suspension_kind
+from helix_store.core.types import (
+    BRANCHED_FROM,
+    InterruptKind,
+    InterruptRequest,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError, shown_id
+from helix_store.sessions.layout import SUSPENSION_FIELDS, remember_cleared, suspension_kind
 
 __all__ = [
     "RESUMED_COLUMNS",
@@ -20,29 +27,31 @@ __all__ = [
     "RefIdentity",
     "Suspension",
     "branched_state",
+    "check_interruptible",
+    "check_may_run",
     "check_no_other_runs",
     "check_same_ref",
     "check_supersedes",
     "checked_suspension",
     "end_of_run",
     "is_bound_to",
+    "is_stale",
     "require_suspended",
     "resumed_state",
     "standing_request",
+    "taken_run",
+    "unknown_ref",
 ]
 
 SUPERSEDED: Final = "superseded"
 """The completion reason of a run that another run replaced."""
 
+_OVER: Final = frozenset({RunStatus.COMPLETED, RunStatus.FAILED})
 _RESUMABLE: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
 
 RESUMED_COLUMNS: Final[dict[str, Any]] = {
     "status": SessionStatus.ACTIVE.value,
-    "suspension_kind": None,
-    "suspension_context": None,
-    "suspended_awaiting_children": None,
-    "suspended_step_id": None,
-    "tracing_context": None,
+    **dict.fromkeys(SUSPENSION_FIELDS),
     "expires_at": None,
 }
 """The columns that a resume writes. The expiry was for the suspension: it must not end an active session."""
@@ -60,10 +69,42 @@ def check_supersedes(running_token: int | None, *, supersede: bool, fencing_toke
         )
 
 
+def taken_run(run_id: str) -> ConflictError:
+    """The error of a start under the id of a run that the session has."""
+    return ConflictError(f"The run id {shown_id(run_id)} is taken; choose another one.", run_id=run_id)
+
+
+def unknown_ref(sub_session_id: str) -> NotFoundError:
+    """The error of an update of a ref that the session does not have."""
+    return NotFoundError(
+        f"The session has no sub-session ref with the id {shown_id(sub_session_id)}; add it first.",
+        sub_session_id=sub_session_id,
+    )
+
+
 def check_no_other_runs(running_run_id: str | None, run_id: str) -> None:
     """Raise `ConflictError` if another run is running while this one is set to running."""
     if running_run_id is not None and running_run_id != run_id:
         raise ConflictError("Another run of this session is running; end it, then set this one to running.")
+
+
+def check_may_run(run_id: str, status: RunStatus | str, completion_reason: str | None) -> None:
+    """Raise `ConflictError` if this run is set to running although it is over.
+
+    A run that waits or was interrupted may go on. One that was superseded may not: its worker has lost the
+    session, and would stop the next run from starting.
+    """
+    if status in _OVER or (status != RunStatus.RUNNING and completion_reason == SUPERSEDED):
+        raise ConflictError(f"The run {shown_id(run_id)} is over; start another run.", run_id=run_id)
+
+
+def check_interruptible(run_id: str, status: RunStatus | str) -> None:
+    """Raise `ConflictError` if an interrupt is requested for a run that is not running."""
+    if status != RunStatus.RUNNING:
+        raise ConflictError(
+            f"The run {shown_id(run_id)} has ended; request the interrupt without run_id.",
+            run_id=run_id,
+        )
 
 
 def end_of_run(status: RunStatus, ended_at: datetime | None, now: datetime) -> datetime | None:
@@ -78,6 +119,11 @@ def standing_request(pending: InterruptRequest | None, wanted: InterruptRequest)
     if pending is not None and pending.kind == InterruptKind.ABORT and wanted.kind != InterruptKind.ABORT:
         return pending
     return wanted
+
+
+def is_stale(request: InterruptRequest, running_run_id: str | None) -> bool:
+    """Whether the request is bound to a run that has ended: then it is as good as deleted."""
+    return request.run_id not in (None, running_run_id)
 
 
 def is_bound_to(request: InterruptRequest, run_id: str | None) -> bool:
@@ -126,7 +172,7 @@ def branched_state(source: SessionState, *, new_session_id: str, title: str | No
         custom_state=copy_json(source.custom_state),
         user_id=source.user_id,
         tags=list(source.tags),
-        metadata={**source.metadata, "branched_from": source.session_id},
+        metadata={**source.metadata, BRANCHED_FROM: source.session_id},
         title=source.title if title is None else title,
         workspace_id=source.workspace_id,
         directory=source.directory,
@@ -211,10 +257,11 @@ def require_suspended(columns: Mapping[str, Any]) -> None:
 
 
 def resumed_state(state: SessionState, *, version: int, at: datetime) -> SessionState:
-    """The state after resuming, with the continuation that the store has cleared."""
+    """The state after resuming, with the continuation that the store has cleared and a save leaves out."""
     state.status = SessionStatus.ACTIVE
     state.resume_count += 1
     state.expires_at = None
     state.version = version
     state.updated_at = at
+    remember_cleared(state)
     return state

@@ -255,6 +255,28 @@ _CHECKPOINT_VALUES: Final = {
 _NEXT_CHECKPOINT_KEY: Final = f"nextval('\"{Checkpoint._meta.db_table}_id_seq\"')"
 
 
+# What `drop_checkpoints` does to all but the newest; the one that the step adds is not among those it sees.
+_PRUNED: Final = f"""doomed AS (
+            SELECT c.id FROM head, {_CHECKPOINT} AS c
+            WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
+            ORDER BY c.version DESC OFFSET %(keep)s::bigint - 1
+        ), needed AS (
+            SELECT %(base_id)s::bigint AS id
+          UNION ALL
+            SELECT c.base_id FROM head, {_CHECKPOINT} AS c
+            WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
+                AND c.id NOT IN (SELECT id FROM doomed)
+        ), demoted_to_bases AS (
+            UPDATE {_CHECKPOINT} AS c SET kind = 'base', checkpoint_id = NULL FROM doomed
+            WHERE c.id = doomed.id AND EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
+        ), deleted_checkpoints AS (
+            DELETE FROM {_CHECKPOINT} AS c USING head
+            WHERE c.session_id = head.id AND c.namespace = ''
+                AND (c.kind = 'base' OR c.kind = 'step' AND c.id IN (SELECT id FROM doomed))
+                AND NOT EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
+        ), """
+
+
 @cache
 def step_statement(
     checkpoint_columns: tuple[str, ...],
@@ -265,6 +287,7 @@ def step_statement(
     is_expected: bool,
     is_fenced: bool,
     is_of_run: bool,
+    prunes: bool,
 ) -> Statement:
     """One step. A part that a step does not need costs as much as one that it does: there is a form for each.
 
@@ -275,14 +298,15 @@ def step_statement(
     version (the expected one, or else the row is `_UNCHANGED`), and for a delta the key of its base. With the
     fence held, its token. Through `_UNCHANGED` or the version: that the run exists, that no state waits
     between checkpoints, and what is staged: a promote, a restore or a save changes the version, and
-    discarding touches the row. What is staged meanwhile stays for the next promote.
+    discarding touches the row. What is staged meanwhile stays for the next promote. If the step prunes, also
+    which checkpoints there are: deleting one touches the row, as long as steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [_UNCHANGED]
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
+    if is_expected and (merges or prunes):
+        conditions.append(_UNCHANGED)
     if merges:
-        if is_expected:
-            conditions.append(_UNCHANGED)
         conditions.append(
             f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {_STAGED} AS g
                  WHERE {of_step.format("s")}) = %(staged)s::text[]"""
@@ -339,7 +363,7 @@ def step_statement(
             WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
             RETURNING s.id, s.version, s.message_count, s.current_id
-        ), {replaced}{taken}{inserted_messages}checkpoint AS (
+        ), {replaced}{taken}{inserted_messages}{_PRUNED if prunes else ""}checkpoint AS (
             INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
             SELECT head.current_id, {values} FROM head
         )

@@ -9,6 +9,7 @@ Times are epoch milliseconds. A call with an ``approval_id`` asks for an approva
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.core.limits import UNLIMITED, Limits
 from helix_store.core.payloads import (
-    decode,
+    decode_object,
     encode,
     join_path,
     size_of,
@@ -26,7 +27,7 @@ from helix_store.core.types import (
     SessionStatus,
     SubmissionOutcome,
 )
-from helix_store.exceptions import ConflictError, InvalidPayload
+from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, shown_id
 from helix_store.sessions.layout import earliest_deadline
 
 __all__ = [
@@ -38,7 +39,11 @@ __all__ = [
     "default_answer",
     "due_calls",
     "owner_of",
+    "readable_due_calls",
+    "tree_of",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at")
 _DEADLINE_PASSED: Final = "deadline_passed"
@@ -54,7 +59,7 @@ def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str,
     if not isinstance(calls, Mapping):
         raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")
     entries = {}
-    for tool_call_id, call in calls.items():
+    for tool_call_id, call in validation.items(calls.items(), "calls"):
         path = join_path("/calls", validation.identifier(tool_call_id, "tool_call_id"))
         entries[tool_call_id] = _checked_call(call, path, requested_at)
         encode(entries[tool_call_id], limit=limits.max_message_bytes, name="max_message_bytes", path=path)
@@ -139,7 +144,7 @@ def checked_answer(
             raise InvalidPayload(path="approved", reason="expected True or False")
         if result is not None or error is not None:
             raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
-        fields = {"approved": approved, "reason": validation.optional_text(reason, "reason")}
+        fields = {"approved": approved, "reason": validation.reason(reason)}
     elif reason is not None:
         raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
     elif error is None:
@@ -169,19 +174,19 @@ class ToolCalls:
     """The calls of one session, decoded from its columns."""
 
     def __init__(self, pending: str | None, completed: str | None) -> None:
-        self.pending: dict[str, Any] = {} if pending is None else decode(pending)
-        self.completed: dict[str, Any] = {} if completed is None else decode(completed)
+        self.pending = _stored(pending)
+        self.completed = _stored(completed)
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
         """Add calls and return whether any is new. Raises `ConflictError` for another call with its id."""
         new = {}
         for tool_call_id, entry in entries.items():
             if tool_call_id in self.completed:
-                raise ConflictError("A tool call with this id was answered before; give the call another id.")
+                raise _taken(tool_call_id, "was answered before")
             if tool_call_id not in self.pending:
                 new[tool_call_id] = entry
             elif not _is_repeat(_entry(self.pending[tool_call_id]), entry):
-                raise ConflictError("Another pending tool call has this id; give the call another id.")
+                raise _taken(tool_call_id, "is another pending tool call")
         self.pending.update(new)
         return bool(new)
 
@@ -225,6 +230,15 @@ def _entry(value: Any) -> dict[str, Any]:
     return value if type(value) is dict else {}
 
 
+def _stored(column: str | None) -> dict[str, Any]:
+    """What a column of calls, or of their owners, holds. Raises `IntegrityFault`."""
+    return {} if column is None else decode_object(column)
+
+
+def _text(value: Any) -> str | None:
+    return value if type(value) is str else None
+
+
 def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     """Whether two entries ask for the same; the time of the request does not count."""
     ignored = {*_ANSWER_FIELDS, "requested_at"}
@@ -249,40 +263,60 @@ def _column(name: str, value: dict[str, Any], limits: Limits) -> str | None:
     return encode(value, limit=limits.max_state_bytes, path=f"/{name}") if value else None
 
 
+def _taken(tool_call_id: str, reason: str) -> ConflictError:
+    return ConflictError(
+        f"The tool call id {shown_id(tool_call_id)} {reason}; give the call another id.",
+        tool_call_id=tool_call_id,
+    )
+
+
 def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """The calls in a column of pending calls that have no answer and a deadline up to ``now``."""
-    entries = {} if pending is None else decode(pending)
+    """The calls in a column of pending calls that have no answer and a deadline up to ``now``.
+
+    Raises `IntegrityFault`.
+    """
     return [
         PendingToolCall(
             session_id=session_id,
             tool_call_id=tool_call_id,
-            tool_name=entry.get("tool_name", ""),
+            tool_name=_text(entry.get("tool_name")) or "",
             deadline=entry["deadline"],
-            approval_id=entry.get("approval_id"),
+            approval_id=_text(entry.get("approval_id")),
             on_expiry=entry.get("on_expiry"),
         )
-        for tool_call_id, value in entries.items()
+        for tool_call_id, value in _stored(pending).items()
         if "submitted_at" not in (entry := _entry(value))
         and type(entry.get("deadline")) is int
         and entry["deadline"] <= now
     ]
 
 
+def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
+    """`due_calls`; none, with a warning, for a row that cannot be read: other sessions have their calls."""
+    try:
+        return due_calls(session_id, pending, now)
+    except IntegrityFault as fault:
+        _logger.warning("The pending tool calls of session %r cannot be read: %s", session_id, fault)
+        return []
+
+
+def tree_of(session_id: str, root_id: str | None) -> str:
+    """What all sessions of a tree have in common: their root, which a session without one is itself."""
+    return root_id or session_id
+
+
 def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
     """The owner of a call, from the ownership column of the root session."""
-    owner = None if ownership is None else decode(ownership).get(tool_call_id)
-    return owner if type(owner) is str else None
+    return _text(_stored(ownership).get(tool_call_id))
 
 
 def claimed_ownership(
     ownership: str | None, tool_call_ids: Mapping[str, Any], owner_id: str, limits: Limits
 ) -> str | None:
     """The root's ownership column with these calls, or ``None`` if it has them. Raises `ConflictError`."""
-    owners: dict[str, str] = {} if ownership is None else decode(ownership)
+    owners = _stored(ownership)
     for tool_call_id in tool_call_ids:
         if owners.get(tool_call_id, owner_id) != owner_id:
-            raise ConflictError(
-                "Another session of the tree owns a tool call with this id; give the call another id."
-            )
+            raise _taken(tool_call_id, "belongs to another session of the tree")
     claimed = {**owners, **dict.fromkeys(tool_call_ids, owner_id)}
     return None if claimed == owners else _column("client_tool_call_ownership", claimed, limits)

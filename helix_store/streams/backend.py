@@ -13,6 +13,7 @@ from typing import Protocol, Self, TypeVar
 
 from helix_store.core import validation
 from helix_store.core.guards import Guard
+from helix_store.core.limits import UNLIMITED
 from helix_store.core.payloads import encode
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
@@ -57,14 +58,14 @@ class PruneRequest:
     ) -> Self:
         """Check a caller's arguments. Raises `InvalidQuery`."""
         if isinstance(older_than, timedelta):
-            if older_than < timedelta(0):
-                raise InvalidQuery("older_than must not be negative.", path="older_than")
+            if not validation.is_age(older_than):
+                raise InvalidQuery("older_than must be from 0 to a hundred years.", path="older_than")
         elif older_than is not None:
             if not isinstance(older_than, datetime):
                 raise InvalidQuery("older_than must be a timedelta or an aware datetime.", path="older_than")
             older_than = validation.aware_datetime(older_than, "older_than")
-        if keep_chunks is not None and (type(keep_chunks) is not int or not 0 <= keep_chunks < 2**62):
-            raise InvalidQuery("keep_chunks must be a whole number from 0.", path="keep_chunks")
+        if keep_chunks is not None:
+            validation.query_number(keep_chunks, "keep_chunks", maximum=UNLIMITED)
         return cls(
             older_than=older_than,
             keep_chunks=keep_chunks,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 
 from helix_store import conf
@@ -28,7 +29,7 @@ from helix_store.exceptions import (
     StreamNotFound,
 )
 from helix_store.locks.database import hold_fence
-from helix_store.models import Session, Stream
+from helix_store.models import Session, Stream, StreamChunk
 from helix_store.models.sessions import WRITES_ELSEWHERE
 from helix_store.streams import sql
 from helix_store.streams.backend import (
@@ -183,7 +184,7 @@ class DatabaseStreams(DatabaseOperations):
 
     @writes
     def delete(self, stream_id: str) -> bool:
-        return _delete_stream(self.db, stream_id)
+        return _delete_stream(self.db, stream_id)[Stream] > 0
 
     # Reading
 
@@ -270,11 +271,16 @@ def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
     return list(streams.order_by("id").values_list("stream_id", flat=True))
 
 
-def delete_orphaned_streams(db: Database, stream_ids: Sequence[str]) -> None:
-    """Delete those streams that no session refers to. Call in the transaction that deleted sessions."""
+def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[type[Model]]:
+    """Delete those streams that no session refers to, and return the number of rows of each model.
+
+    Call in the transaction that deleted sessions.
+    """
+    deleted: Counter[type[Model]] = Counter()
     for stream_id in stream_ids:
         if not _has_session(db, stream_id):
-            _delete_stream(db, stream_id)
+            deleted += _delete_stream(db, stream_id)
+    return deleted
 
 
 def _has_session(db: Database, stream_id: str) -> bool:
@@ -283,16 +289,16 @@ def _has_session(db: Database, stream_id: str) -> bool:
     return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
 
 
-def _delete_stream(db: Database, stream_id: str) -> bool:
-    """Delete a stream with its chunks, in the open transaction; ``False`` if it does not exist."""
+def _delete_stream(db: Database, stream_id: str) -> Counter[type[Model]]:
+    """Delete a stream with its chunks, in the open transaction; no rows if it does not exist."""
     head = _lock_head(db, stream_id)
     if head is None:
-        return False
+        return Counter()
     key, _ = head.identity
     db.execute(sql.DELETE_CHUNKS, {"key": key, "last": LARGEST_SEQUENCE})
     db.execute(sql.DELETE_STREAM, {"key": key})
     notify_after_commit(db.alias, key, 0)
-    return True
+    return Counter({Stream: 1, StreamChunk: head.last_sequence - head.floor})
 
 
 def _lock_head(db: Database, stream_id: str) -> StreamHead | None:

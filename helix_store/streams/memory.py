@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from django.utils import timezone
-
 from helix_store import conf
-from helix_store.core import validation
+from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
@@ -56,8 +54,8 @@ class StreamRecord:
     error: str | None = None
     writer_id: str | None = None
     lease_ends: float | None = None
-    created_at: datetime = field(default_factory=timezone.now)
-    updated_at: datetime = field(default_factory=timezone.now)
+    created_at: datetime = field(default_factory=moments.now)
+    updated_at: datetime = field(default_factory=moments.now)
     ended_at: datetime | None = None
     keep_until: datetime | None = None
 
@@ -190,7 +188,7 @@ class MemoryStreams:
             self._locks.check_fence(stream_id, guard)
             record = self._active_record(stream_id)
             record.texts.extend(texts)
-            record.updated_at = timezone.now()
+            record.updated_at = moments.now()
             self._renew_lease(record, writer)
             self._watchers.wake(record.key)
             return record.last_sequence
@@ -215,7 +213,7 @@ class MemoryStreams:
                 self._set_status_locked(record, change)
 
     def _set_status_locked(self, record: StreamRecord, change: StatusChange) -> None:
-        now = timezone.now()
+        now = moments.now()
         is_over = change.status in TERMINAL_STATUSES
         record.status = change.status
         record.output, record.error = change.output, change.error
@@ -271,7 +269,7 @@ class MemoryStreams:
         )
 
     def _new_floor(self, record: StreamRecord, request: PruneRequest) -> int:
-        now = timezone.now()
+        now = moments.now()
         cutoff = request.older_than
         if isinstance(cutoff, timedelta):
             cutoff = now - cutoff

@@ -5,7 +5,8 @@ The row of a stream stays, with the floor that tells readers which chunks were r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -24,9 +25,11 @@ from helix_store.streams import sql
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.notifications import notify_after_commit
 
-__all__ = ["prune", "prune_streams"]
+__all__ = ["prune", "prune_batches", "prune_streams"]
 
 _CHUNKS_PER_TRANSACTION: Final = 5_000
+
+_NOTHING: Final = PrunedStreams(streams=0, chunks=0, failed=0)
 
 _BY_KEY: Final = F("id")
 _SORTED_BY_KEY: Final = F("id") + 0
@@ -65,14 +68,43 @@ def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStre
 
     Each batch is a transaction, or a savepoint in the caller's. Safe to repeat and to interrupt.
     """
-    failed = _count_lost(db, tenant) if request.dry_run else _fail_lost(db, tenant, request)
+    pruned = _NOTHING
+    for batch in prune_batches(db, tenant, request):
+        pruned = batch
+    return pruned
+
+
+def prune_batches(
+    db: Database, tenant: str | None, request: PruneRequest, *, leave: Container[int] = ()
+) -> Iterator[PrunedStreams]:
+    """`prune`, with the sum so far after each step. ``leave`` are keys of streams to leave as they are."""
+    pruned = _NOTHING
+    for failed in _failed(db, tenant, request):
+        pruned = replace(pruned, failed=pruned.failed + failed)
+        yield pruned
     expired = _is_expired(request)
-    removed = _removed(db, tenant, expired, keep=0, dry_run=request.dry_run, by=_SORTED_BY_KEY)
+    rules: list[tuple[Q, int, Combinable]] = [(expired, 0, _SORTED_BY_KEY)]
     if request.keep_chunks is not None:
         keep = request.keep_chunks
-        is_long = Q(last_sequence__gt=F("floor") + keep) & ~expired
-        removed += _removed(db, tenant, is_long, keep=keep, dry_run=request.dry_run, by=_BY_KEY)
-    return PrunedStreams(streams=sum(count > 0 for count in removed), chunks=sum(removed), failed=failed)
+        rules.append((Q(last_sequence__gt=F("floor") + keep) & ~expired, keep, _BY_KEY))
+    for condition, keep, by in rules:
+        for stream in _each(db, tenant, condition, by):
+            if stream.pk in leave:
+                continue
+            if request.dry_run:
+                removed = max(0, stream.last_sequence - keep - stream.floor)
+            else:
+                removed = _remove(db, stream.pk, condition, keep)
+            pruned = replace(pruned, streams=pruned.streams + (removed > 0), chunks=pruned.chunks + removed)
+            yield pruned
+
+
+def _failed(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[int]:
+    """The numbers of streams with a dead writer, which it fails; a dry run only counts."""
+    if request.dry_run:
+        yield _count_lost(db, tenant)
+    else:
+        yield from _fail_lost(db, tenant, request)
 
 
 def _count_lost(db: Database, tenant: str | None) -> int:
@@ -80,7 +112,7 @@ def _count_lost(db: Database, tenant: str | None) -> int:
     return int(count)
 
 
-def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> int:
+def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[int]:
     parameters = {"tenant": tenant, "error": request.lost_writer_error, "limit": conf.page_size()}
 
     def batch() -> int:
@@ -89,10 +121,8 @@ def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> int:
             notify_after_commit(db.alias, key, last_sequence)
         return len(rows)
 
-    failed = 0
     while count := db.transaction(batch):
-        failed += count
-    return failed
+        yield count
 
 
 def _is_expired(request: PruneRequest) -> Q:
@@ -104,19 +134,6 @@ def _is_expired(request: PruneRequest) -> Q:
         cutoff = Now() - request.older_than if is_age else request.older_than
         expired |= Q(ended_at__isnull=False, is_emptied=False, ended_at__lte=cutoff)
     return expired
-
-
-def _removed(
-    db: Database, tenant: str | None, condition: Q, *, keep: int, dry_run: bool, by: Combinable
-) -> list[int]:
-    """The number of removed chunks of each stream."""
-    removed = []
-    for stream in _each(db, tenant, condition, by):
-        if dry_run:
-            removed.append(max(0, stream.last_sequence - keep - stream.floor))
-        else:
-            removed.append(_remove(db, stream.pk, condition, keep))
-    return removed
 
 
 def _each(db: Database, tenant: str | None, condition: Q, by: Combinable) -> Iterator[Stream]:

@@ -8,8 +8,9 @@ from datetime import timedelta
 from itertools import count, repeat
 from typing import Any, Final, NamedTuple
 
+from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT, Limits
-from helix_store.core.payloads import decode_all, encode
+from helix_store.core.payloads import decode_all, encode_all
 from helix_store.core.streams import LONGEST_SECONDS, StoredChunk
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import (
@@ -128,17 +129,18 @@ def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:
 
 def encode_chunks(chunks: Iterable[Any], limits: Limits) -> list[str]:
     """Encode chunks, each a dict with a ``type``. Raises `InvalidPayload` and `LimitExceeded`."""
-    if isinstance(chunks, dict | str | bytes) or not isinstance(chunks, Iterable):
-        raise InvalidPayload(path="chunks", reason=f"expected chunks, got {type(chunks).__name__}")
-    return [_encoded(chunk, f"chunks/{index}", limits) for index, chunk in enumerate(chunks)]
+    checked = [
+        _checked(chunk, f"chunks/{index}") for index, chunk in enumerate(validation.items(chunks, "chunks"))
+    ]
+    return encode_all(checked, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path="chunks")
 
 
-def _encoded(chunk: Any, path: str, limits: Limits) -> str:
+def _checked(chunk: Any, path: str) -> dict[str, Any]:
     if type(chunk) is not dict:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(chunk).__name__}")
     if type(chunk.get("type")) is not str or not chunk["type"]:
         raise InvalidPayload(path=f"{path}/type", reason="expected a text that is not empty")
-    return encode(chunk, limit=limits.max_chunk_bytes, name="max_chunk_bytes", path=path)
+    return chunk
 
 
 def position(value: Any) -> int:
@@ -175,7 +177,7 @@ def seconds(value: Any, name: str) -> float:
 
 
 def duration_ms(value: Any, name: str) -> int:
-    """Whole milliseconds of a timedelta that is not negative. Raises `InvalidPayload`."""
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise InvalidPayload(path=name, reason="expected a timedelta that is not negative")
+    """Whole milliseconds of an age. Raises `InvalidPayload`."""
+    if not isinstance(value, timedelta) or not validation.is_age(value):
+        raise InvalidPayload(path=name, reason="expected a timedelta from 0 to a hundred years")
     return value // timedelta(milliseconds=1)

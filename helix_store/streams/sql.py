@@ -29,6 +29,7 @@ __all__ = [
     "SEND_NOTIFICATIONS",
     "SET_STATUS",
     "STREAM_BY_ID",
+    "TENANTS_OF",
 ]
 
 _STREAM: Final = table(Stream)
@@ -163,6 +164,24 @@ JOINED_PAGE: Final = Statement(
 
 To transfer many rows takes longer than to find them.
 """
+
+TENANTS_OF: Final = Statement(
+    # One look-up for each tenant: no index begins with the stream's id.
+    f"""
+    WITH RECURSIVE known(tenant) AS (
+        SELECT min(tenant) FROM {_STREAM}
+      UNION ALL
+        SELECT (SELECT min(stream.tenant) FROM {_STREAM} AS stream WHERE stream.tenant > known.tenant)
+        FROM known WHERE known.tenant IS NOT NULL
+    )
+    SELECT tenant FROM known
+    WHERE tenant IS NOT NULL AND EXISTS (
+        SELECT 1 FROM {_STREAM} AS stream
+        WHERE stream.tenant = known.tenant AND stream.stream_id = %(stream_id)s
+    )
+    ORDER BY tenant"""
+)
+"""The tenants that have a stream with this id."""
 
 # --- Pruning and deleting --------------------------------------------------------------------------
 

@@ -6,12 +6,9 @@ import logging
 from http import HTTPStatus
 from typing import Final
 
-from asgiref.sync import iscoroutinefunction
-from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
-from django.utils.module_loading import import_string
 from django.views.decorators.http import require_GET
 
 from helix_store import conf
@@ -23,8 +20,9 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 from helix_store.streams.database import DatabaseStreamManager
+from helix_store.streams.permission import NO_PERMISSION, configured_permission, permitted_tenant
 from helix_store.streams.rules import position
-from helix_store.streams.sse import events_of, run_in_request, truncated_event, without_request_thread
+from helix_store.streams.sse import events_of, truncated_event, without_request_thread
 
 __all__ = ["stream_events"]
 
@@ -34,6 +32,7 @@ _HEADERS: Final = {
     # Without it, nginx buffers the events.
     "X-Accel-Buffering": "no",
 }
+_NEEDS_ASGI: Final = "Streams need an ASGI server, such as uvicorn. This server uses WSGI."
 
 _logger = logging.getLogger(__name__)
 
@@ -44,15 +43,20 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
     """The chunks of a stream as they are written: ``id`` is the sequence and ``data`` the chunk.
 
     Starts after ``Last-Event-ID`` or, without it, after ``?from=``. The last event is ``end``, ``fail``,
-    ``paused`` or ``truncated``. Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404
-    for an unknown stream, 400 for an invalid position, 503 if the database cannot be read, and 501 under
-    WSGI, where every reader would hold a worker.
+    ``paused`` or ``truncated``. A response that ends without a last event is continued by the next request.
+
+    Responds 403 unless ``HELIX_STORE["STREAM_PERMISSION"]`` allows access, 404 for an unknown stream, 400 for
+    an invalid position, 503 if the database cannot be read, and 501 under WSGI, where every reader would hold
+    a worker.
     """
-    tenant = await _permitted_tenant(request, stream_id)
+    permission = configured_permission()
+    if permission is None:
+        return _refusal(HTTPStatus.FORBIDDEN, NO_PERMISSION)
+    tenant = await permitted_tenant(request, stream_id, permission=permission)
     if tenant is None:
         return _refusal(HTTPStatus.FORBIDDEN)
     if not isinstance(request, ASGIRequest):
-        return _refusal(HTTPStatus.NOT_IMPLEMENTED)
+        return _refusal(HTTPStatus.NOT_IMPLEMENTED, _NEEDS_ASGI)
     options = conf.stream_options()
     try:
         after = _position(request)
@@ -65,8 +69,8 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
         return HttpResponse(truncated_event(exc.oldest), headers=_HEADERS)
     except HelixStoreError as exc:
         _logger.warning(
-            "A stream could not be opened (%s); the browser connects again. If this repeats, check that the "
-            "database is reachable.",
+            "A stream could not be opened (%s), and the request was refused with 503. If this repeats, check "
+            "that the database is reachable.",
             exc.code,
         )
         return _refusal(HTTPStatus.SERVICE_UNAVAILABLE)
@@ -74,27 +78,6 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
         return _refusal(HTTPStatus.NOT_FOUND)
     events = events_of(reader, heartbeat=options.heartbeat)
     return StreamingHttpResponse(without_request_thread(events), headers=_HEADERS)
-
-
-async def _permitted_tenant(request: HttpRequest, stream_id: str) -> str | None:
-    """The tenant whose stream the request may read; ``None`` if access is denied, the default."""
-    dotted_path = conf.stream_permission()
-    if dotted_path is None:
-        return None
-    permission = import_string(dotted_path)
-    if iscoroutinefunction(permission):
-        answer = await permission(request, stream_id)
-    else:
-        answer = await run_in_request(permission, request, stream_id)
-    if isinstance(answer, str):
-        return answer
-    if answer is True:
-        return ""
-    if answer is False or answer is None:
-        return None
-    raise ImproperlyConfigured(
-        f'HELIX_STORE["STREAM_PERMISSION"] must return True, False or a tenant, not {type(answer).__name__}.'
-    )
 
 
 def _position(request: HttpRequest) -> int:
@@ -106,7 +89,8 @@ def _position(request: HttpRequest) -> int:
     return position(int(text))
 
 
-def _refusal(status: HTTPStatus) -> HttpResponse:
-    response = HttpResponse(f"{status.phrase}\n", status=status, content_type="text/plain; charset=utf-8")
+def _refusal(status: HTTPStatus, reason: str = "") -> HttpResponse:
+    text = f"{status.phrase}: {reason}" if reason else status.phrase
+    response = HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")
     response["Cache-Control"] = "no-store"
     return response

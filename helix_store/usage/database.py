@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 from django.db.models import Count, QuerySet
-from django.db.models.functions import Trunc
 
 from helix_store import conf
 from helix_store.core import validation
@@ -26,6 +24,7 @@ from helix_store.core.usage import (
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.expressions import (
     ExactSum,
+    StartInUTC,
     after_keyset,
     list_parameter,
     rows_parameter,
@@ -178,7 +177,7 @@ class DatabaseUsage(DatabaseOperations):
         wanted = UsageQuery(agent_type=query.agent_type, date_from=query.date_from, date_to=query.date_to)
         groups = (
             _filtered(self._of_tenant, wanted)
-            .annotate(start=Trunc("timestamp", query.bucket.value, tzinfo=UTC))
+            .annotate(start=StartInUTC("timestamp", query.bucket.value))
             .values_list("start", _GROUP_COLUMNS[query.group_by])
             .annotate(entries=Count("pk"), cost=ExactSum("cost_usd"), **_TOKEN_SUMS)
             .order_by()

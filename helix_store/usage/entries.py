@@ -41,7 +41,7 @@ def checked_entry(entry: UsageEntry | Mapping[str, Any], path: str = "") -> Usag
     try:
         return _checked(as_value(UsageEntry, entry))
     except InvalidPayload as exc:
-        raise InvalidPayload(path=f"{path}/{exc.path.removeprefix('/')}", reason=exc.reason) from exc
+        raise InvalidPayload(path=path + exc.path, reason=exc.reason) from exc
 
 
 def plain_amount(amount: float) -> int | float:

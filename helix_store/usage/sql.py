@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from helix_store.engine.expressions import exact_sum, is_in_list
+from helix_store.core.usage import UsageReportGrouping
+from helix_store.engine.expressions import exact_sum, is_in_list, local_day
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
@@ -18,6 +19,8 @@ from helix_store.sessions.sql import SESSION_BY_ID
 __all__ = [
     "COLUMNS",
     "KEEP_SESSIONS",
+    "REPORTED",
+    "REPORT_FILTERS",
     "ROWS_PER_STATEMENT",
     "SESSION_COLUMNS",
     "SUMMED",
@@ -26,6 +29,7 @@ __all__ = [
     "SUMS_OF_SESSIONS",
     "insert_entries",
     "insert_entry",
+    "report",
 ]
 
 _TYPES: Final = {
@@ -150,3 +154,133 @@ SUMS_OF_KEPT: Final = _sums(
     "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
 )
 """Entries of deleted sessions with this id."""
+
+# --- Reports ---------------------------------------------------------------------------------------
+
+REPORTED: Final = (
+    "prompt_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "cached_tokens",
+    "total_tokens",
+    "cost_usd",
+)
+"""The columns that a report adds up."""
+
+# A skip scan: one look-up in an index for each tenant.
+_EVERY_TENANT: Final = f"""
+    e.tenant IN (
+        WITH RECURSIVE known(tenant) AS (
+            SELECT min(tenant) FROM {table(UsageRow)}
+          UNION ALL
+            SELECT (SELECT min(tenant) FROM {table(UsageRow)} WHERE tenant > known.tenant)
+            FROM known WHERE known.tenant IS NOT NULL
+        )
+        SELECT tenant FROM known WHERE tenant IS NOT NULL)"""
+
+REPORT_FILTERS: Final = {
+    "tenant": "e.tenant = (SELECT %(tenant)s)",
+    "agent_type": "e.session_agent_type = %(agent_type)s",
+    "user_id": "e.user_id = %(user_id)s",
+    "model": "e.model = %(model)s",
+    "date_from": "e.timestamp >= %(date_from)s",
+    "date_to": "e.timestamp < %(date_to)s",
+}
+"""The conditions of a report by the names of their parameters."""
+
+_SESSION_OF_ENTRY: Final = f"LEFT JOIN {table(Session)} AS s ON s.id = e.session_id"
+_DAY: Final = local_day("e.timestamp", "zone")
+_GROUPS: Final = {
+    UsageReportGrouping.SESSION: ("e.tenant", "e.recorded_for", "e.session_id IS NULL"),
+    UsageReportGrouping.TREE: (
+        "e.tenant",
+        "COALESCE(s.root_session_id, e.recorded_for)",
+        "e.session_id IS NULL",
+    ),
+    UsageReportGrouping.MODEL: ("NULL", "e.model", "FALSE"),
+    UsageReportGrouping.AGENT_TYPE: ("NULL", "e.session_agent_type", "FALSE"),
+    UsageReportGrouping.USER: ("e.tenant", "e.user_id", "FALSE"),
+}
+"""The tenant, the name and whether the session was deleted: what the entries of a group have in common."""
+
+
+@lru_cache(256)
+def report(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
+    """The groups with the highest costs, or the last days, and the sums of all groups.
+
+    ``filters`` are names of `REPORT_FILTERS`. Columns: the number of groups, the tenant, the group, whether
+    it was deleted, the number of entries, of tool calls and of entries without a price, and the sums of
+    `REPORTED`, for `summed`. The number of groups is not null in the row with the sums of all groups.
+    """
+    conditions = [REPORT_FILTERS[name] for name in filters]
+    if conditions and "tenant" not in filters:
+        # Every other index begins with the tenant.
+        conditions.insert(0, _EVERY_TENANT)
+    rows = f"{table(UsageRow)} AS e"
+    if by is UsageReportGrouping.TREE:
+        rows += f" {_SESSION_OF_ENTRY}"
+    if conditions:
+        rows += f" WHERE {' AND '.join(conditions)}"
+    return Statement(_report_postgresql(by, rows), _report_sqlite(by, rows))
+
+
+def _report_postgresql(by: UsageReportGrouping, rows: str) -> str:
+    return _report(
+        by,
+        _GROUPS.get(by, ("NULL", _DAY[0], "FALSE")),
+        rows,
+        sums=[f"COALESCE(SUM(e.{name}), 0) AS {name}" for name in REPORTED],
+        totals=[f"SUM({name})" for name in REPORTED],
+        columns=list(REPORTED),
+    )
+
+
+def _report_sqlite(by: UsageReportGrouping, rows: str) -> str:
+    """Each sum is two columns, see `exact_sum`. The lower one has at most 32 bits, so that groups compare."""
+    low = "SUM(e.{0} & 4294967295)"
+    high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
+    halves = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"
+    return _report(
+        by,
+        _GROUPS.get(by, ("NULL", _DAY[1], "FALSE")),
+        rows,
+        sums=[halves.format(name) for name in REPORTED],
+        totals=[f"SUM({name}) || ' ' || SUM({name}_low)" for name in REPORTED],
+        columns=[f"{name} || ' ' || {name}_low" for name in REPORTED],
+        low="_low",
+    )
+
+
+def _report(
+    by: UsageReportGrouping,
+    group: tuple[str, str, str],
+    rows: str,
+    *,
+    sums: list[str],
+    totals: list[str],
+    columns: list[str],
+    low: str = "",
+) -> str:
+    tenant, name, is_deleted = group
+    halves = ("", low) if low else ("",)
+    order = [f"{column}{half} DESC" for column in ("cost_usd", "total_tokens") for half in halves]
+    order += ["tenant", "name IS NULL", "name", "is_deleted"]
+    if by is UsageReportGrouping.DAY:
+        order = ["name DESC"]
+    return f"""
+        WITH grouped AS (
+            SELECT {tenant} AS tenant, {name} AS name, {is_deleted} AS is_deleted, count(*) AS entry_count,
+                count(*) FILTER (WHERE e.kind = 'tool') AS tool_calls,
+                count(*) FILTER (WHERE e.kind = 'tokens' AND e.cost_usd IS NULL) AS unpriced,
+                {", ".join(sums)}
+            FROM {rows}
+            GROUP BY 1, 2, 3
+        )
+        SELECT count(*), NULL, NULL, NULL, SUM(entry_count), SUM(tool_calls), SUM(unpriced),
+            {", ".join(totals)}
+        FROM grouped
+      UNION ALL
+        SELECT * FROM (
+            SELECT CAST(NULL AS bigint), tenant, name, is_deleted, entry_count, tool_calls, unpriced,
+                {", ".join(columns)}
+            FROM grouped ORDER BY {", ".join(order)} LIMIT %(limit)s) AS highest"""

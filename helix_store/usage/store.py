@@ -61,10 +61,9 @@ class UsageStoreBase:
 
     def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]:
         """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
-        if not isinstance(entries, Iterable) or isinstance(entries, str | bytes | Mapping):
-            raise InvalidPayload(path="entries", reason="expected a collection of entries")
         checked = [
-            _priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in enumerate(entries)
+            _priced(checked_entry(entry, path=f"entries/{index}"))
+            for index, entry in enumerate(validation.items(entries, "entries"))
         ]
         if checked:
             self._backend.record(checked)
@@ -225,7 +224,7 @@ def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
         kinds = [kinds]
     if not isinstance(kinds, Collection) or isinstance(kinds, bytes | Mapping):
         raise InvalidQuery("kinds must be a kind of usage or a collection of them.", path="kinds")
-    return frozenset(_member(UsageKind, kind, "kinds") for kind in kinds)
+    return frozenset(_member(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds"))
 
 
 def _member(cls: type[E], value: Any, name: str) -> E:

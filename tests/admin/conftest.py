@@ -88,7 +88,10 @@ class Browser:
         return user
 
     def open(self, url: str, **query: Any) -> Page:
-        with CaptureQueriesContext(connections[self.database.alias]) as captured:
+        connection = connections[self.database.alias]
+        # Django keeps the newest 9,000 statements, and warns of a full log.
+        connection.queries_log.clear()
+        with CaptureQueriesContext(connection) as captured:
             response = self.client.get(url, query)
         return Page(
             response.status_code,
@@ -108,7 +111,7 @@ def _url(model: type[Model], view: str, *arguments: Any) -> str:
 
 
 @contextmanager
-def _browser_on(database: CommittedDatabase) -> Iterator[Browser]:
+def browser_on(database: CommittedDatabase) -> Iterator[Browser]:
     with override_settings(DATABASE_ROUTERS=[EverythingOn(database.alias)]):
         yield Browser(database)
         User.objects.filter(username__startswith="user-").delete()
@@ -117,7 +120,7 @@ def _browser_on(database: CommittedDatabase) -> Iterator[Browser]:
 @pytest.fixture
 def visitor(empty_db: CommittedDatabase) -> Iterator[Browser]:
     """A browser on each database in turn; nobody is signed in, and there are no rows yet."""
-    with _browser_on(empty_db) as browser:
+    with browser_on(empty_db) as browser:
         yield browser
 
 
@@ -132,7 +135,7 @@ def browser(visitor: Browser) -> Browser:
 def sqlite_browser(sqlite_db: CommittedDatabase) -> Iterator[Browser]:
     """``browser`` on SQLite alone."""
     delete_all_rows(sqlite_db.alias)
-    with _browser_on(sqlite_db) as browser:
+    with browser_on(sqlite_db) as browser:
         browser.sign_in(superuser=True)
         yield browser
         # What these tests leave is damaged, and other tests look at every row.

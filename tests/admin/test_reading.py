@@ -23,7 +23,8 @@ from tests.admin.rows import MODELS, rows_of, store_of, write_session
 
 PAYLOAD_COLUMNS = re.compile(
     r"\"(payload|envelope|error|pending_client_tool_calls|completed_client_tool_calls|client_tool_call_ownership"
-    r"|suspension_context|suspended_awaiting_children|tracing_context)\""
+    r"|suspension_context|suspended_awaiting_children|tracing_context"
+    r"|title|tags|metadata|directory|failure_reason|completion_reason)\""
 )
 
 

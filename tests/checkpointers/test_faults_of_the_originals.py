@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore, InMemorySnapshotCheckpointer
+from helix_store.core import moments
 from helix_store.core.ids import IdGenerator
 from helix_store.exceptions import (
     CheckpointNotFound,
@@ -95,7 +95,7 @@ class TestSnapshotFaults:
         assert exact_form(ours.get("t")) == exact_form(value)
 
     def test_values_without_a_json_form_were_changed_silently(self, make_snapshots: MakeSnapshots) -> None:
-        value = {"version": 1, "when": timezone.now(), "set": {1}}
+        value = {"version": 1, "when": moments.now(), "set": {1}}
         naive, ours = NaiveSnapshots(), make_snapshots()
         naive.put("t", value)
         assert naive.get("t") != value
@@ -208,8 +208,8 @@ class TestGraphFaults:
         self, graph: GraphCheckpointStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         naive = NaiveGraphStore(now=lambda: 1_800_000_000_000)
-        stopped = timezone.now()
-        monkeypatch.setattr(timezone, "now", lambda: stopped)
+        stopped = moments.now()
+        monkeypatch.setattr(moments, "now", lambda: stopped)
         graph.create_session("", session_id="s")
         for number in range(4):
             naive.add_message("s", content=str(number))

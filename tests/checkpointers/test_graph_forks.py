@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError
-from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.checkpointers.graph.types import (
@@ -15,6 +14,7 @@ from helix_store.checkpointers.graph.types import (
     GraphSession,
     StoredMessage,
 )
+from helix_store.core import moments
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload
 from helix_store.models import Session
@@ -77,8 +77,8 @@ class TestFork:
     def test_leaves_out_a_message_of_the_same_moment_after_the_checkpoint(
         self, graph: GraphCheckpointStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stopped = timezone.now()
-        monkeypatch.setattr(timezone, "now", lambda: stopped)
+        stopped = moments.now()
+        monkeypatch.setattr(moments, "now", lambda: stopped)
         graph.create_session("", session_id="s")
         graph.add_message("s", role="user", content="before")
         checkpoint = graph.save_checkpoint("s", step=0)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.checkpointers.graph.types import StoredMessage
+from helix_store.core import moments
 from helix_store.exceptions import (
     FencedOutError,
     IntegrityFault,
@@ -67,10 +67,10 @@ class TestAdd:
     def test_ids_and_times_increase_in_append_order(
         self, graph: GraphCheckpointStore, session: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stopped = timezone.now()
-        monkeypatch.setattr(timezone, "now", lambda: stopped)
+        stopped = moments.now()
+        monkeypatch.setattr(moments, "now", lambda: stopped)
         graph.add_messages(session, [{"role": "user", "content": str(number)} for number in range(5)])
-        monkeypatch.setattr(timezone, "now", lambda: stopped - timedelta(hours=1))
+        monkeypatch.setattr(moments, "now", lambda: stopped - timedelta(hours=1))
         graph.add_message(session, role="user", content="5")
         messages = graph.get_messages(session)
         assert contents(messages) == ["0", "1", "2", "3", "4", "5"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.utils import timezone
 
 from helix_store.checkpointers import InMemorySnapshotCheckpointer, SnapshotCheckpointer
+from helix_store.core import moments
 from helix_store.exceptions import InvalidPayload, LockLostError
 from helix_store.models import Checkpoint
 from tests.checkpointers.conftest import Snapshots
@@ -165,9 +165,9 @@ class TestTerm:
     ) -> None:
         claim = snapshots.claim("t", owner="o", ttl_ms=60_000)
         assert claim is not None
-        now = timezone.now()
+        now = moments.now()
         assert abs(claim.expires_at - now - timedelta(minutes=1)) < timedelta(seconds=30)
-        monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=365))
+        monkeypatch.setattr(moments, "now", lambda: now + timedelta(days=365))
         assert snapshots.claim("t", owner="hasty") is None
 
     def test_refreshed_lasts_longer(self, snapshots: SnapshotCheckpointer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -94,6 +95,7 @@ class NowhereRouter:
         {"DEFAULT_LOCK_TTL_MS": 1.5},
         {"PAGE_SIZE": "200"},
         {"ASYNC_THREADS": -1},
+        {"FAST_PATHS": "no"},
         {"CHECKPOINTS_KEEP": 0},
         {"STREAMS": []},
         {"STREAMS": {"poll_interval": 0}},
@@ -141,15 +143,79 @@ def test_w002_and_w003_from_the_database_when_it_may_be_asked(sqlite_db: Committ
     assert ids(checks.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
 
 
+@pytest.mark.parametrize(
+    ("version", "has_the_bug"),
+    [
+        ((3, 40, 1), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 45, 0), True),
+        ((3, 50, 6), True),
+        ((3, 50, 7), False),
+        ((3, 51, 2), True),
+        ((3, 51, 3), False),
+        ((3, 53, 0), False),
+    ],
+)
 def test_w004_sqlite_with_the_wal_reset_bug_under_deploy_only(
-    sqlite_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+    sqlite_db: CommittedDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int, int],
+    has_the_bug: bool,
 ) -> None:
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 2))
-    assert ids(checks.check_sqlite_version()) == ["helix_store.W004"]
-    assert "helix_store.W004" in ids(run_checks(include_deployment_checks=True))
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    assert ids(checks.check_sqlite_version()) == ["helix_store.W004"] * has_the_bug
+    assert ("helix_store.W004" in ids(run_checks(include_deployment_checks=True))) == has_the_bug
     assert "helix_store.W004" not in ids(run_checks())
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
+
+
+@pytest.mark.parametrize("id_", ["helix_store.W002", "helix_store.W004"])
+def test_the_advice_of_w002_and_w004_on_an_old_sqlite_makes_both_clean(
+    sqlite_db: CommittedDatabase, options: Any, monkeypatch: pytest.MonkeyPatch, id_: str
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
+    if id_ == "helix_store.W002":
+        options(sqlite_db.alias, OPTIONS={"init_command": "PRAGMA synchronous=FULL;"})
+    (found,) = (message for message in sqlite_warnings() if message.id == id_)
+    advised = re.search(r'"init_command": "(.+?)"', str(found.hint))
+    assert advised is not None
+    options(sqlite_db.alias, OPTIONS={"init_command": advised[1]})
+    assert ids(sqlite_warnings()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [((3, 40, 1), []), ((3, 51, 3), ["helix_store.W002"])], ids=["old", "new"]
+)
+def test_a_rollback_journal_is_right_where_wal_may_corrupt(
+    sqlite_db: CommittedDatabase,
+    options: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int, int],
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    options(
+        sqlite_db.alias, OPTIONS={"init_command": "PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=FULL;"}
+    )
+    assert ids(sqlite_warnings()) == expected
+
+
+def test_w004_asks_a_database_for_its_journal_mode_where_it_may(
+    sqlite_db: CommittedDatabase, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings have changed, but a file stays in WAL mode until nobody else has it open."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
+    with sqlite_db.connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode=WAL")
+    options(
+        sqlite_db.alias, OPTIONS={"init_command": "PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=FULL;"}
+    )
     assert checks.check_sqlite_version() == []
+    assert ids(checks.check_sqlite_version(databases=[sqlite_db.alias])) == ["helix_store.W004"]
+
+
+def sqlite_warnings() -> list[Any]:
+    return [*checks.check_sqlite_settings(), *checks.check_sqlite_version()]
 
 
 @pytest.mark.parametrize(("asgi", "expected"), [("project.asgi.app", "W005"), (None, "I005")])
@@ -161,6 +227,28 @@ def test_w005_and_i005_persistent_connections(
         for age in (60, None):
             options(postgres_db.alias, CONN_MAX_AGE=age)
             assert ids(checks.check_connections_under_asgi()) == [f"helix_store.{expected}"]
+
+
+@pytest.mark.parametrize("permission", [None, ""])
+def test_w006_the_stream_view_without_a_permission(permission: str | None) -> None:
+    with override_settings(HELIX_STORE={"STREAM_PERMISSION": permission}):
+        (message,) = checks.check_stream_permission()
+        assert message.id == "helix_store.W006"
+        assert "STREAM_PERMISSION" in str(message.hint)
+        assert "helix_store.W006" in ids(run_checks())
+        with override_settings(ROOT_URLCONF="tests.checks.nested_urls"):
+            assert ids(checks.check_stream_permission()) == ["helix_store.W006"]
+
+
+@pytest.mark.parametrize("urls", ["tests.checks.other_urls", None])
+def test_w006_keeps_quiet_where_the_urls_are_not_included(urls: str | None) -> None:
+    with override_settings(HELIX_STORE={}, ROOT_URLCONF=urls):
+        assert checks.check_stream_permission() == []
+
+
+def test_w006_keeps_quiet_about_a_project_with_a_permission() -> None:
+    with override_settings(HELIX_STORE={"STREAM_PERMISSION": "project.permissions.may_watch"}):
+        assert checks.check_stream_permission() == []
 
 
 def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> None:

@@ -18,7 +18,7 @@ class MemoryProvider:
         self.before_listing: Callable[[str], object] = lambda session_id: None
         self.before_deleting: Callable[[str], object] = lambda snapshot_id: None
 
-    def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
         self.before_listing(session_id)
         return list(self.snapshots.get(session_id, []))
 
@@ -36,7 +36,7 @@ class FolderProvider:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
         return [f"{session_id}/{path.name}" for path in (self.folder / session_id).iterdir()]
 
     def delete_snapshot(self, snapshot_id: str) -> None:

@@ -43,7 +43,7 @@ class StoppingProvider(FolderProvider):
             self.reached.set()
             PROCESSES.Event().wait()
 
-    def list_snapshots(self, session_id: str, ref: Mapping[str, Any]) -> Iterable[str]:
+    def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
         self.stop_at("before the claim")
         return sorted(super().list_snapshots(session_id, ref))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from django.db.models import OuterRef, Subquery
-from django.utils import timezone
 
 from helix_store.cleanup import CleanupSummary, expired_session_cleanup
+from helix_store.core import moments
 from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState, SessionStatus
 from helix_store.exceptions import ConflictError, StaleStateError
@@ -101,7 +101,7 @@ def clean_up_or_renew(alias: str, tenant: str, folder: Path, expired: int, role:
 def create_sessions(database: CommittedDatabase, folder: Path) -> tuple[int, int]:
     """Suspended sessions, the first of them expired, each with one snapshot."""
     total, expired = SIZES[database.vendor]
-    now = timezone.now()
+    now = moments.now()
     sessions, states = [], []
     for number in range(total):
         session_id = f"session-{number}"

@@ -72,13 +72,14 @@ def test_no_session_reaches_the_snapshots_of_another_one(storage: Storage) -> No
         assert list(provider.list_snapshots(session_id, {})) == [snapshot_id]
 
 
-def test_a_ref_may_name_its_folder(storage: Storage) -> None:
+def test_a_ref_may_name_a_folder_of_its_session(storage: Storage) -> None:
     provider = StorageWorkspaceProvider(storage)
-    ref = {"provider": "disk", "path": "tenant/session-1/"}
+    ref = {"provider": "disk", "path": "work/first/"}
     snapshot_id = saved(provider, "session-1", "a.tar", ref)
-    assert snapshot_id == "tenant/session-1/a.tar"
+    assert snapshot_id == "session-1/work/first/a.tar"
     assert list(provider.list_snapshots("session-1", ref)) == [snapshot_id]
-    assert list(provider.list_snapshots("session-1", {})) == []
+    assert list(provider.list_snapshots("session-1", {**ref, "path": "work/second"})) == []
+    assert list(provider.list_snapshots("session-1", {})) == [snapshot_id]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_it_cleans_up_every_tenant_and_says_what_it_did(store: DatabaseStateStor
     assert summary == {**NOTHING, "detected": 4, "marked": 4}
     assert "2 marked" in progress
     assert "4 marked" in progress
-    assert run(store) == (NOTHING, "0 expired, 0 marked, 0 errors so far\n" * 2)
+    assert run(store) == (NOTHING, "0 expired, 0 marked, 0 errors so far\n")
 
 
 def test_verbosity_zero_is_silent(store: DatabaseStateStore) -> None:
@@ -81,10 +81,57 @@ def test_verbosity_zero_is_silent(store: DatabaseStateStore) -> None:
     assert run(store, verbosity=0) == ({**NOTHING, "detected": 1, "marked": 1}, "")
 
 
-def test_a_dry_run_changes_nothing(store: DatabaseStateStore) -> None:
+def test_a_dry_run_lists_what_a_run_would_do_and_changes_nothing(store: DatabaseStateStore) -> None:
     expire(store, 3)
-    assert run(store, "--dry-run")[0] == {**NOTHING, "detected": 3}
+    call = {"tool_name": "ask", "deadline": LONG_AGO}
+    store.create_session("waits", agent_type="agent")
+    calls: dict[str, dict[str, Any]] = {
+        "call-1": {**call, "on_expiry": "fail"},
+        "call-2": call,
+        "call-3": {"tool_name": "ask"},
+    }
+    for session_id in ("waits", "session-0"):
+        store.add_pending_tool_calls(session_id, calls)
+    other = DatabaseStateStore(store.alias, tenant="other")
+    other.create_session("session-0", agent_type="agent", expires_at=LONG_AGO)
+    sessions = [{"tenant": store.tenant, "session_id": f"session-{number}"} for number in range(3)]
+    overdue = {"tenant": store.tenant, "session_id": "waits", "tool_name": "ask", "deadline": LONG_AGO}
+    listed = run(store, "--dry-run", "--batch-size", "2")[0]
+    assert listed == {
+        **NOTHING,
+        "detected": 4,
+        "expired_sessions": [*sessions, {"tenant": "other", "session_id": "session-0"}],
+        "overdue_calls": [
+            {**overdue, "tool_call_id": "call-1", "has_default": True},
+            {**overdue, "tool_call_id": "call-2", "has_default": False},
+        ],
+    }
     assert failed(store) == 0
+    assert run(store)[0] == {**NOTHING, "detected": 4, "marked": 4, "defaults_applied": 1}
+
+
+def test_a_dry_run_as_a_table_has_a_line_for_each_session_and_call(store: DatabaseStateStore) -> None:
+    expire(store, 2)
+    store.create_session("waits", agent_type="agent")
+    call = {"tool_name": "ask\x1b[2J", "deadline": LONG_AGO, "on_expiry": "fail"}
+    state = store.load_state("waits")
+    assert state is not None
+    state.pending_client_tool_calls = {"call \ud800": call}
+    store.save_state("waits", state)
+    out = StringIO()
+    call_command("cleanup_expired_sessions", "--dry-run", database=store.alias, stdout=out, verbosity=0)
+    lines = out.getvalue().splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["expired", "sessions:"],
+        ["tenant", "session", "id"],
+        [store.tenant, "session-0"],
+        [store.tenant, "session-1"],
+    ]
+    assert lines[5] == "overdue calls:"
+    assert "waits" in lines[7]
+    assert "call \\ud800" in lines[7]
+    assert "\x1b" not in out.getvalue()
+    assert ["detected", "2"] in [line.split() for line in lines]
 
 
 def test_a_limit_bounds_what_is_done(store: DatabaseStateStore) -> None:
@@ -119,6 +166,22 @@ def test_problems_are_exit_code_one_after_the_data(store: DatabaseStateStore) ->
         call_command("cleanup_expired_sessions", database=store.alias, format="json", stdout=out, verbosity=0)
     assert caught.value.returncode == 1
     assert json.loads(out.getvalue()) == {**NOTHING, "detected": 2, "errors": 2}
+
+
+def test_a_missing_provider_is_one_line_of_the_log(
+    store: DatabaseStateStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    expire(store, 5, workspace_refs={"main": {"provider": "nobody\n"}})
+    state = store.create_session("no name", agent_type="agent", expires_at=LONG_AGO)
+    state.workspace_refs = {"main": "nonsense"}
+    store.save_state("no name", state)
+    with pytest.raises(CommandError, match="6 sessions"):
+        run(store, "--batch-size", "2")
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None)] * 2
+    assert sorted(caplog.messages) == [
+        "No workspace provider 'nobody\\n' is configured; sessions that were not cleaned up for that: 5.",
+        "No workspace provider None is configured; sessions that were not cleaned up for that: 1.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,16 +254,7 @@ def test_a_signal_stops_it_after_the_current_batch(store: DatabaseStateStore, nu
 def test_a_loop_goes_on_until_it_is_stopped(store: DatabaseStateStore) -> None:
     expire(store, 1)
     out = StringIO()
-    rounds = 0
-
-    def stop_in_the_third_round(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        nonlocal rounds
-        rounds += "deadline" in sql and sql.startswith("SELECT")
-        if rounds == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return execute(sql, params, many, context)
-
-    with connections[store.alias].execute_wrapper(stop_in_the_third_round):
+    with connections[store.alias].execute_wrapper(StoppingInRound(3)):
         call_command(
             "cleanup_expired_sessions",
             database=store.alias,
@@ -211,6 +265,39 @@ def test_a_loop_goes_on_until_it_is_stopped(store: DatabaseStateStore) -> None:
         )
     summaries = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [summary["marked"] for summary in summaries] == [1, 0, 0]
+
+
+def test_a_loop_counts_a_session_with_a_problem_once(store: DatabaseStateStore) -> None:
+    expire(store, 2, workspace_refs={"main": {"provider": "nobody"}})
+    out, err = StringIO(), StringIO()
+    with (
+        connections[store.alias].execute_wrapper(StoppingInRound(3)),
+        pytest.raises(CommandError, match=r"^2 sessions had a problem"),
+    ):
+        call_command(
+            "cleanup_expired_sessions",
+            database=store.alias,
+            format="json",
+            loop=1,
+            stdout=out,
+            stderr=err,
+        )
+    summaries = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(each["detected"], each["errors"]) for each in summaries] == [(2, 2)] * 3
+    assert err.getvalue().splitlines()[:2] == ["2 expired, 0 marked, 2 errors so far"] * 2
+
+
+class StoppingInRound:
+    """Sends SIGTERM to this process when a round looks for overdue calls, which is its last query."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.left -= "deadline" in sql and sql.startswith("SELECT")
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return execute(sql, params, many, context)
 
 
 def signalling(number: signal.Signals) -> Callable[..., Any]:

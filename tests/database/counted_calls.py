@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from django.utils import timezone
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.checkpointers.snapshots.claims import Claim
+from helix_store.core import moments
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.stores import (
     DatabaseLockManager,
@@ -300,7 +300,7 @@ _STORE: Final[Calls] = {
     "take_tool_results": _of_store("take_tool_results"),
     "find_expired_pending": _of("store", "find_expired_pending"),
     "find_expired_pending at a given time": lambda faces: partial(
-        faces.store.find_expired_pending, now=timezone.now()
+        faces.store.find_expired_pending, now=moments.now()
     ),
     "suspend": _of_store("suspend", kind="suspended_step_partial", context={}),
     "suspend with calls": _of_store(

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import transaction
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.types import StepInfo
 from helix_store.exceptions import FencedOutError, LockLostError, SessionNotFound, StaleStateError
 from helix_store.models import Lock as LockRow
@@ -59,7 +59,7 @@ def expire(database: CommittedDatabase, name: str = "session") -> None:
 def test_a_row_says_who_holds_the_lock_and_until_when(
     committed_db: CommittedDatabase, locks: DatabaseLockManager
 ) -> None:
-    before = timezone.now()
+    before = moments.now()
     lock = acquired(locks)
     row = LockRow.objects.using(committed_db.alias).get(tenant=committed_db.tenant)
     assert (row.name, row.owner, row.token) == ("session", lock.owner, 1)
@@ -159,10 +159,10 @@ def test_the_workers_clock_decides_nothing(
     hours: int,
 ) -> None:
     held = acquired(locks)
-    true_time, true_time_ns, true_now = time.time, time.time_ns, timezone.now
+    true_time, true_time_ns, true_now = time.time, time.time_ns, moments.now
     monkeypatch.setattr(time, "time", lambda: true_time() + hours * 3600)
     monkeypatch.setattr(time, "time_ns", lambda: true_time_ns() + hours * 3600 * 10**9)
-    monkeypatch.setattr(timezone, "now", lambda: true_now() + timedelta(hours=hours))
+    monkeypatch.setattr(moments, "now", lambda: true_now() + timedelta(hours=hours))
     assert others_locks.acquire("session") is None
     assert others_locks.is_locked("session")
     held.refresh()

@@ -169,10 +169,6 @@ class TestRollup:
         assert "usage_session_idx" in ledger.plan(summing)
         assert _scanned_whole(ledger.plan(summing)) == []
 
-    def test_the_tree_is_found_by_indexes_of_sessions(self, ledger: Ledger) -> None:
-        finding, _ = ledger.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
-        assert "session_parent_idx" in ledger.plan(finding)
-
     def test_a_tree_of_more_sessions_than_a_statement_has_parameters_costs_two(self, ledger: Ledger) -> None:
         many = 33_000
         large = Ledger(ledger.alias, fresh_tenant())
@@ -185,9 +181,12 @@ class TestRollup:
             large.usage.record_entries(tool(f"child-{number}", timestamp=NOON) for number in (1, many))
             rollup = rolled_up(large.usage, "root", tree=True)
             sent = large.statements(lambda usage: usage.get_rollup("root", include_sub_agents=True))
+            plan = large.plan(sent[0])
             transaction.set_rollback(True, using=large.alias)
         assert (rollup.session_count, rollup.entry_count) == (many + 1, 2)
         assert len(sent) == 2
+        # Of a tenant with few sessions, the server may as well read all of them.
+        assert "session_parent_idx" in plan
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.databases import close_connections, delete_all_rows
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
 @pytest.fixture
@@ -40,9 +39,3 @@ def test_the_examples_of_a_page_run(page: Path, default_database: None) -> None:
         line = text.count("\n", 0, block.start(1))
         code = compile("\n" * line + block[1], str(page), "exec")
         exec(code, namespace)  # noqa: S102  our own documentation
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = LINK.findall(page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []

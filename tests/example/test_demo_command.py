@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,6 +108,20 @@ def test_the_demo_can_be_run_again_and_leaves_three_sessions_each_time(
     assert store.list_sessions(agent_type="travel-planner").total == 6
 
 
+def test_the_printed_approval_names_the_database_and_the_tenant(
+    committed_db: CommittedDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = io.StringIO()
+    _demo(committed_db, stderr=said)
+    (line,) = (line for line in said.getvalue().splitlines() if "approve(" in line)
+    *_, shell, option, code = shlex.split(line)
+    assert (shell, option) == ("shell", "-c")
+    exec(code, {})  # noqa: S102  the line that the demo tells its reader to run
+    assert "booked" in capsys.readouterr().out
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    assert store.list_sessions(agent_type="travel-planner", status="paused").total == 0
+
+
 def test_data_goes_to_stdout_and_progress_to_stderr(committed_db: CommittedDatabase) -> None:
     said = io.StringIO()
     table = _demo(committed_db, f"--transcripts={SAMPLE}", "--verify", stderr=said)
@@ -174,16 +189,19 @@ def test_a_superuser_is_made_for_development_only(sqlite_db: CommittedDatabase) 
     User.objects.using(sqlite_db.alias).filter(username="demo").delete()
     said = io.StringIO()
     _demo(sqlite_db, f"--transcripts={SAMPLE}", stderr=said)
-    assert "runserver" in said.getvalue()
+    assert "uvicorn" in said.getvalue()
     assert not User.objects.using(sqlite_db.alias).filter(username="demo").exists()
     with override_settings(DEBUG=True):
         _demo(sqlite_db, f"--transcripts={SAMPLE}", stderr=said)
+        again = io.StringIO()
+        _demo(sqlite_db, f"--transcripts={SAMPLE}", stderr=again)
+        assert "Sign in as demo" in again.getvalue()
         user = User.objects.using(sqlite_db.alias).get(username="demo")
         user.set_password("changed")
         user.save()
-        _demo(sqlite_db, f"--transcripts={SAMPLE}")
+        _demo(sqlite_db, f"--transcripts={SAMPLE}", stderr=said)
     try:
-        assert "Sign in as demo" in said.getvalue()
+        assert said.getvalue().count("Sign in as demo") == 1
         kept = User.objects.using(sqlite_db.alias).get(username="demo")
         assert kept.is_superuser
         assert kept.check_password("changed")

@@ -17,7 +17,7 @@ __all__ = ["Plan", "plans_of"]
 
 _EXPLAIN = "EXPLAIN (ANALYZE, TIMING OFF, BUFFERS OFF, FORMAT JSON)"
 _EXPLAINABLE = ("SELECT", "(SELECT", "WITH", "INSERT", "UPDATE", "DELETE")
-_NOT_A_TABLE = ("CONSTANT", "json_each", "tree", "copied", "parent", "(")
+_NOT_A_TABLE = ("CONSTANT", "json_each", "tree", "copied", "parent", "grouped", "highest", "known", "(")
 _OPERATIONS_A_ROW = 20
 """What SQLite's virtual machine does for a row that it passes over; one that it returns costs up to 100."""
 

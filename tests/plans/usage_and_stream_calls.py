@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync
 
+from helix_store.streams.listing import list_streams, tenants_of_stream
 from helix_store.testing.usage.base import custom
+from helix_store.usage.reports import usage_report
 from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
 from tests.plans.rows import BUSY, LONG, NOW, World
 
@@ -42,6 +44,7 @@ _GAPS: Final = {
     "dates": _ONE_BOUND,
     "agent type and dates": {ANALYSED: _ONE_BOUND[ANALYSED]},
 }
+_LAST_HOUR: Final = {"date_from": NOW - timedelta(hours=1), "date_to": NOW}
 _HEADS: Final = "how many chunks a stream has is in no index: every head is looked at"
 
 Make = Callable[[World], Callable[[], object]]
@@ -65,6 +68,15 @@ def _pages(filters: dict[str, Any]) -> Make:
         return lambda: [chosen(limit=PAGE, **page) for page in wanted]
 
     return make
+
+
+def _report(by: str, given: dict[str, Any]) -> Make:
+    """Over every tenant."""
+    return lambda world: partial(usage_report, by=by, using=world.database.alias, **given)
+
+
+def _report_of_tenant(given: dict[str, Any]) -> Make:
+    return lambda world: _report("session", {"tenant": world.usage.tenant, **given})(world)
 
 
 def _of_streams(method: str, *arguments: Any, **options: Any) -> Make:
@@ -91,11 +103,41 @@ USAGE_CALLS: Final = [
         )
         for group in ("model", "agent_type", "user", "kind")
     ],
+    # Whatever was spent is added up and grouped, and the groups are sorted by their cost.
+    *[
+        Call(f"usage_report by {by} of an hour", _report(by, _LAST_HOUR), reads=3_000, sorts=LONG)
+        for by in ("session", "tree", "model", "agent_type", "user", "day")
+    ],
+    *[
+        Call(
+            f"usage_report of a tenant by {name}",
+            _report_of_tenant(_FILTERS[name]),
+            reads=40_000,
+            sorts=2 * LONG,
+        )
+        for name in ("user", "dates", "agent type and dates", "a model that nobody used")
+    ],
     # As many as it deletes.
     Call("usage delete", _of_usage("delete", BUSY), reads=5 * LONG),
 ]
 
+
+def _stream_pages(world: World, **filters: Any) -> Callable[[], object]:
+    """The first page, and the one after it."""
+    chosen = partial(list_streams, using=world.database.alias, limit=PAGE, **filters)
+    cursor = chosen().next_cursor
+    return lambda: (chosen(), chosen(cursor=cursor))
+
+
 STREAM_CALLS: Final = [
+    Call("list_streams", _stream_pages),
+    Call("list_streams by status", partial(_stream_pages, status="active")),
+    Call(
+        "list_streams of a tenant",
+        lambda world: _stream_pages(world, tenant=world.streams.tenant),
+        gaps=gap("without statistics SQLite takes the index of the tenant, and sorts its streams", [SQLITE]),
+    ),
+    Call("tenants_of_stream", lambda world: partial(tenants_of_stream, _STREAM, using=world.database.alias)),
     Call("get_info", _of_streams("get_info", _STREAM)),
     Call("read_after", lambda world: partial(world.streams.read_after, _STREAM, 500, limit=PAGE), sorts=PAGE),
     Call(

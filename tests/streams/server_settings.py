@@ -12,7 +12,7 @@ from example_project import settings as example
 globals().update({name: value for name, value in vars(example).items() if name.isupper()})
 
 HELIX_STORE: dict[str, Any] = {
-    "STREAM_PERMISSION": "tests.streams.server_settings.everyone",
+    "STREAM_PERMISSION": os.environ.get("HELIX_TEST_PERMISSION", f"{__name__}.everyone") or None,
     "STREAMS": {"heartbeat": 0.5},
 }
 # A pool would keep an unused connection open.

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client, override_settings
 
 from helix_store.stores import DatabaseStreamManager
@@ -203,10 +202,6 @@ async def allow_asynchronously(request: Any, stream_id: str) -> bool:
     return True
 
 
-def unclear(request: Any, stream_id: str) -> Any:
-    return 1
-
-
 @pytest.mark.parametrize(
     ("permission", "status"), [(None, 403), ("deny", 403), ("allow", 404), ("allow_asynchronously", 404)]
 )
@@ -219,12 +214,6 @@ async def test_only_those_whom_the_project_lets_in_are_let_in(
         response = await AsyncClient().get("/streams/nowhere/")
     assert response.status_code == status
     assert response.headers["Cache-Control"] == "no-store"
-
-
-async def test_a_permission_that_says_neither_yes_nor_no_is_a_mistake() -> None:
-    path = "tests.streams.test_stream_view.unclear"
-    with override_settings(HELIX_STORE={"STREAM_PERMISSION": path}), pytest.raises(ImproperlyConfigured):
-        await AsyncClient().get("/streams/nowhere/")
 
 
 def test_wsgi_is_refused_after_the_permission() -> None:

@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "IdempotencyConflict": {"operation_id": "o-1"},
     "StaleStateError": {"expected_version": 3, "current_version": 5},
     "FencedOutError": {"token": 3, "current_token": 5},
+    "InvalidQuery": {"path": "/limit"},
     "InvalidPayload": {"path": "/a/0", "reason": "NaN and infinity are not JSON"},
     "LimitExceeded": {"limit": 10, "actual": 11, "name": "max_chunk_bytes"},
     "PatchError": {"index": 2, "op": "add", "reason": "no such path"},
@@ -35,7 +36,15 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """What the classes with attributes of their own are made from; the others take a message or nothing."""
 
-OWN_MESSAGE = {"StaleStateError", "FencedOutError", "InvalidPayload", "LimitExceeded", "PatchError"}
+FIGURES = {"StaleStateError", "FencedOutError", "InvalidPayload", "LimitExceeded", "PatchError"}
+NAMES_ITS_ID = {
+    "SessionNotFound",
+    "CheckpointNotFound",
+    "RunNotFound",
+    "StreamNotFound",
+    "SessionExists",
+    "IdempotencyConflict",
+}
 
 
 def _example(cls: type[HelixStoreError]) -> HelixStoreError:
@@ -61,8 +70,12 @@ def test_the_docstring_is_the_message_unless_the_class_has_figures_to_tell(
 ) -> None:
     docstring = inspect.getdoc(cls)
     assert docstring
-    if cls.__name__ in OWN_MESSAGE:
+    if cls.__name__ in FIGURES:
         assert all(str(value) in str(_example(cls)) for value in ARGUMENTS[cls.__name__].values())
+    elif cls.__name__ in NAMES_ITS_ID:
+        (value,) = ARGUMENTS[cls.__name__].values()
+        named = docstring.splitlines()[0].replace("this id", f"the id '{value}'")
+        assert named == str(_example(cls)) != docstring.splitlines()[0]
     else:
         assert str(_example(cls)) == docstring.splitlines()[0]
 
@@ -94,7 +107,42 @@ def test_the_arguments_are_attributes_and_part_of_the_dict(cls: type[HelixStoreE
 def test_a_message_of_ones_own_replaces_the_docstring_and_is_pickled() -> None:
     error = exceptions.InvalidQuery("limit must be a whole number.", path="limit")
     twin = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert (str(twin), twin.path) == ("limit must be a whole number.", "limit")
+    assert (str(twin), twin.path) == ("limit must be a whole number.", "/limit")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_ITS_ID))
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("it's", '"it\'s"'),
+        ("line\nbreak\x1b[31m\u202e", r"'line\nbreak\x1b[31m\u202e'"),
+        ("x" * 60, f"'{'x' * 60}'"),
+        ("x" * 61, f"'{'x' * 60}…'"),
+        ("x" * 5_000_000, f"'{'x' * 60}…'"),
+    ],
+    ids=["quote", "controls", "longest", "longer", "huge"],
+)
+def test_an_id_is_escaped_and_cut_in_the_message_and_whole_as_the_attribute(
+    name: str, given: str, shown: str
+) -> None:
+    (attribute,) = ARGUMENTS[name]
+    error = getattr(exceptions, name)(given)
+    assert f"the id {shown}" in str(error)
+    assert getattr(error, attribute) == given
+
+
+def test_a_checkpoint_without_an_id_has_the_message_without_one() -> None:
+    assert str(exceptions.CheckpointNotFound()) == "The session has no checkpoint with this id."
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [("", ""), ("/a/0", "/a/0"), ("limit", "/limit"), ("messages/0/role", "/messages/0/role")],
+)
+def test_a_path_is_a_json_pointer(given: str, path: str) -> None:
+    assert exceptions.InvalidPayload(path=given, reason="no").path == path
+    assert exceptions.InvalidQuery("No.", path=given).path == path
+    assert exceptions.InvalidQuery().path == ""
 
 
 def test_only_what_may_pass_by_itself_is_retryable() -> None:

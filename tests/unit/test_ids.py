@@ -185,7 +185,7 @@ def test_checkpoint_ids_of_one_step_and_moment_differ() -> None:
 def test_anything_else_is_no_checkpoint_id(text: object) -> None:
     with pytest.raises(InvalidPayload) as caught:
         parse_checkpoint_id(text)  # type: ignore[arg-type]  # what callers pass by mistake
-    assert caught.value.path == "checkpoint_id"
+    assert caught.value.path == "/checkpoint_id"
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, Limits
+from helix_store.core.merging import merge_changes, promote_staged
 from helix_store.core.patches import (
     MAX_COPIED_BYTES,
+    MAX_MOVED_ELEMENTS,
     MAX_OPERATIONS,
     apply_patches,
     json_equal,
 )
 from helix_store.core.payloads import encode
+from helix_store.core.types import StagedChanges
 from helix_store.exceptions import (
     InvalidPayload,
     LimitExceeded,
@@ -96,7 +99,7 @@ def test_a_value_that_could_not_be_stored_is_refused(value: Any) -> None:
     for operation in (add("/a", value), replace("/b", value)):
         with pytest.raises(PatchError) as caught:
             apply_patches({"b": 1}, [operation])
-        assert caught.value.reason.startswith("value")
+        assert caught.value.reason.startswith("/value")
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
@@ -249,6 +252,47 @@ def test_many_inserts_at_the_front_of_a_long_list_end_soon() -> None:
 
     assert (len(result), result[9_999], result[10_000]) == (110_000, -1, 0)
     assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [add("/0", 1)] * 10_000,
+        [add("/0", 1), remove("/0")] * 5_000,
+        [move("/3999999", "/0")] * 10_000,
+        [move("/0", "/-")] * 10_000,
+        [{"op": "remove", "path": [0]}] * 10_000,
+    ],
+    ids=["insert", "insert and remove", "move to the front", "move to the end", "remove"],
+)
+def test_patches_that_move_a_long_list_too_often_are_refused(operations: list[Any]) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        apply_patches([0] * 4_000_000, operations)
+    assert caught.value.name == "moved list elements"
+    assert caught.value.limit == MAX_MOVED_ELEMENTS
+
+
+def test_work_at_the_end_of_a_long_list_moves_nothing() -> None:
+    operations = [add("/-", 1), {"op": "remove", "path": "/1000000"}, replace("/0", 2)] * 3_333
+    assert apply_patches([0] * 1_000_000, operations) == [2] + [0] * 999_999
+
+
+def test_all_changes_of_a_step_share_the_bound_of_moved_elements() -> None:
+    staged = [StagedChanges(tool_call_id=str(n), patches=[add("/list/0", 1)] * 250) for n in range(8)]
+    with pytest.raises(LimitExceeded) as caught:
+        promote_staged({"list": [0] * 1_000_000}, staged)
+    assert caught.value.name == "moved list elements"
+
+
+@pytest.mark.parametrize("key", ["x" * 10_000, "line\nbreak\x1b[31m", "\u202e"])
+def test_errors_and_warnings_show_a_key_cut_and_printable(key: str) -> None:
+    with pytest.raises(PatchError) as caught:
+        apply_patches({}, [{"op": "remove", "path": [key]}])
+    _, warnings = merge_changes({key: 1}, {key: [2]})
+    for shown in (caught.value.reason, str(caught.value), warnings[0]):
+        assert shown.isprintable()
+        assert len(shown) < 250
+    assert apply_patches({key: 1}, [{"op": "remove", "path": [key]}]) == {}
 
 
 # --- What holds for all patches --------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_the_path_points_at_the_first_fault_in_document_order(value: Any, path: 
 def test_the_path_begins_with_the_prefix() -> None:
     with pytest.raises(InvalidPayload) as caught:
         encode({"content": [None, ()]}, path="messages/3")
-    assert caught.value.path == "messages/3/content/1"
+    assert caught.value.path == "/messages/3/content/1"
 
 
 def test_a_cycle_points_at_the_place_that_closes_it() -> None:
@@ -351,20 +351,20 @@ def test_any_text_is_read_or_an_integrity_fault(text: str) -> None:
 # --- What is queried ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "plain", "\n\x01\x7f\x85", "\U0001f600", "\u202e", "x" * 100_000])
+@pytest.mark.parametrize("text", ["", "plain", "\n\x01\x7f\x85", "\U0001f600", "\u202e", "x" * 4_000])
 def test_text_that_a_column_takes_is_returned(text: str) -> None:
-    assert validation.text(text, "title") == text
+    assert validation.title(text) == text
     assert validation.tags([text]) == [text]
     assert validation.metadata({text: text}) == {text: text}
 
 
-@pytest.mark.parametrize("text", ["\x00", "a\x00b", HIGH, LOW, "x" + HIGH + LOW, None, 1, b"x", True])
+@pytest.mark.parametrize("text", ["\x00", "a\x00b", HIGH, LOW, "x" + HIGH + LOW, 1, b"x", True])
 def test_text_that_a_column_cannot_hold_is_refused_everywhere(text: Any) -> None:
     attempts: list[tuple[Callable[[], object], str]] = [
-        (lambda: validation.text(text, "title"), "title"),
-        (lambda: validation.tags(["fine", text]), "tags/1"),
-        (lambda: validation.metadata({"key": text}), "metadata/key"),
-        (lambda: validation.metadata({text: "value"}), "metadata"),
+        (lambda: validation.title(text), "/title"),
+        (lambda: validation.tags(["fine", text]), "/tags/1"),
+        (lambda: validation.metadata({"key": text}), "/metadata/key"),
+        (lambda: validation.metadata({text: "value"}), "/metadata"),
     ]
     for attempt, path in attempts:
         with pytest.raises(InvalidPayload) as caught:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH
 from helix_store.core.payloads import decode, encode
-from helix_store.core.typed_json import dumps, loads
+from helix_store.core.typed_json import MAX_EQUAL_HASHES, dumps, loads
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
@@ -226,6 +226,31 @@ def test_refuses_a_small_graph_that_stands_for_a_huge_text() -> None:
         value = (value, value)
     with pytest.raises(LimitExceeded):
         dumps(value)
+
+
+_MODULUS = sys.hash_info.modulus
+
+
+@pytest.mark.parametrize("build", [set, frozenset, dict.fromkeys], ids=["set", "frozenset", "dict"])
+@pytest.mark.parametrize(
+    "key",
+    [lambda n: n * _MODULUS, lambda n: Decimal(n * _MODULUS), lambda n: (n * _MODULUS, "x")],
+    ids=["int", "Decimal", "tuple"],
+)
+def test_refuses_many_keys_with_one_hash(build: Callable[[Any], Any], key: Callable[[int], Any]) -> None:
+    most = build([key(n) for n in range(MAX_EQUAL_HASHES)])
+    assert loads(dumps(most)) == most
+    with pytest.raises(LimitExceeded) as caught:
+        dumps(build([key(n) for n in range(MAX_EQUAL_HASHES + 1)]))
+    assert (caught.value.limit, caught.value.actual) == (MAX_EQUAL_HASHES, MAX_EQUAL_HASHES + 1)
+
+
+@pytest.mark.parametrize("form", ['{"$set":[%s]}', '{"$frozenset":[%s]}', '{"$dict":[%s]}'])
+def test_a_stored_text_with_many_keys_of_one_hash_is_an_integrity_fault(form: str) -> None:
+    item = "[%d,0]" if "dict" in form else "%d"
+    text = form % ",".join(item % (n * _MODULUS) for n in range(16_000))
+    with pytest.raises(IntegrityFault):
+        loads(text)
 
 
 def test_counts_the_limit_on_the_text() -> None:

@@ -8,16 +8,17 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helix_store.core import validation
+from helix_store.core.limits import MAX_ID_BYTES, MAX_ID_CHARACTERS, MAX_REASON_BYTES
 from helix_store.core.types import (
     RunStatus,
     SessionMode,
     SessionStatus,
 )
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 from tests.strategies import SafeText, texts
 
 # --- Identifiers and texts ------------------------------------------------------------------------
@@ -26,7 +27,8 @@ LEGAL_IDENTIFIERS = [
     "a",
     " ",
     "x" * 255,
-    "\U0001f600" * 255,
+    "\U0001f600" * 191,
+    "€" * 255,
     "../../etc/passwd",
     "%00",
     "\u202egnp.exe",
@@ -62,7 +64,7 @@ def test_an_identifier_is_opaque(value: str) -> None:
 def test_anything_else_is_no_identifier(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.identifier(value, "session_id")
-    assert caught.value.path == "session_id"
+    assert caught.value.path == "/session_id"
 
 
 @given(texts(6))
@@ -91,19 +93,48 @@ def test_the_empty_tenant_is_a_tenant() -> None:
             validation.tenant(value)
 
 
-def test_text_has_any_length_and_may_hold_control_characters() -> None:
-    for value in ["", "a\n\tb\x7f", "x" * 100_000]:
-        assert validation.text(value, "title") == value
-        assert validation.optional_text(value, "title") == value
-    assert validation.optional_text(None, "title") is None
+def test_text_may_be_empty_and_hold_control_characters() -> None:
+    for value in ["", "a\n\tb\x7f", "x" * 100]:
+        assert validation.text(value, "title", limit=100) == value
+        assert validation.title(value) == value
+    assert validation.title(None) is None
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "€", "\U0001f600"])
+def test_text_is_limited_in_bytes(letter: str) -> None:
+    longest = letter * (120 // len(letter.encode()))
+    assert validation.text(longest, "title", limit=120) == longest
+    with pytest.raises(LimitExceeded) as caught:
+        validation.text(longest + "x", "title", limit=120)
+    assert (caught.value.limit, caught.value.actual) == (120, 121)
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "€", "\U0001f600"])
+def test_an_identifier_is_limited_in_characters_and_in_bytes(letter: str) -> None:
+    longest = letter * min(MAX_ID_CHARACTERS, MAX_ID_BYTES // len(letter.encode()))
+    assert validation.identifier(longest, "session_id") == longest
+    with pytest.raises(InvalidPayload):
+        validation.identifier(longest + letter, "session_id")
+
+
+@given(reason=st.text(max_size=20), repeats=st.integers(1, 20_000))
+@example(reason="\U0001f600", repeats=2_100)
+@example(reason="€", repeats=2_731)
+@example(reason="\x00\ud800", repeats=1)
+def test_every_text_is_a_failure_reason_that_can_be_stored(reason: str, repeats: int) -> None:
+    stored = validation.failure_reason(reason * repeats)
+    assert stored is not None
+    assert validation.reason(stored) == stored
+    assert validation.failure_reason(stored) == stored
+    fits = len((reason * repeats).encode("utf-8", "surrogatepass")) <= MAX_REASON_BYTES
+    assert stored.endswith("(cut)") or fits or "\x00" in reason or "\ud800" in reason
 
 
 @pytest.mark.parametrize("value", ["\x00", "\ud800", 1, b"x", SafeText("x")])
 def test_text_holds_no_nul_and_no_lone_surrogates(value: Any) -> None:
-    for check in (validation.text, validation.optional_text):
-        with pytest.raises(InvalidPayload) as caught:
-            check(value, "title")
-        assert caught.value.path == "title"
+    with pytest.raises(InvalidPayload) as caught:
+        validation.title(value)
+    assert caught.value.path == "/title"
 
 
 # --- Numbers --------------------------------------------------------------------------------------
@@ -118,7 +149,7 @@ def test_whole_numbers_within_bounds_are_returned(value: int) -> None:
 def test_anything_else_is_no_whole_number(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.whole_number(value, "step_count")
-    assert caught.value.path == "step_count"
+    assert caught.value.path == "/step_count"
 
 
 def test_bounds_of_a_whole_number_are_inclusive() -> None:
@@ -146,7 +177,7 @@ def test_epoch_milliseconds_are_returned(value: int) -> None:
 def test_anything_else_is_no_epoch_milliseconds(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.epoch_milliseconds(value, "expires_at")
-    assert caught.value.path == "expires_at"
+    assert caught.value.path == "/expires_at"
 
 
 @pytest.mark.parametrize("value", [10**8, 1_767_225_600, 10**11 - 1])
@@ -196,7 +227,7 @@ def test_a_filter_takes_aware_datetimes_and_milliseconds() -> None:
 def test_a_filter_takes_no_other_times(value: Any) -> None:
     with pytest.raises(InvalidQuery) as caught:
         validation.aware_datetime(value, "date_from")
-    assert caught.value.attributes == {"path": "date_from"}
+    assert caught.value.attributes == {"path": "/date_from"}
 
 
 # --- Enumerations ---------------------------------------------------------------------------------
@@ -214,7 +245,7 @@ def test_a_member_is_known_by_itself_and_by_its_text(status: SessionStatus) -> N
 def test_an_unknown_member_is_refused_with_what_is_allowed(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.enum(SessionMode, value, "mode")
-    assert caught.value.path == "mode"
+    assert caught.value.path == "/mode"
     assert caught.value.reason == "expected one of standard, persistent"
 
 
@@ -232,7 +263,7 @@ def test_statuses_are_a_collection(collection: Callable[[Any], Any]) -> None:
 def test_anything_else_is_no_collection_of_statuses(value: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
         validation.statuses(value, "expected")
-    assert caught.value.path == "expected"
+    assert caught.value.path == "/expected"
 
 
 # --- Pages ----------------------------------------------------------------------------------------
@@ -270,15 +301,15 @@ def test_a_message_has_a_role_and_anything_else() -> None:
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        (None, "messages/7"),
-        ("text", "messages/7"),
-        ([("role", "user")], "messages/7"),
-        ({}, "messages/7"),
-        ({"Role": "user"}, "messages/7"),
-        ({"role": None}, "messages/7/role"),
-        ({"role": ""}, "messages/7/role"),
-        ({"role": "us\x00er"}, "messages/7/role"),
-        ({"role": ["user"]}, "messages/7/role"),
+        (None, "/messages/7"),
+        ("text", "/messages/7"),
+        ([("role", "user")], "/messages/7"),
+        ({}, "/messages/7"),
+        ({"Role": "user"}, "/messages/7"),
+        ({"role": None}, "/messages/7/role"),
+        ({"role": ""}, "/messages/7/role"),
+        ({"role": "us\x00er"}, "/messages/7/role"),
+        ({"role": ["user"]}, "/messages/7/role"),
     ],
 )
 def test_anything_else_is_no_message(value: Any, path: str) -> None:
@@ -292,7 +323,7 @@ def test_a_refusal_shows_no_argument() -> None:
     attempts: list[Callable[[], object]] = [
         lambda: validation.identifier(secret + "\x00", "session_id"),
         lambda: validation.identifier(secret * 100, "session_id"),
-        lambda: validation.text(secret + "\x00", "title"),
+        lambda: validation.title(secret + "\x00"),
         lambda: validation.whole_number(secret, "step_count"),
         lambda: validation.epoch_milliseconds(secret, "expires_at"),
         lambda: validation.enum(SessionStatus, secret, "status"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
+from example_project.command_lines import approval_line, server_line
 from example_project.demo import TripSummary, demonstrate_agent
 from example_project.replay import ReplaySummary, replay_file
 from example_project.transcripts import TranscriptError
@@ -24,6 +26,7 @@ from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 
 DEMO_USER = "demo"
+ADDRESS = "http://127.0.0.1:8000"
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_transcripts.json"
 
 
@@ -35,7 +38,10 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--database", default=DEFAULT_DB_ALIAS, choices=tuple(connections), help="Default: %(default)s."
+            "--database",
+            default=router.db_for_write(Session),
+            choices=tuple(connections),
+            help="Default: %(default)s.",
         )
         parser.add_argument("--tenant", default="", help="The tenant that the sessions belong to.")
         parser.add_argument(
@@ -74,9 +80,11 @@ class Command(BaseCommand):
         self.is_silent = verbosity == 0
         self.migrate(database)
         store = DatabaseStateStore(database, tenant=tenant)
+        trips: Sequence[TripSummary] = []
         try:
             if transcripts is None:
-                self.show_trips(demonstrate_agent(store, database, report=self.say), format)
+                trips = demonstrate_agent(store, database, report=self.say)
+                self.show_trips(trips, format)
             else:
                 with stop_requests() as stop:
                     summary = replay_file(
@@ -87,7 +95,11 @@ class Command(BaseCommand):
             raise CommandError(str(exc)) from exc
         except KeyboardInterrupt as exc:
             raise CommandError("Stopped; what was committed stays, and the demo can be run again.") from exc
-        self.show_way_to_admin(database)
+        self.show_server(database)
+        if trips:
+            self.show_approval(store, trips[-1])
+        if "DATABASE_URL" in os.environ:
+            self.say("Run these commands with the same DATABASE_URL.")
 
     def migrate(self, database: str) -> None:
         executor = MigrationExecutor(connections[database])
@@ -133,15 +145,33 @@ class Command(BaseCommand):
     def show(self, rows: Sequence[dict[str, Any]], document: dict[str, Any], format: str) -> None:
         self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
 
-    def show_way_to_admin(self, database: str) -> None:
-        """Print how to open the admin, with a new user where that is safe."""
+    def show_server(self, database: str) -> None:
+        """Print how to open the pages, with a new user where that is safe."""
+        self.say("Start the server:")
+        self.say(f"  {server_line()}")
+        self.say("Then open")
+        self.say(f"  {ADDRESS}/admin/  the sessions")
+        self.say(f"  {ADDRESS}/live/   an answer that is written while you read; a reload loses nothing")
         if router.db_for_read(Session) != database:
             self.say(f"The admin shows the sessions of the database {router.db_for_read(Session)!r}.")
-            return
-        self.say("Look at them: python manage.py runserver, then open http://127.0.0.1:8000/admin/")
-        if settings.DEBUG and not User.objects.filter(username=DEMO_USER).exists():
-            User.objects.create_superuser(DEMO_USER, password=DEMO_USER)
+        if settings.DEBUG:
+            self.show_login()
+
+    def show_login(self) -> None:
+        user = User.objects.filter(username=DEMO_USER).first()
+        if user is None:
+            user = User.objects.create_superuser(DEMO_USER, password=DEMO_USER)
+        if user.is_superuser and user.check_password(DEMO_USER):
             self.say(f"Sign in as {DEMO_USER} with the password {DEMO_USER}: a superuser for this demo only.")
+
+    def show_approval(self, store: DatabaseStateStore, trip: TripSummary) -> None:
+        options = {}
+        if store.alias != router.db_for_write(Session):
+            options["using"] = store.alias
+        if store.tenant:
+            options["tenant"] = store.tenant
+        self.say("One booking waits. To approve it and to finish the trip:")
+        self.say(f"  {approval_line(trip.state.session_id, **options)}")
 
 
 def existing_file(text: str) -> Path:

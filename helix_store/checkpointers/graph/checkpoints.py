@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from django.db import IntegrityError
 from django.db.models import F, QuerySet
-from django.utils import timezone
 
 from helix_store.checkpointers.graph import sql
 from helix_store.checkpointers.graph.payloads import CheckpointRequest, read_checkpoint, read_session
 from helix_store.checkpointers.graph.types import GraphCheckpoint, GraphSession
+from helix_store.core import moments
 from helix_store.core.ids import new_id
 from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
-from helix_store.core.types import CheckpointSource, SessionState
+from helix_store.core.types import BRANCHED_FROM, CheckpointSource, SessionState
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.expressions import after_keyset, tenant_parameter
@@ -104,14 +104,14 @@ class GraphCheckpoints(DatabaseOperations):
         self, checkpoint_id: str, *, new_session_id: str, title: str | None, with_history: bool
     ) -> GraphSession:
         source: Any = self._locked_source(checkpoint_id)
-        at = timezone.now()
+        at = moments.now()
         message_count = min(source.checkpoint_message_count, source.message_count)
         state = SessionState(
             session_id=new_session_id,
             agent_type=source.agent_type,
             user_id=source.user_id,
             tags=source.tags,
-            metadata={**source.metadata, "branched_from": source.session_id},
+            metadata={**source.metadata, BRANCHED_FROM: source.session_id},
             title=f"Fork of {source.title or checkpoint_id}" if title is None else title,
             workspace_id=source.workspace_id,
             directory=source.directory,
@@ -178,7 +178,7 @@ class GraphCheckpoints(DatabaseOperations):
                 message_count=head.message_count,
                 payload=request.payload,
                 size_bytes=size_of(request.payload),
-                created_at=timezone.now(),
+                created_at=moments.now(),
             )
         except IntegrityError as exc:
             if is_unique_violation(exc):

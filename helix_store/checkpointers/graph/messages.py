@@ -9,10 +9,10 @@ from typing import Any, Final
 from django.db.models import QuerySet, Subquery
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
-from django.utils import timezone
 
 from helix_store.checkpointers.graph.payloads import read_message
 from helix_store.checkpointers.graph.types import StoredMessage
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.models import Message, Session
@@ -72,7 +72,7 @@ class GraphMessages(DatabaseOperations):
             .filter(session_id=head.pk, sequence=head.message_count)
             .values_list("created_at", flat=True)
         )
-        now = timezone.now()
+        now = moments.now()
         return now if last is None else max(now, last + _TICK)
 
 

@@ -23,6 +23,7 @@ from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payload_faults import join_path
+from helix_store.core.payloads import within_one_call
 from helix_store.core.typed_json import dumps, loads
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault, InvalidPayload
@@ -71,23 +72,34 @@ def encode_messages(messages: Any, limits: Limits) -> list[EncodedMessage]:
     """Check and encode messages; each is a dict for `encode_message`."""
     if type(messages) not in (list, tuple):
         raise InvalidPayload(path="/messages", reason="expected a list of messages")
-    return [
-        _encode_given_message(message, limits, path=f"/messages/{index}")
-        for index, message in enumerate(messages)
+    checked = [
+        _given_message(message, f"/messages/{index}")
+        for index, message in enumerate(validation.items(messages, "messages"))
     ]
+    limit = limits.max_message_bytes
+    texts = within_one_call(
+        (_written(message, limit, f"/messages/{index}") for index, message in enumerate(checked)), limit=limit
+    )
+    return [EncodedMessage(message["role"], text) for message, text in zip(checked, texts, strict=True)]
 
 
-def _encode_given_message(message: Any, limits: Limits, *, path: str) -> EncodedMessage:
+def _given_message(message: Any, path: str) -> dict[str, Any]:
     if type(message) is not dict:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(message).__name__}")
     for key in message:
         if key != "role" and key not in _MESSAGE_FIELDS:
             raise InvalidPayload(path=join_path(path, key), reason="a message has no such field")
-    return encode_message(message, limits, path=path)
+    return _checked_message(message, path)
 
 
-def encode_message(message: Mapping[str, Any], limits: Limits, *, path: str = "") -> EncodedMessage:
+def encode_message(message: Mapping[str, Any], limits: Limits) -> EncodedMessage:
     """Check and encode one message; ``None`` and a missing field are the same."""
+    checked = _checked_message(message, "")
+    return EncodedMessage(checked["role"], _written(checked, limits.max_message_bytes, ""))
+
+
+def _checked_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The fields of a message that are given."""
     role = message.get("role")
     if type(role) is not str or role not in MESSAGE_ROLES:
         raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")
@@ -98,8 +110,11 @@ def encode_message(message: Mapping[str, Any], limits: Limits, *, path: str = ""
         if message.get(name) is not None:
             validation.whole_number(message[name], f"{path}/{name}")
     kept = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
-    text = dumps({"role": role, **kept}, limit=limits.max_message_bytes, name="max_message_bytes", path=path)
-    return EncodedMessage(role, text)
+    return {"role": role, **kept}
+
+
+def _written(message: dict[str, Any], limit: int, path: str) -> str:
+    return dumps(message, limit=limit, name="max_message_bytes", path=path)
 
 
 def encode_checkpoint(*, node_results: Any, pending_nodes: Any, cycle_state: Any, limits: Limits) -> str:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
-
 from helix_store import conf
 from helix_store.checkpointers.graph.checkpoints import GraphCheckpoints
 from helix_store.checkpointers.graph.messages import GraphMessages
@@ -30,10 +28,10 @@ from helix_store.checkpointers.graph.types import (
     StoredMessage,
 )
 from helix_store.checkpointers.snapshots.rules import optional_count
-from helix_store.core import validation
+from helix_store.core import moments, validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
-from helix_store.core.limits import MAX_BIGINT, Limits
+from helix_store.core.limits import MAX_BIGINT, MAX_TITLE_BYTES, Limits
 from helix_store.core.types import (
     UNSET,
     CheckpointSource,
@@ -103,7 +101,7 @@ class GraphCheckpointStore:
         )
         new = NewSession(chosen_id, encode_state(state, self.limits))
         new.encoded.columns["typed_metadata"] = typed_metadata
-        return self._sessions.create(new, at=timezone.now())
+        return self._sessions.create(new, at=moments.now())
 
     def get_session(self, session_id: str) -> GraphSession | None:
         """Return a session of any agent type, or ``None``. One query.
@@ -129,11 +127,11 @@ class GraphCheckpointStore:
         validation.identifier(session_id, "session_id")
         columns: dict[str, Any] = {}
         if not isinstance(title, Unset):
-            columns["title"] = validation.optional_text(title, "title")
+            columns["title"] = validation.title(title)
         if not isinstance(metadata, Unset):
             columns["typed_metadata"] = encode_metadata(metadata, self.limits)
         if not isinstance(directory, Unset):
-            columns["directory"] = validation.optional_text(directory, "directory") or ""
+            columns["directory"] = "" if directory is None else validation.directory(directory)
         if not isinstance(workspace_id, Unset):
             columns["workspace_id"] = _workspace_filter(workspace_id)
         return self._sessions.update(session_id, columns)
@@ -168,7 +166,7 @@ class GraphCheckpointStore:
 
         One query, which reads all graph sessions of the tenant or the workspace: no index holds the text.
         """
-        if not validation.text(text, "text"):
+        if not validation.text(text, "text", limit=MAX_TITLE_BYTES):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")
         query = GraphSessionQuery(workspace_id=_workspace_filter(workspace_id), text=text)
         return self._page(query, limit, cursor)
@@ -383,7 +381,7 @@ class GraphCheckpointStore:
         return self._checkpoints.fork(
             validation.identifier(checkpoint_id, "checkpoint_id"),
             new_session_id=new_id(),
-            title=validation.optional_text(title, "title"),
+            title=validation.title(title),
             with_history=bool(with_history),
         )
 

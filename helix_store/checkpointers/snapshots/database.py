@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from django.db import IntegrityError, transaction
 from django.db.models import Count
-from django.utils import timezone
 
 from helix_store.checkpointers.snapshots import sql
 from helix_store.checkpointers.snapshots.rules import (
@@ -20,6 +19,7 @@ from helix_store.checkpointers.snapshots.rules import (
     new_thread,
     read_snapshot,
 )
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.clocks import as_utc
@@ -56,7 +56,7 @@ class DatabaseSnapshots(DatabaseOperations):
             "payload": snapshot.text,
             "size_bytes": snapshot.size_bytes,
             "snapshot_version": snapshot.version,
-            "at": timezone.now(),
+            "at": moments.now(),
         }
         if cap is not None:
             parameters["kept"] = cap - 1
@@ -78,7 +78,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
         head = self._locked_thread(thread_id, guard)
         # A put that waited for the lock is later than those that it waited for.
-        of_thread = {**parameters, "key": head.pk, "at": timezone.now()}
+        of_thread = {**parameters, "key": head.pk, "at": moments.now()}
         if "kept" in parameters:
             self.db.execute(sql.TRIM, of_thread)
         try:
@@ -134,7 +134,7 @@ class DatabaseSnapshots(DatabaseOperations):
             snapshots = snapshots.filter(checkpoint_id=checkpoint_id)
         deleted, _ = snapshots.delete()
         if deleted:
-            self._mark_written([head.pk], timezone.now())
+            self._mark_written([head.pk], moments.now())
         return deleted
 
     @writes
@@ -150,7 +150,7 @@ class DatabaseSnapshots(DatabaseOperations):
         for thread_id in made_by_put.values():
             delete_tree(self.db, thread_id, keep_usage=False)
         if kept := counts.keys() - made_by_put.keys():
-            self._mark_written(kept, timezone.now())
+            self._mark_written(kept, moments.now())
         deleted = {head.session_id: counts.get(head.pk, 0) for head in heads}
         return {thread_id: deleted.get(thread_id, 0) for thread_id in thread_ids}
 
@@ -200,7 +200,7 @@ class DatabaseSnapshots(DatabaseOperations):
             return lock_session(self.db, thread_id, guard)
         # Another first snapshot may create the session in the meantime: both belong to it.
         with suppress(SessionExists), transaction.atomic(using=self.db.alias):
-            insert_session(self.db, new_thread(thread_id), root_session_id=thread_id, at=timezone.now())
+            insert_session(self.db, new_thread(thread_id), root_session_id=thread_id, at=moments.now())
         return lock_session(self.db, thread_id, guard)
 
     def _mark_written(self, keys: Collection[int], at: datetime) -> None:

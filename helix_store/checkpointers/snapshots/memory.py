@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from django.utils import timezone
-
 from helix_store.checkpointers.snapshots.rules import (
     SNAPSHOT_AGENT_TYPE,
     CheckpointMeta,
@@ -20,6 +18,7 @@ from helix_store.checkpointers.snapshots.rules import (
     new_thread,
     read_snapshot,
 )
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.sessions.memory.records import SessionRecord
@@ -69,7 +68,7 @@ class MemorySnapshots:
             self._scope.check_guard(draft, guard)
             if checkpoint_id in draft.snapshots:
                 raise ConflictError("The thread has a checkpoint with this id already.")
-            at = timezone.now()
+            at = moments.now()
             draft.snapshots[checkpoint_id] = StoredSnapshot(
                 CheckpointMeta(
                     id=checkpoint_id,
@@ -104,7 +103,7 @@ class MemorySnapshots:
             doomed = list(draft.snapshots) if checkpoint_id is None else [checkpoint_id]
             deleted = sum(draft.snapshots.pop(each, None) is not None for each in doomed)
             if deleted:
-                draft.columns["updated_at"] = timezone.now()
+                draft.columns["updated_at"] = moments.now()
             return deleted
         return 0
 
@@ -191,4 +190,4 @@ def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> 
 
 
 def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
-    return timezone.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000
+    return moments.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED, Limits
-from helix_store.core.payloads import decode, encode, size_of
+from helix_store.core.payloads import decode_object, encode, size_of
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import SessionState
-from helix_store.exceptions import IntegrityFault, InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 
@@ -107,10 +107,7 @@ def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:
 
 def read_snapshot(text: str) -> dict[str, Any]:
     """The snapshot of a stored text; `IntegrityFault` when it cannot be read."""
-    snapshot = decode(text)
-    if type(snapshot) is not dict:
-        raise IntegrityFault("A stored snapshot is not a JSON object; other rows are not affected.")
-    return snapshot
+    return decode_object(text)
 
 
 def new_thread(thread_id: str) -> NewSession:
@@ -123,6 +120,4 @@ def new_thread(thread_id: str) -> NewSession:
 
 def optional_count(value: Any, name: str) -> int | None:
     """A whole number from 1, or ``None`` for no bound. Raises `InvalidQuery`."""
-    if value is not None and (type(value) is not int or value < 1):
-        raise InvalidQuery(f"{name} must be a whole number from 1, or None.", path=name)
-    return value
+    return None if value is None else validation.query_number(value, name, minimum=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from helix_store import conf
@@ -22,7 +22,6 @@ from helix_store.core.ids import new_id
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
-from helix_store.exceptions import InvalidPayload
 from helix_store.locks.rules import ttl_milliseconds
 from helix_store.sessions.memory.scope import TenantScope
 
@@ -108,11 +107,9 @@ class SnapshotCheckpointerBase:
         A session that `put` created is deleted with its usage and its descendants, as by ``delete_session``;
         of any other session only the snapshots are deleted. Safe to repeat.
         """
-        if isinstance(thread_ids, str | bytes | Mapping) or not isinstance(thread_ids, Collection):
-            raise InvalidPayload(path="thread_ids", reason="expected a collection of thread ids")
         unique = dict.fromkeys(
             validation.identifier(thread_id, f"thread_ids/{index}")
-            for index, thread_id in enumerate(thread_ids)
+            for index, thread_id in enumerate(validation.items(thread_ids, "thread_ids"))
         )
         return self._backend.delete_threads(unique)
 

@@ -8,13 +8,18 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from helix_store.cleanup.run import CleanupSummary, expired_session_cleanup_batches
+from helix_store import conf
+from helix_store.cleanup import CleanupReport, CleanupSummary, expired_session_cleanup_batches
+from helix_store.cleanup.backend import SessionKey
+from helix_store.core.types import PendingToolCall
 from helix_store.management.base import (
     PROBLEMS_FOUND,
     USAGE,
     StoreCommand,
     at_least,
 )
+from helix_store.management.output import Column, table
+from helix_store.sessions.tool_calls import default_answer
 
 __all__ = ["Command"]
 
@@ -29,9 +34,13 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--dry-run", action="store_true", help="Only count what has expired.")
+        parser.epilog = "example: manage.py cleanup_expired_sessions --dry-run"
+        parser.add_argument("--dry-run", action="store_true", help="Only list what is expired or overdue.")
         parser.add_argument(
-            "--batch-size", type=at_least(1), default=200, help="Sessions per batch (default: %(default)s)."
+            "--batch-size",
+            type=at_least(1),
+            default=conf.page_size(),
+            help="Sessions per batch (default: PAGE_SIZE, which is %(default)s).",
         )
         parser.add_argument("--limit", type=at_least(1), help="Most sessions to clean up in one round.")
         parser.add_argument(
@@ -47,34 +56,54 @@ class Command(StoreCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if (options["delete_after"] or 0) > _LONGEST_AGE_DAYS:
             raise CommandError(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.", returncode=USAGE)
-        errors = 0
+        # Of all rounds together: a session with the same problem in each of them is one.
+        with_problems: set[SessionKey] = set()
         while True:
-            summary = self._clean_up(options)
-            errors += summary.errors
-            self.write_data(summary.to_dict(), form=options["format"])
+            report = CleanupReport(with_problems=with_problems)
+            summary = self._clean_up(options, report)
+            self._write(summary, report, options)
             # Before the pause: a database may drop an idle connection.
             connections[options["database"]].close_if_unusable_or_obsolete()
             if options["loop"] is None or self.stop.wait(options["loop"]):
                 break
-        if errors:
+        if with_problems:
             raise CommandError(
-                f"{errors} sessions or calls had a problem; the log of helix_store.cleanup names them.",
+                f"{len(with_problems)} sessions had a problem; the log of helix_store.cleanup tells why.",
                 returncode=PROBLEMS_FOUND,
             )
 
-    def _clean_up(self, options: dict[str, Any]) -> CleanupSummary:
+    def _clean_up(self, options: dict[str, Any], report: CleanupReport) -> CleanupSummary:
         """One round, or its batches until a signal to stop."""
         summary = CleanupSummary()
-        for summary in self._batches(options):
+        said = None
+        for summary in self._batches(options, report):
             if self.stop.is_set():
                 self.progress(f"Stopped after {summary.detected} sessions; run it again to continue.")
                 break
-            self.progress(
-                f"{summary.detected} expired, {summary.marked} marked, {summary.errors} errors so far"
-            )
+            progress = f"{summary.detected} expired, {summary.marked} marked, {summary.errors} errors so far"
+            if progress != said:
+                self.progress(progress)
+            said = progress
         return summary
 
-    def _batches(self, options: dict[str, Any]) -> Any:
+    def _write(self, summary: CleanupSummary, report: CleanupReport, options: dict[str, Any]) -> None:
+        data = summary.to_dict()
+        if not options["dry_run"]:
+            self.write_data(data, form=options["format"])
+            return
+        sessions = [{"tenant": key.tenant, "session_id": key.session_id} for key in report.expired]
+        calls = [_overdue(key, call) for key, call in report.overdue]
+        if options["format"] == "json":
+            self.write_data({**data, "expired_sessions": sessions, "overdue_calls": calls}, form="json")
+            return
+        for heading, rows in (("expired sessions", sessions), ("overdue calls", calls)):
+            if rows:
+                columns = [Column(heading=name.replace("_", " "), cut="middle") for name in rows[0]]
+                cells = table(columns, [list(row.values()) for row in rows], width=self.width)
+                self.write_text(f"{heading}:\n{cells}\n\n")
+        self.write_data(data, form="table")
+
+    def _batches(self, options: dict[str, Any], report: CleanupReport) -> Any:
         try:
             return expired_session_cleanup_batches(
                 using=options["database"],
@@ -82,6 +111,18 @@ class Command(StoreCommand):
                 limit=options["limit"],
                 dry_run=options["dry_run"],
                 delete_after=options["delete_after"],
+                report=report,
             )
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
+
+
+def _overdue(key: SessionKey, call: PendingToolCall) -> dict[str, Any]:
+    return {
+        "tenant": key.tenant,
+        "session_id": key.session_id,
+        "tool_call_id": call.tool_call_id,
+        "tool_name": call.tool_name,
+        "deadline": call.deadline,
+        "has_default": default_answer(call) is not None,
+    }

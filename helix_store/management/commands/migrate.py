@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 from django.core.management.commands import migrate
 from django.db import connections
+
+from helix_store.migrations._operations import refuse_before_the_first
 
 __all__ = ["Command", "migration_lock"]
 
@@ -38,12 +40,16 @@ def migration_lock(alias: str) -> Iterator[None]:
 
 
 class Command(migrate.Command):
-    """Django's command, with a lock for the processes that migrate one database.
+    """Django's command, with a lock for the processes that migrate one database, that loses no rows.
 
     Django reads which migrations are missing before it applies them, so two processes that migrate a new
     database at once both create its tables. With the lock the second one waits and has nothing to do.
+
+    If a migration of the app would lose rows backwards, the command takes none back.
     """
 
     def handle(self, *args: Any, **options: Any) -> str | None:
-        with migration_lock(options["database"]):
+        # With --fake no table is touched.
+        refusing = nullcontext() if options["fake"] else refuse_before_the_first()
+        with migration_lock(options["database"]), refusing:
             return super().handle(*args, **options)

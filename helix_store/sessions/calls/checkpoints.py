@@ -12,7 +12,7 @@ from helix_store.core.types import (
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.requests import BranchRequest
 
@@ -23,7 +23,7 @@ class CheckpointCalls(StoreCalls):
     def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
         """A checkpoint of this session with its state, or ``None`` for any other id. One query."""
         validation.identifier(session_id, "session_id")
-        return self._backend.checkpoints.get(session_id, _checked(checkpoint_id))
+        return self._backend.checkpoints.get(session_id, validation.checkpoint_id(checkpoint_id))
 
     def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None:
         """The newest checkpoint; ``None`` without checkpoints and for an unknown session. One query."""
@@ -61,7 +61,7 @@ class CheckpointCalls(StoreCalls):
         """
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.restore(
-            session_id, _checked(checkpoint_id), guard(expected_version, fencing_token)
+            session_id, validation.checkpoint_id(checkpoint_id), guard(expected_version, fencing_token)
         )
 
     def branch_session(
@@ -84,7 +84,9 @@ class CheckpointCalls(StoreCalls):
         """
         validation.identifier(session_id, "session_id")
         if checkpoint_id is not None and message_index is not None:
-            raise InvalidQuery("Branch from a checkpoint or from a message index, not both.")
+            raise InvalidQuery(
+                "Branch from a checkpoint or from a message index, not both.", path="message_index"
+            )
         if message_index is not None:
             validation.query_number(message_index, "message_index")
         chosen_id = (
@@ -94,16 +96,16 @@ class CheckpointCalls(StoreCalls):
             BranchRequest(
                 session_id=session_id,
                 new_session_id=chosen_id,
-                checkpoint_id=None if checkpoint_id is None else _checked(checkpoint_id),
+                checkpoint_id=None if checkpoint_id is None else validation.checkpoint_id(checkpoint_id),
                 message_index=message_index,
-                title=validation.optional_text(title, "title"),
+                title=validation.title(title),
             )
         )
 
     def delete_checkpoint(self, session_id: str, checkpoint_id: str) -> bool:
         """Delete one checkpoint; the current state is never touched. Safe to repeat."""
         validation.identifier(session_id, "session_id")
-        return self._backend.checkpoints.delete(session_id, _checked(checkpoint_id))
+        return self._backend.checkpoints.delete(session_id, validation.checkpoint_id(checkpoint_id))
 
     def prune_checkpoints(self, session_id: str, *, keep: int) -> int:
         """Delete all but the newest ``keep`` checkpoints and return how many were deleted. Safe to repeat."""
@@ -117,10 +119,3 @@ class CheckpointCalls(StoreCalls):
     abranch_session = async_twin(branch_session)
     adelete_checkpoint = async_twin(delete_checkpoint)
     aprune_checkpoints = async_twin(prune_checkpoints)
-
-
-def _checked(checkpoint_id: str) -> str:
-    """A checkpoint id embeds a session id, so it may be longer than an identifier."""
-    if type(checkpoint_id) is not str or not checkpoint_id:
-        raise InvalidPayload(path="/checkpoint_id", reason="expected text that is not empty")
-    return validation.text(checkpoint_id, "checkpoint_id")

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from helix_store.core import validation
 from helix_store.core.guards import guard
-from helix_store.core.payloads import decode, decode_all
 from helix_store.core.types import Message, MessagePage
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.backend import StoreCalls
-from helix_store.sessions.requests import encode_messages, without_thinking
+from helix_store.sessions.requests import decode_messages, encode_messages, without_thinking
 
 __all__ = ["MessageCalls"]
 
@@ -51,13 +50,13 @@ class MessageCalls(StoreCalls):
         """
         validation.identifier(session_id, "session_id")
         if order not in ("asc", "desc"):
-            raise InvalidQuery("order must be asc or desc.")
+            raise InvalidQuery("order must be asc or desc.", path="order")
         if limit is not None:
             validation.query_number(limit, "limit", minimum=1)
         texts, total = self._backend.messages.page(
             session_id, offset=validation.page_offset(offset), limit=limit, descending=order == "desc"
         )
-        messages = decode_all(texts)
+        messages = decode_messages(texts)
         if not include_thinking:
             messages = [without_thinking(message) for message in messages]
         return MessagePage(messages=messages, total=total, has_more=offset + len(messages) < total)
@@ -76,7 +75,7 @@ class MessageCalls(StoreCalls):
         sequence = 0
         while texts := self._backend.messages.after(session_id, sequence, chunk_size):
             sequence += len(texts)
-            yield from map(decode, texts)
+            yield from decode_messages(texts)
 
     def get_message_count(self, session_id: str) -> int:
         """The number of messages. Raises `SessionNotFound`."""

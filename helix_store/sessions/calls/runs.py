@@ -63,12 +63,14 @@ class RunCalls(StoreCalls):
     ) -> Run:
         """Set a run's status; any status but ``running`` ends it. ``None`` leaves a field unchanged.
 
-        Raises `RunNotFound`, and `ConflictError` for status ``running`` while another run is running.
+        A run that waits or was interrupted may be set to ``running`` again, which clears a pending interrupt
+        request as `start_run` does. Raises `RunNotFound`, and `ConflictError` for status ``running`` while
+        another run is running, or for a run that has completed, failed or was superseded.
         """
         update = RunUpdate(
             status=validation.enum(RunStatus, status, "status"),
             step_count=None if step_count is None else validation.whole_number(step_count, "step_count"),
-            completion_reason=validation.optional_text(completion_reason, "completion_reason"),
+            completion_reason=validation.reason(completion_reason, "completion_reason"),
             error=None if error is None else self._encoded("error", error),
         )
         return self._backend.runs.update_run(
@@ -96,9 +98,7 @@ class RunCalls(StoreCalls):
         ref with another agent type, tool call or location.
         """
         validation.identifier(session_id, "session_id")
-        if isinstance(refs, str | Mapping | SubSessionRef):
-            raise InvalidPayload(path="/refs", reason="expected a list of refs")
-        encoded = [self._encoded_ref(as_value(SubSessionRef, ref)) for ref in refs]
+        encoded = [self._encoded_ref(as_value(SubSessionRef, ref)) for ref in validation.items(refs, "refs")]
         self._backend.runs.add_refs(session_id, encoded)
 
     def update_sub_session_ref(
@@ -140,18 +140,22 @@ class RunCalls(StoreCalls):
     ) -> InterruptRequest:
         """Request that the session's current run stops, in any process.
 
-        The request is bound to ``run_id`` (`RunNotFound` for an unknown id), by default to the running run,
-        if there is one. Safe to repeat. An abort replaces an interrupt; an interrupt never replaces an abort.
+        The request is bound to ``run_id``, by default to the running run, if there is one; it is gone when
+        that run ends. Safe to repeat. An abort replaces an interrupt; an interrupt never replaces an abort.
+        Raises `RunNotFound`, and `ConflictError` for a run that has ended.
         """
         return self._backend.runs.request_interrupt(
             validation.identifier(session_id, "session_id"),
             validation.enum(InterruptKind, kind, "kind"),
-            validation.optional_text(reason, "reason"),
+            validation.reason(reason),
             validation.optional_identifier(run_id, "run_id"),
         )
 
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None:
-        """The pending request, or ``None``; with ``run_id`` only a request that is bound to this run."""
+        """The pending request, or ``None``; with ``run_id`` only a request that is bound to this run.
+
+        A request that is bound to a run which has ended is not pending.
+        """
         return self._backend.runs.check_interrupt(
             validation.identifier(session_id, "session_id"), validation.optional_identifier(run_id, "run_id")
         )

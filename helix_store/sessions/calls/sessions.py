@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -26,12 +26,10 @@ from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
+from helix_store.sessions.queries import Timestamp, checked_query, cursor_binding
 from helix_store.sessions.requests import NewSession, SessionQuery
 
 __all__ = ["SessionCalls"]
-
-Timestamp = datetime | int
-"""An aware datetime, or epoch milliseconds."""
 
 
 class SessionCalls(StoreCalls):
@@ -120,7 +118,7 @@ class SessionCalls(StoreCalls):
         return self._backend.sessions.update_status(
             validation.identifier(session_id, "session_id"),
             validation.enum(SessionStatus, status, "status"),
-            validation.optional_text(failure_reason, "failure_reason"),
+            validation.failure_reason(failure_reason),
         )
 
     def compare_and_set_status(
@@ -141,7 +139,7 @@ class SessionCalls(StoreCalls):
             validation.identifier(session_id, "session_id"),
             validation.statuses(expected, "expected"),
             validation.enum(SessionStatus, status, "status"),
-            validation.optional_text(failure_reason, "failure_reason"),
+            validation.failure_reason(failure_reason),
             guard(fencing_token=fencing_token),
         )
 
@@ -171,11 +169,9 @@ class SessionCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         if type(changes) is not dict:
             raise InvalidPayload(path="/changes", reason="expected a dict")
-        if isinstance(array_replacements, str):
-            raise InvalidPayload(path="/array_replacements", reason="expected a collection of keys, not text")
         encode(changes, limit=self.limits.max_state_bytes, path="/changes")
         return self._backend.sessions.merge_custom_state(
-            session_id, changes, frozenset(array_replacements), guard(expected_version)
+            session_id, changes, _keys(array_replacements), guard(expected_version)
         )
 
     def list_sessions(
@@ -205,34 +201,30 @@ class SessionCalls(StoreCalls):
         Pass ``next_cursor`` as ``cursor``, with the same filters, for the next page. Raises `InvalidCursor`
         for any other cursor and `InvalidQuery` for an invalid filter, order or page.
         """
-        query = SessionQuery(
-            agent_type=validation.optional_identifier(agent_type, "agent_type"),
-            statuses=_status_filter(status),
-            user_id=validation.optional_identifier(user_id, "user_id"),
-            parent_session_id=(
-                parent_session_id
-                if isinstance(parent_session_id, Unset)
-                else validation.optional_identifier(parent_session_id, "parent_session_id")
-            ),
-            root_session_id=validation.optional_identifier(root_session_id, "root_session_id"),
-            workspace_id=validation.optional_identifier(workspace_id, "workspace_id", empty=True),
-            tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
-            metadata={} if metadata is None else validation.metadata(metadata),
-            created_from=_timestamp(created_from, "created_from"),
-            created_to=_timestamp(created_to, "created_to"),
-            order_by=_one_of(order_by, ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
-            descending=_one_of(direction, ("asc", "desc"), "direction") == "desc",
-            limit=validation.page_limit(limit),
-            offset=validation.page_offset(offset),
-            count=bool(count),
+        query = checked_query(
+            agent_type=agent_type,
+            status=status,
+            user_id=user_id,
+            parent_session_id=parent_session_id,
+            root_session_id=root_session_id,
+            workspace_id=workspace_id,
+            tags=tags,
+            metadata=metadata,
+            created_from=created_from,
+            created_to=created_to,
+            order_by=order_by,
+            direction=direction,
+            limit=limit,
+            offset=offset,
+            count=count,
         )
         return self._session_page(query, cursor)
 
     def _session_page(self, query: SessionQuery, cursor: str | None) -> SessionPage:
-        binding = _cursor_binding(self.tenant, query)
+        binding = cursor_binding(self.tenant, query)
         if cursor is not None:
             if query.offset:
-                raise InvalidQuery("Give a cursor or an offset, not both.")
+                raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
             time, session_id = read_cursor(cursor, query=binding)
             query = replace(query, after=(datetime.fromisoformat(time), session_id))
         heads, total, has_more = self._backend.sessions.select(query)
@@ -264,30 +256,8 @@ class SessionCalls(StoreCalls):
     alist_sessions = async_twin(list_sessions)
 
 
-def _status_filter(
-    status: SessionStatus | str | Collection[SessionStatus | str] | None,
-) -> frozenset[SessionStatus] | None:
-    if status is None:
-        return None
-    try:
-        return validation.statuses([status] if isinstance(status, str) else status, "status")
-    except InvalidPayload as exc:
-        raise InvalidQuery(str(exc)) from exc
-
-
-def _timestamp(value: Timestamp | None, name: str) -> datetime | None:
-    return None if value is None else validation.aware_datetime(value, name)
-
-
-def _one_of(value: str, allowed: tuple[str, ...], name: str) -> str:
-    if value not in allowed:
-        raise InvalidQuery(f"{name} must be one of {', '.join(allowed)}.")
-    return value
-
-
-def _cursor_binding(tenant: str, query: SessionQuery) -> dict[str, Any]:
-    binding = {"tenant": tenant, **asdict(query)}
-    binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
-    for paging in ("limit", "offset", "after", "count"):
-        del binding[paging]
-    return binding
+def _keys(keys: Any) -> frozenset[str]:
+    checked = validation.items(keys, "array_replacements")
+    if any(type(key) is not str for key in checked):
+        raise InvalidPayload(path="/array_replacements", reason="keys must be str")
+    return frozenset(checked)

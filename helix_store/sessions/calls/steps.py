@@ -9,6 +9,7 @@ from typing import Any, Final
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard, guard
+from helix_store.core.patches import MAX_OPERATIONS
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
     Message,
@@ -19,7 +20,7 @@ from helix_store.core.types import (
     as_value,
 )
 from helix_store.engine.async_twins import async_twin
-from helix_store.exceptions import InvalidPayload
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import StepRequest, encode_messages
@@ -57,6 +58,8 @@ class StepCalls(StoreCalls):
             raise InvalidPayload(path="/merge_changes", reason="expected a dict")
         if type(changes.patches) is not list:
             raise InvalidPayload(path="/patches", reason="expected a list")
+        if len(changes.patches) > MAX_OPERATIONS:
+            raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(changes.patches))
         document = {field.name: getattr(changes, field.name) for field in fields(changes)}
         text = encode(document, limit=self.limits.max_staged_bytes, name="max_staged_bytes")
         self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
@@ -103,10 +106,12 @@ class StepCalls(StoreCalls):
         """Commit one step: state, messages, staged changes and checkpoint, all or nothing.
 
         One transaction under the session's lock. The step's staged changes are applied on top of
-        ``state.custom_state`` and cleared; the checkpoint refers to the history by message count. Raises
-        `StaleStateError`, `PatchError`, `RunNotFound` for a run of another session, and
-        `ConflictError` for a second mode; then nothing is written. With an ``operation_id`` a repeat
-        returns the first result; another payload with the same id raises `IdempotencyConflict`.
+        ``state.custom_state`` and cleared; the checkpoint refers to the history by message count. The stored
+        state has the ``step_count`` of the step, whatever that of ``state`` is. Raises `StaleStateError`,
+        `PatchError`, `RunNotFound` for a run of another session, and `ConflictError` for a second mode; then
+        nothing is written. With an ``operation_id`` a repeat returns the first result; another payload with
+        the same id raises `IdempotencyConflict`. With ``CHECKPOINTS_KEEP`` in the settings it also deletes
+        all but the newest checkpoints.
         Source: the atomic save and promote of the state store document.
         """
         info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)
@@ -125,14 +130,21 @@ class StepCalls(StoreCalls):
         request = StepRequest(
             session_id=session_id,
             state=state,
-            # The digest of an operation needs the text that any process would write.
-            encoded=encode_state(state, limits, session_id, reuse_texts=operation_id is None),
+            encoded=encode_state(
+                state,
+                limits,
+                session_id,
+                step_count=info.step_count,
+                # The digest of an operation needs the text that any process would write.
+                reuse_texts=operation_id is None,
+            ),
             messages=encode_messages(append_messages, limits),
             step=info,
             guard=Guard(expected_version, fencing_token),
             limits=limits,
             run_id=run_id,
             operation_id=operation_id,
+            keep=conf.checkpoints_keep(),
         )
         return self._backend.steps.commit(request)
 

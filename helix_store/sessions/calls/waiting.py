@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
-
-from helix_store.core import validation
+from helix_store.core import moments, validation
 from helix_store.core.guards import guard
 from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission
 from helix_store.engine.async_twins import async_twin
@@ -141,9 +139,10 @@ class WaitingCalls(StoreCalls):
         """Make a suspended session active and return its state, with the continuation that is now cleared.
 
         One transaction that clears the suspension and the expiry and adds one to ``resume_count``. The
-        returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``: reset them, or
-        load the state, before saving. Raises `StaleStateError`, and `ConflictError` for a session that is
-        not suspended: of two concurrent resumes, one succeeds.
+        returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``. Saving it leaves
+        them out; what you assign to them is saved. A state made of it by ``from_dict`` or
+        ``dataclasses.replace`` holds them as its own. Raises `StaleStateError`, and `ConflictError` for a
+        session that is not suspended: of two concurrent resumes, one succeeds.
         """
         return self._backend.waiting.resume(
             validation.identifier(session_id, "session_id"), guard(expected_version)
@@ -158,4 +157,4 @@ class WaitingCalls(StoreCalls):
 
 
 def _now() -> int:
-    return validation.datetime_to_milliseconds(timezone.now())
+    return validation.datetime_to_milliseconds(moments.now())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from django.db.models import QuerySet
-from django.utils import timezone
+from datetime import datetime
 
+from django.db.models import QuerySet
+
+from helix_store import conf
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED
 from helix_store.core.types import (
@@ -24,11 +27,17 @@ from helix_store.models import (
     Session,
     StagedChange,
 )
-from helix_store.sessions.database.current_state import current_key, drop_checkpoints
+from helix_store.sessions.database.current_state import (
+    current_key,
+    drop_checkpoints,
+    keep_checkpoints,
+    step_checkpoints,
+)
 from helix_store.sessions.database.locking import (
     advance,
     lock_session,
     session_key,
+    touch,
 )
 from helix_store.sessions.database.messages import copy_messages, cut_history
 from helix_store.sessions.database.rows import (
@@ -117,12 +126,12 @@ class DatabaseCheckpoints(DatabaseOperations):
     def branch(self, request: BranchRequest) -> SessionState:
         head = lock_session(self.db, request.session_id)
         if request.message_index is not None and request.message_index > head.message_count:
-            raise InvalidQuery("message_index is beyond the end of the history.")
+            raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
         source, boundary = self._branching_point(head, request)
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
-        branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=timezone.now())
+        branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=moments.now())
         target = session_key(self.db, request.new_session_id)
         copy_messages(self.db, source=head.pk, target=target, count=boundary)
         return branched
@@ -130,19 +139,22 @@ class DatabaseCheckpoints(DatabaseOperations):
     @writes
     def delete(self, session_id: str, checkpoint_id: str) -> bool:
         head = lock_session(self.db, session_id)
-        return drop_checkpoints(self.db, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id)) > 0
+        dropped = drop_checkpoints(self.db, head, self._of(head.pk).filter(checkpoint_id=checkpoint_id))
+        self._announce(head, dropped)
+        return dropped > 0
 
     @writes
-    def prune(self, session_id: str, keep: int) -> int:
+    def prune(self, session_id: str, keep: int, before: datetime | None = None) -> int:
+        """Of what is beyond the newest ``keep``, only the checkpoints ``before`` a time if one is given."""
         head = lock_session(self.db, session_id)
-        checkpoints = self._of(head.pk)
-        if keep:
-            newest = checkpoints.order_by("-version").values_list("version", flat=True)
-            oldest_kept = first_row(newest[keep - 1 : keep])
-            if oldest_kept is None:
-                return 0
-            checkpoints = checkpoints.filter(version__lt=oldest_kept)
-        return drop_checkpoints(self.db, head, checkpoints)
+        dropped = keep_checkpoints(self.db, head, keep, before)
+        self._announce(head, dropped)
+        return dropped
+
+    def _announce(self, head: Session, dropped: int) -> None:
+        """A step that prunes too decides by the checkpoints that there are."""
+        if dropped and conf.checkpoints_keep() is not None:
+            touch(self.db, head)
 
     def _branching_point(self, head: Session, request: BranchRequest) -> tuple[SessionState, int]:
         """The state a branch starts from, and how many messages it takes along."""
@@ -164,9 +176,7 @@ class DatabaseCheckpoints(DatabaseOperations):
         return current_from(Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))
 
     def _of(self, key: int) -> QuerySet[CheckpointRow]:
-        return CheckpointRow.objects.using(self.db.alias).filter(
-            session_id=key, kind=CheckpointKind.STEP, namespace=""
-        )
+        return step_checkpoints(self.db, key)
 
     def _of_session_id(self, session_id: str) -> QuerySet[CheckpointRow]:
         return CheckpointRow.objects.using(self.db.alias).filter(

@@ -20,7 +20,21 @@ from helix_store.sessions.database.rows import base_of
 from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.layout import custom_state_of
 
-__all__ = ["current_key", "drop_checkpoints", "read_current", "write_current"]
+__all__ = [
+    "checkpoints_beyond",
+    "current_key",
+    "drop_checkpoints",
+    "drop_unneeded_bases",
+    "keep_checkpoints",
+    "read_current",
+    "step_checkpoints",
+    "write_current",
+]
+
+
+def step_checkpoints(db: Database, key: int) -> QuerySet[Checkpoint]:
+    """The checkpoints that a session's steps have made."""
+    return Checkpoint.objects.using(db.alias).filter(session_id=key, kind=CheckpointKind.STEP, namespace="")
 
 
 def current_key(head: Session) -> int:
@@ -78,16 +92,38 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
         _store_in_full(db, current_key(head))
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
-    # Includes bases that only doomed checkpoints need; `_drop_unneeded_bases` removes them.
+    # Includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
     deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
     needed = doomed.filter(pk__in=deltas.values("base_id"))
     demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
     deleted, _ = doomed.delete()
-    _drop_unneeded_bases(db, head)
+    drop_unneeded_bases(db, head)
     return demoted + deleted
 
 
-def _drop_unneeded_bases(db: Database, head: Session) -> None:
+def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
+    """`drop_checkpoints` those of `checkpoints_beyond`, and return how many."""
+    doomed = checkpoints_beyond(db, head.pk, keep, before)
+    return 0 if doomed is None else drop_checkpoints(db, head, doomed)
+
+
+def checkpoints_beyond(
+    db: Database, key: int, keep: int, before: datetime | None = None
+) -> QuerySet[Checkpoint] | None:
+    """All but the newest ``keep`` checkpoints of a session's steps, or of these the ones made before a time.
+
+    ``None`` when there are not so many.
+    """
+    checkpoints = step_checkpoints(db, key)
+    versions = checkpoints.order_by("-version").values_list("version", flat=True)
+    newest_to_go = next(iter(versions[keep : keep + 1]), None)
+    if newest_to_go is None:
+        return None
+    beyond = checkpoints.filter(version__lte=newest_to_go)
+    return beyond if before is None else beyond.filter(created_at__lt=before)
+
+
+def drop_unneeded_bases(db: Database, head: Session) -> None:
     """Delete the bases of a locked session that no remaining delta builds on."""
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     needed = rows.filter(base_id=OuterRef("pk"))

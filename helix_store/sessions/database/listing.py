@@ -10,15 +10,15 @@ from helix_store.core.types import SessionHead, Unset
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
 from helix_store.models import Session
-from helix_store.sessions.layout import HEAD_FIELDS, head_values
+from helix_store.sessions.layout import HEAD_FIELDS, listed_head
 from helix_store.sessions.requests import SessionQuery
 
-__all__ = ["select_sessions"]
+__all__ = ["filtered_sessions", "select_sessions"]
 
 
 def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
     """The page, the total when asked for, and whether more follows."""
-    matching = _filtered(_of_tenant(db, query), query)
+    matching = filtered_sessions(_of_tenant(db, query), query)
     total = matching.count() if query.count else None
     prefix = "-" if query.descending else ""
     page = matching.order_by(f"{prefix}{query.order_by}", f"{prefix}session_id")
@@ -27,7 +27,7 @@ def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead
         last = {query.order_by: timestamp, "session_id": session_id}
         page = page.filter(after_keyset(Session, last, descending=query.descending))
     rows = list(page.values(*HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
-    heads = [SessionHead(**head_values(row)) for row in rows[: query.limit]]
+    heads = [listed_head(row) for row in rows[: query.limit]]
     return heads, total, len(rows) > query.limit
 
 
@@ -39,7 +39,8 @@ def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
     return Session.objects.using(db.alias).filter(tenant=tenant)
 
 
-def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+def filtered_sessions(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    """The sessions that match every filter of a query."""
     # An agent works for many users: there are fewer sessions of a user, or of a workspace.
     is_of_few = query.user_id is not None or query.workspace_id is not None
     sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))

@@ -15,8 +15,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
-from django.utils import timezone
-
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
@@ -147,7 +146,7 @@ def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]
 def advance(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version."""
     version = head.version + 1
-    update_row(db, Session, head.pk, {"version": version, "updated_at": at or timezone.now(), **columns})
+    update_row(db, Session, head.pk, {"version": version, "updated_at": at or moments.now(), **columns})
     return version
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from django.db.models import F, QuerySet
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.engine.database import (
     Database,
@@ -45,7 +45,7 @@ class DatabaseMessages(DatabaseOperations):
         head = lock_session(self.db, session_id, guard)
         if not messages:
             return head.message_count
-        at = timezone.now()
+        at = moments.now()
         count = insert_messages(self.db, head, messages, at=at)
         advance(self.db, head, at=at, message_count=count)
         return count

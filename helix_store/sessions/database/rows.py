@@ -21,6 +21,7 @@ from helix_store.core.types import (
 )
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
+from helix_store.exceptions import IntegrityFault
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import Session
@@ -60,7 +61,14 @@ def first_row(rows: QuerySet[Any, R]) -> R | None:
 
 def _head_values(row: Mapping[str, Any], session_id: str) -> dict[str, Any]:
     values = {name: row[name] for name in CHECKPOINT_HEAD_COLUMNS if name != "version"}
-    return {**values, "session_id": session_id, "status": SessionStatus(row["status"])}
+    try:
+        # No constraint of the database keeps the statuses of checkpoints.
+        status = SessionStatus(row["status"])
+    except ValueError as exc:
+        raise IntegrityFault(
+            "A stored checkpoint has an unknown status; other rows are not affected."
+        ) from exc
+    return {**values, "session_id": session_id, "status": status}
 
 
 def checkpoint_head_from(row: Mapping[str, Any], session_id: str) -> CheckpointHead:

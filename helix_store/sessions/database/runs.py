@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from django.db.models import Max, QuerySet
-from django.utils import timezone
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
     InterruptKind,
@@ -23,7 +23,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
+from helix_store.exceptions import RunNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import SubSessionRef as SubSessionRow
@@ -36,12 +36,16 @@ from helix_store.sessions.database.rows import first_row, interrupt_from, run_fr
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
+    check_interruptible,
+    check_may_run,
     check_no_other_runs,
     check_same_ref,
     check_supersedes,
     end_of_run,
     is_bound_to,
     standing_request,
+    taken_run,
+    unknown_ref,
 )
 
 __all__ = ["DatabaseRuns"]
@@ -54,9 +58,9 @@ class DatabaseRuns(DatabaseOperations):
     ) -> Run:
         head = lock_session(self.db, session_id, guard)
         runs = self._runs_of(head.pk)
-        at = timezone.now()
+        at = moments.now()
         if runs.filter(run_id=run_id).exists():
-            raise ConflictError("This run id is taken; choose another one.")
+            raise taken_run(run_id)
         running = _running(runs)
         if running is not None:
             check_supersedes(running.fencing_token, supersede=supersede, fencing_token=guard.fencing_token)
@@ -71,7 +75,7 @@ class DatabaseRuns(DatabaseOperations):
             fencing_token=guard.fencing_token,
             started_at=at,
         )
-        InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()
+        self._interrupts_of(head.pk).delete()
         if head.status != SessionStatus.ACTIVE:
             advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
@@ -82,11 +86,13 @@ class DatabaseRuns(DatabaseOperations):
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
             raise RunNotFound(run_id)
-        if update.status is RunStatus.RUNNING:
+        if update.status is RunStatus.RUNNING and row.status != RunStatus.RUNNING:
             running = _running(runs)
             check_no_other_runs(None if running is None else running.run_id, run_id)
+            check_may_run(run_id, row.status, row.completion_reason)
+            self._interrupts_of(row.session_id).delete()
         row.status = update.status.value
-        row.ended_at = end_of_run(update.status, row.ended_at, timezone.now())
+        row.ended_at = end_of_run(update.status, row.ended_at, moments.now())
         given = {name: getattr(update, name) for name in ("step_count", "completion_reason", "error")}
         for name, value in given.items():
             if value is not None:
@@ -111,7 +117,7 @@ class DatabaseRuns(DatabaseOperations):
     def add_refs(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
         head = lock_session(self.db, session_id)
         rows = self._refs_of(head.pk)
-        at = timezone.now()
+        at = moments.now()
         known: dict[str, SubSessionRow | EncodedRef] = {
             row.sub_session_id: row
             for row in rows.filter(sub_session_id__in=[ref.sub_session_id for ref in refs])
@@ -128,13 +134,10 @@ class DatabaseRuns(DatabaseOperations):
     def update_ref(self, session_id: str, sub_session_id: str, changes: Mapping[str, str]) -> SubSessionRef:
         rows = self._refs_of(lock_session(self.db, session_id).pk).filter(sub_session_id=sub_session_id)
         if changes:
-            rows.update(updated_at=timezone.now(), **changes)
+            rows.update(updated_at=moments.now(), **changes)
         row = first_row(rows)
         if row is None:
-            raise NotFoundError(
-                "The session has no sub-session ref with this id; add it first.",
-                sub_session_id=sub_session_id,
-            )
+            raise unknown_ref(sub_session_id)
         return sub_session_ref_from(row)
 
     @reads
@@ -157,7 +160,7 @@ class DatabaseRuns(DatabaseOperations):
             kind=kind,
             reason=reason,
             run_id=self._bound_run(head.pk, run_id),
-            requested_at=timezone.now(),
+            requested_at=moments.now(),
         )
         standing = standing_request(self._pending(head.pk, session_id), wanted)
         if standing is wanted:
@@ -180,10 +183,20 @@ class DatabaseRuns(DatabaseOperations):
     @writes
     def clear_interrupt(self, session_id: str) -> bool:
         head = lock_session(self.db, session_id)
-        return InterruptRow.objects.using(self.db.alias).filter(session_id=head.pk).delete()[0] > 0
+        return self._pending_of(head.pk).delete()[0] > 0
+
+    def _interrupts_of(self, key: int) -> QuerySet[InterruptRow]:
+        return InterruptRow.objects.using(self.db.alias).filter(session_id=key)
+
+    def _pending_of(self, key: int) -> QuerySet[InterruptRow]:
+        """The request, unless it is stale: `rules.is_stale`, in the query."""
+        running = RunRow.objects.filter(
+            session_id=key, status=RunStatus.RUNNING.value, run_id=OuterRef("run_id")
+        )
+        return self._interrupts_of(key).filter(Q(run_id=None) | Exists(running))
 
     def _pending(self, key: int, session_id: str) -> InterruptRequest | None:
-        row = first_row(InterruptRow.objects.using(self.db.alias).filter(session_id=key))
+        row = first_row(self._pending_of(key))
         return None if row is None else interrupt_from(row, session_id)
 
     def _bound_run(self, key: int, run_id: str | None) -> str | None:
@@ -191,8 +204,10 @@ class DatabaseRuns(DatabaseOperations):
         if run_id is None:
             running = runs.filter(status=RunStatus.RUNNING.value).values_list("run_id", flat=True)
             return first_row(running)
-        if not runs.filter(run_id=run_id).exists():
+        status = first_row(runs.filter(run_id=run_id).values_list("status", flat=True))
+        if status is None:
             raise RunNotFound(run_id)
+        check_interruptible(run_id, status)
         return run_id
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.merging import merge_changes
 from helix_store.core.types import (
@@ -61,7 +61,7 @@ class DatabaseSessions(DatabaseOperations):
         root_id = new.session_id
         if parent_id is not None:
             root_id = lock_session(self.db, parent_id).root_session_id or parent_id
-        return insert_session(self.db, new, root_session_id=root_id, at=timezone.now())
+        return insert_session(self.db, new, root_session_id=root_id, at=moments.now())
 
     @reads
     def exists(self, session_id: str) -> bool:
@@ -85,7 +85,7 @@ class DatabaseSessions(DatabaseOperations):
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard)
-        at = timezone.now()
+        at = moments.now()
         columns = {**encoded.columns, "mode": settled_mode(head.mode, encoded.columns["mode"])}
         pointer = write_current(
             self.db,
@@ -121,7 +121,7 @@ class DatabaseSessions(DatabaseOperations):
                 "expected": [member.value for member in expected],
                 "status": status.value,
                 "failure_reason": failure_reason,
-                "at": timezone.now(),
+                "at": moments.now(),
             }
             for (version,) in self.db.try_write(COMPARE_AND_SET_STATUS, parameters):
                 return StatusChange(new_version=version)
@@ -194,7 +194,7 @@ def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: d
 
 def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
     """Write a changed custom state of a locked session between checkpoints, and return the new version."""
-    at = timezone.now()
+    at = moments.now()
     payload = encode_custom_state(custom_state, envelope, db.limits)
     pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)
     return advance(db, head, at=at, **pointer)

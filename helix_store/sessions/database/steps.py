@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.models import Exists, FilteredRelation, OuterRef, Q
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.ids import new_checkpoint_id
 from helix_store.core.merging import promote_staged, with_staged
-from helix_store.core.payloads import decode_all
 from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.connections import release_once
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
-from helix_store.sessions.database.current_state import read_current
+from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
     advance,
     changed_columns,
@@ -33,7 +32,7 @@ from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.sessions import replace_custom_state
 from helix_store.sessions.deltas import StoredPayload, origin_of, remember_step, stored_payload
 from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
-from helix_store.sessions.requests import EncodedMessage, StepRequest
+from helix_store.sessions.requests import EncodedMessage, StepRequest, decode_staged
 from helix_store.sessions.sql import (
     MAX_SINGLE_MESSAGES,
     STAGE_CHANGE,
@@ -54,7 +53,7 @@ class DatabaseStaging(DatabaseOperations):
                 "step_id": step_id,
                 "tool_call_id": tool_call_id,
                 "payload": text,
-                "at": timezone.now(),
+                "at": moments.now(),
             }
             if self.db.try_write(STAGE_CHANGE, parameters):
                 return
@@ -68,7 +67,7 @@ class DatabaseStaging(DatabaseOperations):
             step_id=step_id,
             tool_call_id=tool_call_id,
             payload=text,
-            created_at=timezone.now(),
+            created_at=moments.now(),
         )
         StagedChange.objects.using(self.db.alias).bulk_create(
             [row],
@@ -81,7 +80,7 @@ class DatabaseStaging(DatabaseOperations):
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
         key = session_key(self.db, session_id)
         rows = StagedChange.objects.using(self.db.alias).filter(session_id=key, step_id=step_id)
-        return _staged_changes(text for _, text in sorted(rows.values_list("pk", "payload")))
+        return decode_staged(text for _, text in sorted(rows.values_list("pk", "payload")))
 
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
@@ -125,7 +124,7 @@ class DatabaseSteps(DatabaseOperations):
             if not staged:
                 return commit
         try:
-            encoded = self._promoted(request, _staged_changes(row.payload for row in staged))
+            encoded = self._promoted(request, decode_staged(row.payload for row in staged))
         except HelixStoreError:
             # A change that cannot be applied. Whether the session is stale or gone comes first.
             return None
@@ -146,7 +145,7 @@ class DatabaseSteps(DatabaseOperations):
         self, request: StepRequest, encoded: EncodedState, staged: Sequence[_StagedRow]
     ) -> tuple[StepCommit | None, list[_StagedRow]]:
         """The commit of a step that promotes these rows, or what is staged instead."""
-        at = timezone.now()
+        at = moments.now()
         new_id = _checkpoint_id(request, at)
         expected_version = request.guard.expected_version
         stored = stored_payload(
@@ -164,6 +163,7 @@ class DatabaseSteps(DatabaseOperations):
             is_expected=expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
+            prunes=request.keep is not None,
         )
         tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
         parameters = {
@@ -180,6 +180,7 @@ class DatabaseSteps(DatabaseOperations):
             "staged": [row.version for row in staged],
             "at": at,
             "added": len(request.messages),
+            "keep": request.keep,
             **_message_parameters(request.messages),
         }
         rows = self.db.try_write(statement, parameters)
@@ -193,7 +194,7 @@ class DatabaseSteps(DatabaseOperations):
     def _in_a_transaction(self, request: StepRequest) -> StepCommit:
         """Lock, staging, messages, checkpoint, head: the same statements for any length of the history.
 
-        One more reads a run or an operation id, and one more records the operation.
+        One more reads a run or an operation id, and one more records the operation. Up to five more prune.
         """
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
         claims = _read_claims(self.db, head, request)
@@ -203,7 +204,7 @@ class DatabaseSteps(DatabaseOperations):
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
         mode = settled_mode(head.mode, request.encoded.columns["mode"])
-        at = timezone.now()
+        at = moments.now()
         staged = _take_staged(self.db, head, request.step.step_id)
         encoded = self._promoted(request, staged)
         message_count = insert_messages(self.db, head, request.messages, at=at)
@@ -232,6 +233,9 @@ class DatabaseSteps(DatabaseOperations):
             "message_count": message_count,
         }
         advance(self.db, head, at=at, **changed_columns(head, columns))
+        if request.keep is not None:
+            head.current_id, head.current_is_checkpoint = row_id, True
+            keep_checkpoints(self.db, head, request.keep)
         if request.operation_id is not None:
             _record_operation(self.db, head, request.operation_id, request, commit, at)
         remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
@@ -257,14 +261,10 @@ def _checkpoint_id(request: StepRequest, at: datetime) -> str:
     return new_checkpoint_id(request.session_id, request.step.step_count, int(at.timestamp() * 1000))
 
 
-def _staged_changes(texts: Iterable[str]) -> list[StagedChanges]:
-    return [StagedChanges.from_dict(document) for document in decode_all(list(texts))]
-
-
 def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
     """Remove and return a step's staged changes, in staging order. The session is locked."""
     rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id})
-    return _staged_changes(payload for _, payload in sorted(rows))
+    return decode_staged(payload for _, payload in sorted(rows))
 
 
 def _checkpoint_columns(

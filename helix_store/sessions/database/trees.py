@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from django.db.models import CASCADE
+from django.db.models import CASCADE, Model
 
 from helix_store.engine.database import Database
 from helix_store.models import (
@@ -15,7 +16,7 @@ from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.sql import TREE_KEYS
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
-__all__ = ["delete_tree", "tree_keys"]
+__all__ = ["children_of_sessions", "delete_tree", "delete_tree_rows", "tree_keys"]
 
 
 def tree_keys(db: Database, session_id: str) -> list[int]:
@@ -26,24 +27,32 @@ def tree_keys(db: Database, session_id: str) -> list[int]:
 
 def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
     """Delete a session tree, children first, and return how many sessions went. Call in a transaction."""
+    return delete_tree_rows(db, session_id, keep_usage=keep_usage)[Session]
+
+
+def delete_tree_rows(db: Database, session_id: str, *, keep_usage: bool) -> Counter[type[Model]]:
+    """`delete_tree`, with the number of deleted rows of each model."""
     locked: set[int] = set()
     while (keys := set(tree_keys(db, session_id))) - locked:
         # A child created before its parent was locked is only seen by looking again.
         locked = {head.pk for head in lock_sessions(db, keys)}
         if not locked:
-            return 0
+            break
+    if not locked:
+        return Counter()
+    deleted: Counter[type[Model]] = Counter()
     stream_ids = streams_of(db, locked)
+    usage = UsageEntry.objects.using(db.alias).filter(session_id__in=locked)
     if not keep_usage:
-        UsageEntry.objects.using(db.alias).filter(session_id__in=locked).delete()
-    for relation in _children():
+        deleted[UsageEntry], _ = usage.delete()
+    for relation in children_of_sessions():
         rows = relation.related_model._base_manager.using(db.alias)
-        rows.filter(**{f"{relation.field.name}__in": locked}).delete()
-    UsageEntry.objects.using(db.alias).filter(session_id__in=locked).update(session=None)
-    Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
-    delete_orphaned_streams(db, stream_ids)
-    return len(locked)
+        deleted[relation.related_model], _ = rows.filter(**{f"{relation.field.name}__in": locked}).delete()
+    usage.update(session=None)
+    deleted[Session] = Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
+    return deleted + delete_orphaned_streams(db, stream_ids)
 
 
-def _children() -> list[Any]:
+def children_of_sessions() -> list[Any]:
     """Every table whose rows go with their session; read off the models so that none can be forgotten."""
     return [relation for relation in Session._meta.related_objects if relation.on_delete is CASCADE]

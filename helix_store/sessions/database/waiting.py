@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
     PendingToolCall,
@@ -27,10 +26,9 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.engine.expressions import NoIndexHint
+from helix_store.engine.expressions import NoIndexHint, after_keyset
 from helix_store.exceptions import (
     ConflictError,
-    IntegrityFault,
     SessionNotFound,
 )
 from helix_store.models import Run, Session
@@ -53,8 +51,9 @@ from helix_store.sessions.tool_calls import (
     Answer,
     ToolCalls,
     claimed_ownership,
-    due_calls,
     owner_of,
+    readable_due_calls,
+    tree_of,
 )
 
 __all__ = ["DatabaseWaiting"]
@@ -70,16 +69,16 @@ class DatabaseWaiting(DatabaseOperations):
     @writes
     def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         heads = self._heads({session_id, owner_id})
-        root_id = heads[session_id].root_session_id
-        if heads[owner_id].root_session_id != root_id:
+        root_id = tree_of(session_id, heads[session_id].root_session_id)
+        if tree_of(owner_id, heads[owner_id].root_session_id) != root_id:
             raise ConflictError(
                 "The owner of the calls is in another tree; choose a session of the same tree."
             )
-        locked = lock_sessions_of_tree(self.db, {owner_id, root_id or owner_id}, *_CALL_COLUMNS)
+        locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
             raise SessionNotFound(owner_id)
-        columns = _asked_columns(self.db, owner, calls, locked.get(root_id or owner_id))
+        columns = _asked_columns(self.db, owner, calls, locked.get(root_id))
         if columns:
             advance(self.db, owner, **columns)
 
@@ -87,9 +86,9 @@ class DatabaseWaiting(DatabaseOperations):
     def submit_answer(
         self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
     ) -> Submission:
-        owner_id = self._owner_of(session_id, tool_call_id)
+        owner_id, root_id = self._owner_of(session_id, tool_call_id)
         owner = lock_sessions_of_tree(self.db, {owner_id}, *_CALL_COLUMNS).get(owner_id)
-        if owner is None:
+        if owner is None or tree_of(owner_id, owner.root_session_id) != root_id:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = _calls_of(owner)
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
@@ -115,22 +114,31 @@ class DatabaseWaiting(DatabaseOperations):
     @reads
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
         at = database_now(self.db) if now is None else now
-        # Each session has at least one such call, so that the first calls are those of the first sessions.
-        rows = (
+        now_milliseconds = datetime_to_milliseconds(at)
+        sessions = (
             Session.objects.using(self.db.alias)
             .alias(unindexed_tenant=NoIndexHint("tenant"))
             .filter(unindexed_tenant=self.db.tenant)
             .non_terminal()
             .overdue(at)
             .order_by("pending_deadline", "pk")
-            .values_list("session_id", "pending_client_tool_calls")[:limit]
+            .values_list("pending_deadline", "pk", "session_id", "pending_client_tool_calls")
         )
-        now_milliseconds = datetime_to_milliseconds(at)
         calls: list[PendingToolCall] = []
-        for session_id, pending in rows:
-            # A row that cannot be read hides its own calls, and no others.
-            with suppress(IntegrityFault):
-                calls += due_calls(session_id, pending, now_milliseconds)
+        page, missing = sessions, limit
+        # Each session has at least one such call, so that the first calls are those of the first sessions:
+        # one page, unless a row of it cannot be read.
+        while missing:
+            rows = list(page[:missing])
+            is_last = len(rows) < missing
+            for _, _, session_id, pending in rows:
+                due = readable_due_calls(session_id, pending, now_milliseconds)
+                missing -= bool(due)
+                calls += due
+            if is_last:
+                break
+            deadline, key, _, _ = rows[-1]
+            page = sessions.filter(after_keyset(Session, {"pending_deadline": deadline, "id": key}))
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
     @property
@@ -144,20 +152,21 @@ class DatabaseWaiting(DatabaseOperations):
             raise SessionNotFound(session_id)
         return heads
 
-    def _owner_of(self, session_id: str, tool_call_id: str) -> str:
-        """The owner in the root's record; without a record the session itself owns the call.
+    def _owner_of(self, session_id: str, tool_call_id: str) -> tuple[str, str]:
+        """The owner in the root's record, and the root; without a record the session itself owns the call.
 
-        Read without a lock: the owner of a call never changes, and the owner's locked row decides.
+        Read without a lock: the owner of a call never changes, and the owner's locked row decides, also
+        whether it is in the tree.
         """
         ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
         own = first_row(ownership.filter(session_id=session_id))
         if own is None:
             raise SessionNotFound(session_id)
-        root_id, recorded = own
-        if root_id is not None and root_id != session_id:
+        root_id, recorded = tree_of(session_id, own[0]), own[1]
+        if root_id != session_id:
             root = first_row(ownership.filter(session_id=root_id))
             recorded = recorded if root is None else root[1]
-        return owner_of(recorded, tool_call_id) or session_id
+        return owner_of(recorded, tool_call_id) or session_id, root_id
 
     @writes
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
@@ -171,7 +180,7 @@ class DatabaseWaiting(DatabaseOperations):
         columns = dict(suspension.columns)
         if suspension.calls:
             columns |= _asked_columns(self.db, head, suspension.calls, heads.get(root_id))
-        at = timezone.now()
+        at = moments.now()
         running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
         running.update(status=suspension.kind, ended_at=at)
         return advance(self.db, head, at=at, **columns)
@@ -184,7 +193,7 @@ class DatabaseWaiting(DatabaseOperations):
         require_suspended(row)
         check_guard(self.db, head, guard)
         state = current_from(row)
-        at = timezone.now()
+        at = moments.now()
         version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
         return resumed_state(state, version=version, at=at)
 

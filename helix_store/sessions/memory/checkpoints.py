@@ -88,10 +88,7 @@ class MemoryCheckpoints:
 
     def prune(self, session_id: str, keep: int) -> int:
         with self._scope.writing(session_id) as draft:
-            excess = max(len(draft.checkpoints) - keep, 0)
-            for checkpoint_id in list(islice(draft.checkpoints, excess)):
-                del draft.checkpoints[checkpoint_id]
-            return excess
+            return draft.keep_checkpoints(keep)
 
 
 def _value(record: SessionRecord, checkpoint: StoredCheckpoint | None) -> Checkpoint | None:
@@ -122,7 +119,8 @@ def _checkpoint_to_branch_from(source: SessionRecord, request: BranchRequest) ->
         return source.latest_checkpoint
     if request.message_index > len(source.messages):
         raise InvalidQuery(
-            f"message_index is beyond the end: the session has {len(source.messages)} messages."
+            f"message_index is beyond the end: the session has {len(source.messages)} messages.",
+            path="message_index",
         )
     for checkpoint in reversed(source.checkpoints.values()):
         if checkpoint.head.message_count <= request.message_index:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.utils import timezone
-
+from helix_store.core import moments
 from helix_store.core.payloads import decode
 from helix_store.core.types import (
     Checkpoint,
@@ -27,6 +27,7 @@ from helix_store.sessions.layout import (
     head_values,
 )
 from helix_store.sessions.requests import EncodedRef
+from helix_store.sessions.rules import is_stale
 
 if TYPE_CHECKING:
     from helix_store.checkpointers.snapshots.memory import StoredSnapshot
@@ -112,7 +113,7 @@ class SessionRecord:
 
     @classmethod
     def new(cls, session_id: str, encoded: EncodedState) -> SessionRecord:
-        now = timezone.now()
+        now = moments.now()
         columns = {
             **encoded.columns,
             "session_id": session_id,
@@ -151,8 +152,25 @@ class SessionRecord:
         return next((run for run in self.runs.values() if run.is_running), None)
 
     @property
+    def running_run_id(self) -> str | None:
+        running = self.running_run
+        return None if running is None else running.run.run_id
+
+    @property
+    def pending_interrupt(self) -> InterruptRequest | None:
+        stored = self.interrupt
+        return None if stored is None or is_stale(stored, self.running_run_id) else stored
+
+    @property
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         return next(reversed(self.checkpoints.values()), None)
+
+    def keep_checkpoints(self, keep: int) -> int:
+        """Delete all but the newest checkpoints and return how many were deleted."""
+        excess = max(len(self.checkpoints) - keep, 0)
+        for checkpoint_id in list(islice(self.checkpoints, excess)):
+            del self.checkpoints[checkpoint_id]
+        return excess
 
     def state(self) -> SessionState:
         return current_state(self._detached_columns(), self.payload, self.envelope)
@@ -166,7 +184,7 @@ class SessionRecord:
             columns,
             version=self.version + 1,
             message_count=len(self.messages),
-            updated_at=timezone.now(),
+            updated_at=moments.now(),
         )
         return self.version
 

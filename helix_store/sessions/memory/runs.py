@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-from django.utils import timezone
-
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.payloads import decode
 from helix_store.core.types import (
@@ -19,18 +17,22 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
-from helix_store.exceptions import ConflictError, NotFoundError, RunNotFound
+from helix_store.exceptions import RunNotFound
 from helix_store.sessions.memory.records import StoredRun
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
+    check_interruptible,
+    check_may_run,
     check_no_other_runs,
     check_same_ref,
     check_supersedes,
     end_of_run,
     is_bound_to,
     standing_request,
+    taken_run,
+    unknown_ref,
 )
 
 __all__ = ["MemoryRuns"]
@@ -45,7 +47,7 @@ class MemoryRuns:
     ) -> Run:
         with self._scope.writing(session_id, guard) as draft:
             if run_id in draft.runs:
-                raise ConflictError("This run id is taken; choose another one.")
+                raise taken_run(run_id)
             running = draft.running_run
             if running is not None:
                 check_supersedes(
@@ -61,7 +63,7 @@ class MemoryRuns:
                 status=RunStatus.RUNNING,
                 step_count=0,
                 start_sequence=start_sequence,
-                started_at=timezone.now(),
+                started_at=moments.now(),
             )
             draft.runs[run_id] = StoredRun(started, guard.fencing_token)
             draft.interrupt = None
@@ -74,8 +76,10 @@ class MemoryRuns:
             stored = draft.runs.get(run_id)
             if stored is None:
                 raise RunNotFound(run_id)
-            if update.status is RunStatus.RUNNING and draft.running_run is not None:
-                check_no_other_runs(draft.running_run.run.run_id, run_id)
+            if update.status is RunStatus.RUNNING and not stored.is_running:
+                check_no_other_runs(draft.running_run_id, run_id)
+                check_may_run(run_id, stored.run.status, stored.run.completion_reason)
+                draft.interrupt = None
             updated = draft.runs[run_id] = _updated(stored, update)
             return updated.value()
 
@@ -85,7 +89,7 @@ class MemoryRuns:
 
     def select_runs(self, session_id: str, *, limit: int, offset: int) -> list[Run]:
         runs = self._scope.require(session_id).runs
-        return [stored.value() for stored in islice(reversed(runs.values()), offset, offset + limit)]
+        return [stored.value() for stored in list(reversed(runs.values()))[offset : offset + limit]]
 
     def add_refs(self, session_id: str, refs: Sequence[EncodedRef]) -> None:
         with self._scope.writing(session_id) as draft:
@@ -96,10 +100,7 @@ class MemoryRuns:
         with self._scope.writing(session_id) as draft:
             ref = draft.refs.get(sub_session_id)
             if ref is None:
-                raise NotFoundError(
-                    "The session has no sub-session ref with this id; add it first.",
-                    sub_session_id=sub_session_id,
-                )
+                raise unknown_ref(sub_session_id)
             updated = draft.refs[sub_session_id] = replace(ref, **changes)
             return _value(updated)
 
@@ -110,23 +111,25 @@ class MemoryRuns:
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
     ) -> InterruptRequest:
         with self._scope.writing(session_id) as draft:
-            if run_id is not None and run_id not in draft.runs:
+            if run_id is None:
+                run_id = draft.running_run_id
+            elif run_id not in draft.runs:
                 raise RunNotFound(run_id)
-            if run_id is None and draft.running_run is not None:
-                run_id = draft.running_run.run.run_id
+            else:
+                check_interruptible(run_id, draft.runs[run_id].run.status)
             wanted = InterruptRequest(
-                session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=timezone.now()
+                session_id=session_id, kind=kind, reason=reason, run_id=run_id, requested_at=moments.now()
             )
-            draft.interrupt = standing = standing_request(draft.interrupt, wanted)
+            draft.interrupt = standing = standing_request(draft.pending_interrupt, wanted)
             return standing
 
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        pending = self._scope.require(session_id).interrupt
+        pending = self._scope.require(session_id).pending_interrupt
         return pending if pending is not None and is_bound_to(pending, run_id) else None
 
     def clear_interrupt(self, session_id: str) -> bool:
         with self._scope.writing(session_id) as draft:
-            was_pending = draft.interrupt is not None
+            was_pending = draft.pending_interrupt is not None
             draft.interrupt = None
             return was_pending
 
@@ -143,7 +146,7 @@ def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
             completion_reason=(
                 run.completion_reason if update.completion_reason is None else update.completion_reason
             ),
-            ended_at=end_of_run(update.status, run.ended_at, timezone.now()),
+            ended_at=end_of_run(update.status, run.ended_at, moments.now()),
         ),
         error=stored.error if update.error is None else update.error,
     )

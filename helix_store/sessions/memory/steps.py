@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from django.utils import timezone
-
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
@@ -35,6 +34,7 @@ from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.requests import (
     EncodedMessage,
     StepRequest,
+    decode_staged,
 )
 
 __all__ = [
@@ -54,7 +54,7 @@ class MemoryMessages:
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
         with self._scope.writing(session_id, guard) as draft:
             if messages:
-                draft.messages.extend(stored_messages(messages, timezone.now()))
+                draft.messages.extend(stored_messages(messages, moments.now()))
                 draft.write()
             return len(draft.messages)
 
@@ -122,11 +122,9 @@ class MemoryStaging:
 
 def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
     """The changes staged for a step, in staging order."""
-    return [
-        StagedChanges.from_dict(decode(text))
-        for (staged_step_id, _), text in record.staged.items()
-        if staged_step_id == step_id
-    ]
+    return decode_staged(
+        text for (staged_step_id, _), text in record.staged.items() if staged_step_id == step_id
+    )
 
 
 def discard_staged(draft: SessionRecord, step_id: str) -> int:
@@ -168,10 +166,12 @@ def _apply(draft: SessionRecord, request: StepRequest, limits: Limits) -> StepCo
     mode = settled_mode(draft.columns["mode"], request.encoded.columns["mode"])
     encoded = _with_staged_changes(draft, request, limits)
     discard_staged(draft, request.step.step_id)
-    draft.messages.extend(stored_messages(request.messages, timezone.now()))
+    draft.messages.extend(stored_messages(request.messages, moments.now()))
     new_version = draft.write_state(encoded, mode)
     checkpoint = StoredCheckpoint(_checkpoint_head(draft, request), new_version, encoded)
     draft.checkpoints[checkpoint.head.checkpoint_id] = checkpoint
+    if request.keep is not None:
+        draft.keep_checkpoints(request.keep)
     commit = StepCommit(checkpoint.head.checkpoint_id, new_version)
     if request.operation_id is not None:
         draft.operations[request.operation_id] = StoredOperation(request.digest(), commit)

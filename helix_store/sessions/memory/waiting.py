@@ -8,8 +8,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from django.utils import timezone
-
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
     PendingToolCall,
@@ -33,8 +32,9 @@ from helix_store.sessions.tool_calls import (
     Answer,
     ToolCalls,
     claimed_ownership,
-    due_calls,
     owner_of,
+    readable_due_calls,
+    tree_of,
 )
 
 __all__ = ["MemoryWaiting"]
@@ -46,8 +46,8 @@ class MemoryWaiting:
 
     def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
         with self._scope.lock:
-            root_id = self._scope.require(session_id).columns["root_session_id"]
-            if self._scope.require(owner_id).columns["root_session_id"] != root_id:
+            tree = _tree_of(self._scope.require(session_id))
+            if _tree_of(self._scope.require(owner_id)) != tree:
                 raise ConflictError(
                     "The owner of the calls is in another tree; choose a session of the same tree."
                 )
@@ -61,7 +61,9 @@ class MemoryWaiting:
     ) -> Submission:
         with self._scope.lock:
             owner_id = self._owner_of(session_id, tool_call_id)
-            if self._scope.find(owner_id) is None:
+            tree = _tree_of(self._scope.require(session_id))
+            found = self._scope.find(owner_id)
+            if found is None or _tree_of(found) != tree:
                 return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
             with self._scope.writing(owner_id) as owner:
                 calls = _calls_of(owner)
@@ -87,14 +89,14 @@ class MemoryWaiting:
             return taken
 
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        now_milliseconds = datetime_to_milliseconds(timezone.now() if now is None else now)
+        now_milliseconds = datetime_to_milliseconds(moments.now() if now is None else now)
         with self._scope.lock:
             records = list(self._scope.sessions.values())
         calls = [
             call
             for record in records
             if not SessionStatus(record.columns["status"]).is_terminal
-            for call in due_calls(
+            for call in readable_due_calls(
                 record.session_id, record.columns["pending_client_tool_calls"], now_milliseconds
             )
         ]
@@ -103,7 +105,7 @@ class MemoryWaiting:
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
         """The owner in the root's record; without a record the session itself owns the call."""
         own = self._scope.require(session_id)
-        root = self._scope.find(own.columns["root_session_id"] or session_id) or own
+        root = self._scope.find(_tree_of(own)) or own
         return owner_of(root.columns["client_tool_call_ownership"], tool_call_id) or session_id
 
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:
@@ -114,7 +116,7 @@ class MemoryWaiting:
                 columns |= _asked_columns(self._scope, draft, suspension.calls)
             running = draft.running_run
             if running is not None:
-                ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=timezone.now())
+                ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=moments.now())
                 draft.runs[ended.run_id] = replace(running, run=ended)
             return draft.write(**columns)
 
@@ -138,7 +140,7 @@ def _asked_columns(
     asked = _calls_of(owner)
     if asked.add(calls):
         columns = asked.columns(scope.limits)
-    root_id = owner.columns["root_session_id"] or owner.session_id
+    root_id = _tree_of(owner)
     root = owner if root_id == owner.session_id else scope.find(root_id) or owner
     ownership = root.columns["client_tool_call_ownership"]
     record = claimed_ownership(ownership, calls, owner.session_id, scope.limits)
@@ -148,6 +150,10 @@ def _asked_columns(
         with scope.writing(root_id) as draft:
             draft.write(client_tool_call_ownership=record)
     return columns
+
+
+def _tree_of(record: SessionRecord) -> str:
+    return tree_of(record.session_id, record.columns["root_session_id"])
 
 
 def _calls_of(record: SessionRecord) -> ToolCalls:

@@ -41,7 +41,7 @@ class AcquiringContract(LockTests):
         assert locks.acquire("name", owner="worker") is None
 
     def test_names_do_not_exclude_each_other(self, locks: LockManagerBase) -> None:
-        for name in ("name", "Name", "näme", "na%me", "n_me", "'; --", "🙂" * 255):
+        for name in ("name", "Name", "näme", "na%me", "n_me", "'; --", "€" * 255):
             assert locks.acquire(name) is not None
 
     def test_managers_share_their_locks(self, locks: LockManagerBase) -> None:

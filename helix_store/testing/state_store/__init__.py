@@ -10,6 +10,7 @@ from helix_store.testing.state_store.base import (
 from helix_store.testing.state_store.branching import BranchingContract
 from helix_store.testing.state_store.checkpoints import CheckpointContract
 from helix_store.testing.state_store.deadlines import DeadlineContract
+from helix_store.testing.state_store.errors import ErrorContract
 from helix_store.testing.state_store.identifiers import IdentifierContract
 from helix_store.testing.state_store.interrupts import InterruptContract
 from helix_store.testing.state_store.limits import LimitContract
@@ -19,6 +20,7 @@ from helix_store.testing.state_store.operations import OperationContract
 from helix_store.testing.state_store.paging import PagingContract
 from helix_store.testing.state_store.payloads import PayloadContract
 from helix_store.testing.state_store.restoring import RestoringContract
+from helix_store.testing.state_store.resumed_states import ResumedStateContract
 from helix_store.testing.state_store.runs import RunContract
 from helix_store.testing.state_store.saving import CustomStateContract, SavingContract
 from helix_store.testing.state_store.sessions import SessionContract
@@ -28,6 +30,7 @@ from helix_store.testing.state_store.steps import StepContract
 from helix_store.testing.state_store.sub_sessions import SubSessionContract
 from helix_store.testing.state_store.suspension import SuspensionContract
 from helix_store.testing.state_store.tool_calls import ToolCallContract
+from helix_store.testing.state_store.trees import TreeContract
 from helix_store.testing.state_store.unknown_sessions import TenantContract, UnknownSessionContract
 from helix_store.testing.state_store.versions import FencingContract, VersionContract
 
@@ -38,6 +41,7 @@ __all__ = [
     "CheckpointContract",
     "CustomStateContract",
     "DeadlineContract",
+    "ErrorContract",
     "FencingContract",
     "HeldLock",
     "IdentifierContract",
@@ -50,6 +54,7 @@ __all__ = [
     "PagingContract",
     "PayloadContract",
     "RestoringContract",
+    "ResumedStateContract",
     "RunContract",
     "SavingContract",
     "SessionContract",
@@ -63,6 +68,7 @@ __all__ = [
     "SuspensionContract",
     "TenantContract",
     "ToolCallContract",
+    "TreeContract",
     "UnknownSessionContract",
     "VersionContract",
 ]
@@ -87,13 +93,16 @@ class StateStoreContract(
     SubSessionContract,
     InterruptContract,
     ToolCallContract,
+    TreeContract,
     DeadlineContract,
     SuspensionContract,
+    ResumedStateContract,
     VersionContract,
     UnknownSessionContract,
     TenantContract,
     IdentifierContract,
     ArgumentContract,
+    ErrorContract,
     PayloadContract,
     LimitContract,
     FencingContract,

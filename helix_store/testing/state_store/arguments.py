@@ -46,7 +46,6 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("directory", None),
     ("workspace_id", 7),
     ("failure_reason", 7),
-    ("failure_reason", "\x00"),
     ("pending_client_tool_calls", None),
     ("pending_client_tool_calls", []),
     ("completed_client_tool_calls", None),

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.types import InterruptKind, InterruptRequest
-from helix_store.exceptions import InvalidPayload, RunNotFound
+from helix_store.core.types import InterruptKind, InterruptRequest, RunStatus
+from helix_store.exceptions import ConflictError, InvalidPayload, RunNotFound
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, full_session
 
 __all__ = ["InterruptContract"]
+
+
+def _updated_to(status: RunStatus) -> Callable[[StateStore, str], Any]:
+    return lambda store, session_id: store.update_run(session_id, "run-1", status=status)
+
+
+ENDS: dict[str, Callable[[StateStore, str], Any]] = {
+    **{status.value: _updated_to(status) for status in RunStatus if status is not RunStatus.RUNNING},
+    "a suspension": lambda store, session_id: store.suspend(
+        session_id, kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={}
+    ),
+    "another run": lambda store, session_id: store.start_run(session_id, "run-2", supersede=True),
+}
+"""How run-1 ends."""
 
 
 class InterruptContract(StoreTests):
@@ -43,9 +58,75 @@ class InterruptContract(StoreTests):
     def test_a_request_may_name_its_run(self, store: StateStore, session_id: str) -> None:
         store.start_run(session_id, "run-1")
         store.start_run(session_id, "run-2", supersede=True)
-        assert store.request_interrupt(session_id, run_id="run-1").run_id == "run-1"
+        assert store.request_interrupt(session_id, run_id="run-2").run_id == "run-2"
+        assert store.check_interrupt(session_id, run_id="run-2") is not None
+        assert store.check_interrupt(session_id, run_id="run-1") is None
+
+    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize("kind", InterruptKind)
+    @pytest.mark.parametrize("next_run", [False, True])
+    def test_a_request_for_a_run_that_has_ended_is_refused(
+        self, store: StateStore, session_id: str, end: str, kind: InterruptKind, next_run: bool
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        ENDS[end](store, session_id)
+        if next_run and end != "another run":
+            store.start_run(session_id, "run-2")
+        before = contents(store, session_id)
+        with pytest.raises(ConflictError, match="run-1"):
+            store.request_interrupt(session_id, kind=kind, run_id="run-1")
+        assert contents(store, session_id) == before
+        assert store.check_interrupt(session_id) is None
+        assert store.clear_interrupt(session_id) is False
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_a_request_is_stale_from_the_end_of_its_run_on(
+        self, store: StateStore, session_id: str, end: str
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        store.request_interrupt(session_id, kind="abort")
+        ENDS[end](store, session_id)
+        for run_id in (None, "run-1", "run-2"):
+            assert store.check_interrupt(session_id, run_id=run_id) is None
+        assert store.clear_interrupt(session_id) is False
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_a_stale_abort_does_not_stand_in_the_way_of_a_new_request(
+        self, store: StateStore, session_id: str, end: str
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        store.request_interrupt(session_id, kind="abort", reason="fire")
+        ENDS[end](store, session_id)
+        wanted = store.request_interrupt(session_id, kind="interrupt", reason="lunch")
+        assert (wanted.kind, wanted.reason) == (InterruptKind.INTERRUPT, "lunch")
+        assert repr(store.check_interrupt(session_id)) == repr(wanted)
+        assert store.clear_interrupt(session_id) is True
+
+    def test_a_run_that_goes_on_after_a_suspension_is_not_stopped_by_an_earlier_request(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        for request_before_the_end in (True, False):
+            store.start_run(session_id, f"run {request_before_the_end}", supersede=True)
+            run = store.get_current_run(session_id)
+            assert run is not None
+            if request_before_the_end:
+                store.request_interrupt(session_id, kind="abort")
+            store.suspend(session_id, kind="suspended_client_tool", context={})
+            if not request_before_the_end:
+                store.request_interrupt(session_id, kind="abort")
+            store.resume(session_id)
+            store.update_run(session_id, run.run_id, status="running")
+            assert store.check_interrupt(session_id) is None
+            assert store.check_interrupt(session_id, run_id=run.run_id) is None
+            assert store.clear_interrupt(session_id) is False
+
+    def test_the_heartbeat_of_a_running_run_keeps_the_request(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        store.request_interrupt(session_id)
+        store.update_run(session_id, "run-1", status="running", step_count=1)
         assert store.check_interrupt(session_id, run_id="run-1") is not None
-        assert store.check_interrupt(session_id, run_id="run-2") is None
 
     def test_a_check_for_a_run_sees_only_what_is_bound_to_it(
         self, store: StateStore, session_id: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from helix_store.core.contracts import StateStore
-from helix_store.core.limits import Limits
-from helix_store.core.types import SessionState
+from helix_store.core.limits import MAX_METADATA_BYTES, MAX_REASON_BYTES, Limits
+from helix_store.core.types import SessionState, SessionStatus
 from helix_store.exceptions import LimitExceeded
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
@@ -60,8 +60,81 @@ TOO_LARGE: dict[str, tuple[int, Callable[[StateStore, str], Any]]] = {
     "step message": (1_000, lambda store, text: _commit(store, {}, message("first"), message(text))),
 }
 
+_SIZED: Final[dict[str, Callable[[StateStore, str], Any]]] = {
+    "create title": lambda store, text: store.create_session("new", agent_type="agent", title=text),
+    "create directory": lambda store, text: store.create_session("new", agent_type="agent", directory=text),
+    "create tags": lambda store, text: store.create_session("new", agent_type="agent", tags=[text]),
+    "create metadata": lambda store, text: store.create_session(
+        "new", agent_type="agent", metadata={"key": text}
+    ),
+    "save title": lambda store, text: _save(store, title=text),
+    "save directory": lambda store, text: _save(store, directory=text),
+    "save tags": lambda store, text: _save(store, tags=[text] * 2),
+    "save metadata": lambda store, text: _save(store, metadata={text: ""}),
+    "branch title": lambda store, text: store.branch_session("session", new_session_id="new", title=text),
+    "completion reason": lambda store, text: store.update_run(
+        "session", "run", status="completed", completion_reason=text
+    ),
+    "interrupt reason": lambda store, text: store.request_interrupt("session", reason=text),
+    "answer reason": lambda store, text: store.submit_tool_result(
+        "session", "approval", approval_id="approval", approved=True, reason=text
+    ),
+}
+"""Texts in columns of their own, which lists read."""
+
+_FAILING: Final[dict[str, Callable[[StateStore, str], Any]]] = {
+    "update_status": lambda store, text: store.update_status("session", "failed", failure_reason=text),
+    "compare_and_set_status": lambda store, text: store.compare_and_set_status(
+        "session", ["active", "paused"], "failed", failure_reason=text
+    ),
+    "save_state": lambda store, text: _save(store, status=SessionStatus.FAILED, failure_reason=text),
+    "step": lambda store, text: store.save_state_and_promote_staging(
+        "session", _state(status=SessionStatus.FAILED, failure_reason=text), [], step(4)
+    ),
+}
+
+
+def _state(**fields: Any) -> SessionState:
+    return SessionState(**{"session_id": "session", "agent_type": "agent", **fields})
+
+
+def _save(store: StateStore, **fields: Any) -> Any:
+    return store.save_state("session", _state(**fields))
+
 
 class LimitContract(StoreTests):
+    @pytest.mark.parametrize("write", _SIZED)
+    def test_a_long_text_in_a_column_is_refused_and_stores_nothing(
+        self, store: StateStore, write: str
+    ) -> None:
+        full_session(store, "session")
+        before = contents(store, "session")
+        with self.storage_untouched(), pytest.raises(LimitExceeded):
+            _SIZED[write](store, "x" * 100_000)
+        assert contents(store, "session") == before
+        assert not store.session_exists("new")
+
+    @pytest.mark.parametrize("call", _FAILING)
+    @pytest.mark.parametrize(
+        "reason", ["x" * 1_000_000, "🙂" * 100_000, "nul \x00", "low \ude00", "€" * 2_731]
+    )
+    def test_failing_a_session_succeeds_whatever_the_reason_is(
+        self, store: StateStore, call: str, reason: str
+    ) -> None:
+        full_session(store, "session")
+        _FAILING[call](store, reason)
+        failed = loaded(store, "session")
+        assert failed.status is SessionStatus.FAILED
+        assert failed.failure_reason is not None
+        assert failed.failure_reason.startswith(reason[:3])
+        assert len(failed.failure_reason.encode()) <= MAX_REASON_BYTES
+        assert store.save_state("session", failed, expected_version=failed.version) == failed.version + 1
+
+    def test_a_branch_of_a_session_with_full_metadata_can_be_saved(self, store: StateStore) -> None:
+        store.create_session("session", agent_type="agent", metadata={"k": "x" * (MAX_METADATA_BYTES - 8)})
+        branch = store.branch_session("session", message_index=0)
+        assert store.save_state(branch.session_id, branch, expected_version=branch.version) == 2
+
     @pytest.fixture
     def small(self) -> StateStore:
         """A store with small limits, and a session in it."""
@@ -157,6 +230,15 @@ class LimitContract(StoreTests):
         with pytest.raises(LimitExceeded):
             store.promote_staging(session_id, "step-1")
         assert contents(store, session_id) == before
+
+    @pytest.mark.parametrize("field", ["custom_state", "output"])
+    @pytest.mark.parametrize("text", ["x", "\ud83d\ude00"])
+    def test_a_larger_limit_holds_for_every_field_of_a_state(self, field: str, text: str) -> None:
+        store = self.make_store(limits=Limits(max_state_bytes=64 * 2**20))
+        store.create_session("session", agent_type="agent")
+        large: Any = {"v": text + "x" * 9 * 2**20}
+        store.save_state("session", SessionState(session_id="session", agent_type="agent", **{field: large}))
+        assert getattr(loaded(store, "session"), field) == large
 
     def test_what_is_stored_can_be_read_under_smaller_limits(self) -> None:
         full_session(self.make_store(), "session")

@@ -34,8 +34,8 @@ from helix_store.testing.state_store.samples import (
 __all__ = ["ENTRANCES", "PayloadContract"]
 
 
-def _nested(depth: int) -> Any:
-    value: Any = "bottom"
+def _nested(depth: int, bottom: Any = "bottom") -> Any:
+    value = bottom
     for level in range(depth):
         value = [value] if level % 2 else {"a": value}
     return value
@@ -151,6 +151,33 @@ ENTRANCES: dict[str, Callable[[StateStore, Any], Any]] = {
 }
 """Every way in for a payload, on a session made by `full_session`."""
 
+PAIR = "\ud83d\ude00"
+"""Two surrogates, which are not the character that they would be in UTF-16."""
+
+WITH_A_PAIR: dict[str, dict[str, Any]] = {
+    name: {name: {"v": _nested(199, PAIR)}}
+    for name in (
+        "custom_state",
+        "output",
+        "error",
+        "pending_client_tool_calls",
+        "completed_client_tool_calls",
+        "suspension_context",
+        "tracing_context",
+        "workspace_refs",
+    )
+} | {
+    "suspended_awaiting_children": {"suspended_awaiting_children": [_nested(199, PAIR)]},
+    "fields with and without a pair": {
+        "output": PAIR,
+        "error": ["é🙂", "\udc00", "\x00", "~"],
+        "title": "é🙂",
+        "metadata": {"é": "🙂"},
+        "suspension_context": {PAIR: ["\\ud83d\\ude00"]},
+    },
+}
+"""Adjacent surrogates in each payload of a state, at full depth."""
+
 
 class PayloadContract(StoreTests):
     @pytest.mark.parametrize("name", EXACT)
@@ -215,6 +242,23 @@ class PayloadContract(StoreTests):
         with self.storage_untouched(), pytest.raises(LimitExceeded) as caught:
             store.merge_custom_state("session", {"v": _nested(200)})
         assert (caught.value.limit, caught.value.actual) == (200, 201)
+
+    @pytest.mark.parametrize("name", WITH_A_PAIR)
+    def test_adjacent_surrogates_are_kept_at_full_depth_in_every_field(
+        self, store: StateStore, name: str
+    ) -> None:
+        fields = WITH_A_PAIR[name]
+        store.create_session("session", agent_type="agent")
+        store.save_state("session", _state(**fields))
+        saved = loaded(store, "session")
+        assert repr({field: getattr(saved, field) for field in fields}) == repr(fields)
+        commit = commit_step(store, "session", 1, **fields)
+        checkpoint = store.get_checkpoint("session", commit.checkpoint_id)
+        assert checkpoint is not None
+        for state in (loaded(store, "session"), checkpoint.state):
+            assert repr({field: getattr(state, field) for field in fields}) == repr(fields)
+        store.restore_checkpoint("session", commit.checkpoint_id)
+        assert repr({field: getattr(loaded(store, "session"), field) for field in fields}) == repr(fields)
 
     def test_a_refusal_says_where_and_why_but_not_what(self, store: StateStore) -> None:
         with pytest.raises(InvalidPayload) as caught:

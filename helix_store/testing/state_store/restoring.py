@@ -11,7 +11,7 @@ from helix_store.core.types import SessionMode, SessionState
 from helix_store.exceptions import CheckpointNotFound, StaleStateError
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
-    FIELD_VALUES,
+    STEP_FIELD_VALUES,
     commit_step,
     contents,
     full_session,
@@ -39,7 +39,7 @@ class RestoringContract(StoreTests):
         checkpoint.state.version, checkpoint.state.updated_at = after.version, after.updated_at
         assert repr(after) == repr(checkpoint.state)
 
-    @pytest.mark.parametrize(("field", "value"), FIELD_VALUES)
+    @pytest.mark.parametrize(("field", "value"), STEP_FIELD_VALUES)
     def test_every_field_comes_back_exactly(self, store: StateStore, field: str, value: Any) -> None:
         store.create_session("parent", agent_type="agent")
         store.create_session("session", agent_type="agent")

@@ -9,6 +9,7 @@ import pytest
 
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import (
+    SUSPENDED_STATUSES,
     Run,
     RunStatus,
     SessionStatus,
@@ -160,6 +161,33 @@ class RunContract(StoreTests):
     def test_updating_a_run_to_running_does_not_end_it(self, store: StateStore, session_id: str) -> None:
         store.start_run(session_id, "run-1")
         run = store.update_run(session_id, "run-1", status="running", step_count=1)
+        assert run.ended_at is None
+        assert repr(store.get_current_run(session_id)) == repr(run)
+
+    @pytest.mark.parametrize("end", ["completed", "failed", "superseded"])
+    def test_a_run_that_is_over_does_not_run_again(
+        self, store: StateStore, session_id: str, end: str
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        if end == "superseded":
+            store.start_run(session_id, "run-2", supersede=True)
+            store.update_run(session_id, "run-2", status="completed")
+        else:
+            store.update_run(session_id, "run-1", status=end)
+        before = contents(store, session_id)
+        with pytest.raises(ConflictError, match="run-1"):
+            store.update_run(session_id, "run-1", status="running", step_count=9)
+        assert contents(store, session_id) == before
+        assert store.get_current_run(session_id) is None
+        store.start_run(session_id)
+
+    @pytest.mark.parametrize("status", [*SUSPENDED_STATUSES, RunStatus.INTERRUPTED])
+    def test_a_run_that_waits_or_was_interrupted_may_run_again(
+        self, store: StateStore, session_id: str, status: RunStatus
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        store.update_run(session_id, "run-1", status=status)
+        run = store.update_run(session_id, "run-1", status="running")
         assert run.ended_at is None
         assert repr(store.get_current_run(session_id)) == repr(run)
 

@@ -21,6 +21,7 @@ from helix_store.core.types import (
 
 __all__ = [
     "FIELD_VALUES",
+    "STEP_FIELD_VALUES",
     "commit_step",
     "contents",
     "full_session",
@@ -103,6 +104,9 @@ FIELD_VALUES: Final[list[tuple[str, Any]]] = [
     ("workspace_refs", {"main": {"provider": "disk", "snapshot": "s-1"}}),
 ]
 """Every field that a caller may write, with values that must come back as they are."""
+
+STEP_FIELD_VALUES: Final = [(field, value) for field, value in FIELD_VALUES if field != "step_count"]
+"""Those that a step stores as given: its own number replaces ``step_count``."""
 
 
 def message(content: Any, role: str = "user") -> Message:

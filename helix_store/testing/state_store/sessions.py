@@ -133,7 +133,7 @@ class SessionContract(StoreTests):
             store.create_session(name, agent_type="agent", custom_state={"id": name})
         assert [loaded(store, name).custom_state["id"] for name in DISTINCT_IDS] == DISTINCT_IDS
 
-    @pytest.mark.parametrize("name", ["x" * 255, "🙂" * 255, "\u2028", "a-s1-t2-abcdef"])
+    @pytest.mark.parametrize("name", ["x" * 255, "€" * 255, "\u2028", "a-s1-t2-abcdef"])
     def test_an_unusual_id_within_the_rules_works_throughout(self, store: StateStore, name: str) -> None:
         store.create_session(name, agent_type="agent")
         commit = commit_step(store, name, 1, append=messages(1))

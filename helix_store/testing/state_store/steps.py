@@ -24,7 +24,7 @@ from helix_store.exceptions import (
 )
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import (
-    FIELD_VALUES,
+    STEP_FIELD_VALUES,
     commit_step,
     contents,
     full_session,
@@ -95,7 +95,27 @@ class StepContract(StoreTests):
         assert created is not None
         assert abs(parsed.epoch_ms - created.timestamp() * 1000) < 3_600_000
 
-    @pytest.mark.parametrize(("field", "value"), FIELD_VALUES)
+    @pytest.mark.parametrize("said", [0, 3, 9])
+    @pytest.mark.parametrize("staged", [False, True])
+    def test_the_number_of_the_step_becomes_that_of_the_state(
+        self, store: StateStore, session_id: str, said: int, staged: bool
+    ) -> None:
+        if staged:
+            stage(store, session_id, "call", step_id="step-4", merge_changes={"n": 1})
+        state = loaded(store, session_id)
+        state.step_count = said
+        commit = store.save_state_and_promote_staging(session_id, state, [], step(4))
+        checkpoint = store.get_checkpoint(session_id, commit.checkpoint_id)
+        assert checkpoint is not None
+        assert (checkpoint.step_count, checkpoint.state.step_count) == (4, 4)
+        assert loaded(store, session_id).step_count == 4
+        assert [head.step_count for head in store.list_sessions().sessions] == [4]
+        assert store.increment_step_count(session_id) == 5
+        store.restore_checkpoint(session_id, commit.checkpoint_id)
+        assert loaded(store, session_id).step_count == 4
+        assert store.branch_session(session_id, commit.checkpoint_id).step_count == 4
+
+    @pytest.mark.parametrize(("field", "value"), STEP_FIELD_VALUES)
     def test_every_field_comes_back_from_the_session_and_from_the_checkpoint(
         self, store: StateStore, field: str, value: Any
     ) -> None:

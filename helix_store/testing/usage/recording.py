@@ -177,7 +177,7 @@ class RecordingContract(UsageTests):
         entries[index] = tokens(prompt=-1)
         with self.storage_untouched(), pytest.raises(InvalidPayload) as caught:
             usage.record_entries(entries)
-        assert caught.value.path == f"entries/{index}/tokens/prompt"
+        assert caught.value.path == f"/entries/{index}/tokens/prompt"
         assert usage.query_usage().total == 0
 
     def test_recording_does_not_change_the_session(self, usage: UsageStore) -> None:

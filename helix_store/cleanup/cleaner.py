@@ -1,0 +1,232 @@
+"""One run of a cleanup: page by page, with an error of one session as its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from helix_store.cleanup.backend import (
+    CleanupBackend,
+    CleanupOutcome,
+    Page,
+    SessionKey,
+    known_outcome,
+)
+from helix_store.cleanup.snapshots import MissingProvider, Snapshot, owned_snapshots
+from helix_store.cleanup.summary import CleanupReport, CleanupSummary
+from helix_store.cleanup.workspaces import WorkspaceProvider
+from helix_store.core.types import SubmissionOutcome
+from helix_store.sessions.tool_calls import default_answer
+
+__all__ = ["Cleaner"]
+
+logger = logging.getLogger("helix_store.cleanup")
+
+_MAX_ATTEMPTS: Final = 10
+
+
+class Cleaner:
+    """One run of a cleanup, and its counts."""
+
+    def __init__(
+        self,
+        backend: CleanupBackend,
+        providers: Mapping[str, WorkspaceProvider],
+        now: datetime,
+        page_size: int,
+        report: CleanupReport | None,
+    ) -> None:
+        self.backend = backend
+        self.providers = providers
+        self.now = now
+        self.page_size = page_size
+        self.report = report
+        self.summary = CleanupSummary()
+        self.missing_providers: Counter[str] = Counter()
+
+    def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
+        """Count what is expired; with a report, also add it and the overdue calls of other sessions."""
+        for keys in self._expired_pages(limit):
+            self._count(detected=len(keys))
+            if self.report is not None:
+                self.report.expired.extend(keys)
+            yield self.summary
+        if self.report is not None:
+            would_fail = set(self.report.expired)
+            for keys in self._pages(partial(self.backend.overdue, self.now)):
+                for key in keys:
+                    if key not in would_fail:
+                        self._add_overdue(key, self.report)
+                yield self.summary
+
+    def clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
+        try:
+            yield from self._clean(limit, delete_before)
+        finally:
+            for name, count in self.missing_providers.items():
+                logger.warning(
+                    "No workspace provider %s is configured; sessions that were not cleaned up for that: %d.",
+                    name,
+                    count,
+                )
+
+    def _clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
+        busy: list[SessionKey] = []
+        for keys in self._expired_pages(limit):
+            busy.extend(self._mark_page(keys))
+            yield self.summary
+        for first in range(0, len(busy), self.page_size):
+            for key in busy[first : first + self.page_size]:
+                self._mark_busy(key)
+            yield self.summary
+        for keys in self._pages(partial(self.backend.overdue, self.now)):
+            for key in keys:
+                self._apply_defaults(key)
+            yield self.summary
+        if delete_before is not None:
+            for keys in self._pages(partial(self.backend.deletable, delete_before)):
+                for key in keys:
+                    self._delete(key, delete_before)
+                yield self.summary
+
+    def _expired_pages(self, limit: int | None) -> Iterator[list[SessionKey]]:
+        detected = 0
+        for keys in self._pages(partial(self.backend.expired, self.now)):
+            wanted = keys if limit is None else keys[: limit - detected]
+            detected += len(wanted)
+            yield wanted
+            if detected == limit:
+                return
+
+    def _pages(self, page_after: Callable[[Any, int], Page]) -> Iterator[list[SessionKey]]:
+        keys, position = page_after(None, self.page_size)
+        yield keys
+        while position is not None:
+            keys, position = page_after(position, self.page_size)
+            yield keys
+
+    # An error of one session is counted and logged. It does not stop the cleanup of the others.
+
+    def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
+        """Mark the sessions of a page, and yield those that are `BUSY`.
+
+        The order is random, so that cleaners at the same page diverge. Where they meet, the sessions that
+        are left are read again.
+        """
+        keys = self._mark_in_bulk(keys)
+        random.shuffle(keys)
+        while keys:
+            key = keys.pop()
+            outcome = self._mark(key, wait=False)
+            if outcome is CleanupOutcome.BUSY:
+                yield key
+            if outcome in (CleanupOutcome.BUSY, CleanupOutcome.ALREADY_TERMINAL):
+                keys = self.backend.non_terminal(keys)
+
+    def _mark_in_bulk(self, keys: list[SessionKey]) -> list[SessionKey]:
+        """Mark the sessions that can be marked at once, and return the others."""
+        try:
+            rest = self.backend.mark_in_bulk(keys, self.now)
+        except Exception:
+            logger.exception(
+                "%d sessions could not be marked by one statement; they are marked one by one.", len(keys)
+            )
+            return keys
+        marked = len(keys) - len(rest)
+        self._count(detected=marked, marked=marked)
+        return self.backend.non_terminal(rest) if marked and rest else rest
+
+    def _mark_busy(self, key: SessionKey) -> None:
+        for _ in range(_MAX_ATTEMPTS):
+            if self._mark(key, wait=True) is not CleanupOutcome.BUSY:
+                return
+        self._count(detected=1)
+        self._count_problem(key)
+        logger.warning(
+            "Session %r was changed during each of %d attempts; it was not cleaned up.",
+            key.session_id,
+            _MAX_ATTEMPTS,
+        )
+
+    def _mark(self, key: SessionKey, *, wait: bool) -> CleanupOutcome:
+        """Delete the snapshots of one session, mark it, and count the outcome unless it is `BUSY`."""
+        deleted: set[str] = set()
+        try:
+            outcome = self._attempt(key, deleted, wait=wait)
+        except MissingProvider as exc:
+            # One line for all of them at the end: many sessions have the same provider.
+            self.missing_providers[exc.provider] += 1
+            self._count_problem(key)
+            outcome = CleanupOutcome.FAILED
+        except Exception:
+            self._count_problem(key)
+            logger.exception("Session %r could not be cleaned up.", key.session_id)
+            outcome = CleanupOutcome.FAILED
+        self._count(
+            detected=outcome not in (CleanupOutcome.BUSY, CleanupOutcome.GONE),
+            marked=outcome is CleanupOutcome.MARKED,
+            already_terminal=outcome is CleanupOutcome.ALREADY_TERMINAL,
+            renewed=outcome is CleanupOutcome.RENEWED,
+            snapshots_deleted=len(deleted),
+        )
+        return outcome
+
+    def _attempt(self, key: SessionKey, deleted: set[str], *, wait: bool) -> CleanupOutcome:
+        candidate = self.backend.inspect(key)
+        if candidate is None:
+            return CleanupOutcome.GONE
+        if outcome := known_outcome(candidate, self.now):
+            return outcome
+        snapshots = owned_snapshots(self.providers, candidate.key, candidate.workspace_refs.values())
+        return self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
+
+    def _apply_defaults(self, key: SessionKey) -> None:
+        try:
+            store, calls = self.backend.overdue_calls(key, self.now)
+            for call in calls:
+                answer = default_answer(call)
+                if answer is None:
+                    continue
+                submission = store.submit_tool_result(key.session_id, call.tool_call_id, **answer)
+                if submission.outcome is SubmissionOutcome.ACCEPTED:
+                    self._count(defaults_applied=1)
+        except Exception:
+            self._count_problem(key)
+            logger.exception("Overdue calls of session %r did not all get their default.", key.session_id)
+
+    def _add_overdue(self, key: SessionKey, report: CleanupReport) -> None:
+        try:
+            _, calls = self.backend.overdue_calls(key, self.now)
+        except Exception:
+            self._count_problem(key)
+            logger.exception("Overdue calls of session %r cannot be read.", key.session_id)
+        else:
+            report.overdue.extend((key, call) for call in calls)
+
+    def _delete(self, key: SessionKey, before: datetime) -> None:
+        try:
+            self._count(deleted=self.backend.delete(key, before))
+        except Exception:
+            self._count_problem(key)
+            logger.exception("Session %r could not be deleted.", key.session_id)
+
+    def _count_problem(self, key: SessionKey) -> None:
+        self._count(errors=1)
+        if self.report is not None:
+            self.report.with_problems.add(key)
+
+    def _count(self, **numbers: int) -> None:
+        sums = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
+        self.summary = replace(self.summary, **sums)
+
+
+def _delete_snapshots(snapshots: list[Snapshot], deleted: set[str]) -> None:
+    for snapshot in snapshots:
+        snapshot.delete()
+        deleted.add(snapshot.snapshot_id)

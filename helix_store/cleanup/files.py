@@ -1,0 +1,181 @@
+"""Files of a storage, listed and deleted without following a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, Protocol
+
+from django.core.exceptions import SuspiciousFileOperation
+from django.core.files.storage import InMemoryStorage, Storage
+
+from helix_store.cleanup.folders import parts_of_path, portable_parts
+from helix_store.exceptions import LimitExceeded
+
+__all__ = ["Files", "files_below", "files_of"]
+
+Parts = tuple[str, ...]
+
+_ERRORS_OF_A_LINK: Final = (errno.ELOOP, errno.ENOTDIR)
+
+
+class Files(Protocol):
+    """The files of a storage. A folder is given as the names from the root downwards."""
+
+    def is_folder(self, parts: Parts) -> bool | None:
+        """Whether this is a folder and no link to one; ``None`` if there is nothing."""
+        ...
+
+    def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
+        """The names in a folder, each with whether it is a folder; none if there is no such folder."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a link and not what it links to. It is no error if there is nothing."""
+        ...
+
+
+def files_of(storage: Storage) -> Files:
+    # Django's storage in memory has paths of files that do not exist.
+    if isinstance(storage, InMemoryStorage):
+        return RemoteFiles(storage)
+    try:
+        root = storage.path("")
+    except NotImplementedError:
+        return RemoteFiles(storage)
+    return LocalFiles(root)
+
+
+def files_below(
+    files: Files, owned: Parts, folder: Parts, *, max_depth: int, max_entries: int
+) -> Iterator[str]:
+    """The names of all files below a folder, with links as files.
+
+    What stands in the way from ``owned`` to ``folder`` and is no folder is the only file. Raises
+    `LimitExceeded` for a folder deeper than ``max_depth`` below ``folder``, and after ``max_entries`` files
+    and folders.
+    """
+    for length in range(len(owned), len(folder) + 1):
+        is_folder = files.is_folder(folder[:length])
+        if is_folder is None:
+            return
+        if not is_folder:
+            yield "/".join(folder[:length])
+            return
+    count = 0
+    folders = [folder]
+    while folders:
+        parts = folders.pop()
+        if (depth := len(parts) - len(folder)) > max_depth:
+            raise LimitExceeded(name="max_depth of a workspace", limit=max_depth, actual=depth)
+        for name, is_folder in files.entries(parts):
+            if (count := count + 1) > max_entries:
+                raise LimitExceeded(name="max_entries of a workspace", limit=max_entries, actual=count)
+            if is_folder:
+                folders.append((*parts, name))
+            else:
+                yield "/".join((*parts, name))
+
+
+class RemoteFiles:
+    """Files that only Django's storage API reaches. There are no links in it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def is_folder(self, parts: Parts) -> bool | None:
+        # The API cannot tell; a folder that does not exist has no entries.
+        return True
+
+    def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
+        try:
+            folders, files = self._storage.listdir("/".join(folder))
+        except FileNotFoundError:
+            return
+        yield from ((name, False) for name in files if name)
+        for name in folders:
+            if name:
+                # A key of an object store may contain "..", which its back end resolves.
+                portable_parts(name, "snapshot_id")
+                yield name, True
+
+    def delete(self, name: str) -> None:
+        self._storage.delete("/".join(portable_parts(name, "snapshot_id")))
+
+
+class _Place(NamedTuple):
+    """An open folder: paths of its files are relative to the descriptor, if there is one."""
+
+    descriptor: int | None
+    path: str
+
+    @property
+    def folder(self) -> int | str:
+        return self.path if self.descriptor is None else self.descriptor
+
+
+class LocalFiles:
+    """Files below a folder of this machine, whose own path may contain links."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def is_folder(self, parts: Parts) -> bool | None:
+        try:
+            with self._opened(parts[:-1]) as place:
+                path = os.path.join(place.path, parts[-1])
+                status = os.stat(path, dir_fd=place.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return stat.S_ISDIR(status.st_mode)
+
+    def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
+        try:
+            with self._opened(folder) as place, os.scandir(place.folder) as entries:
+                for entry in entries:
+                    yield entry.name, entry.is_dir(follow_symlinks=False)
+        except FileNotFoundError:
+            return
+
+    def delete(self, name: str) -> None:
+        # Not by the storage: it follows links, and deletes what a folder was replaced with after the listing.
+        *folder, file = parts_of_path(name, "snapshot_id")
+        try:
+            with self._opened(tuple(folder)) as place:
+                os.unlink(os.path.join(place.path, file), dir_fd=place.descriptor)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def _opened(self, folder: Parts) -> Iterator[_Place]:
+        """Open a folder. Raises `SuspiciousFileOperation` if a link or a file is on the way."""
+        if not {os.open, os.stat, os.unlink} <= os.supports_dir_fd:
+            # Windows: a link that is made between the check and the use is not noticed.
+            path = os.path.join(os.path.realpath(self._root), *folder)
+            if os.path.realpath(path) != path:
+                raise _link_on_the_way(folder)
+            yield _Place(None, path)
+            return
+        descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in folder:
+                try:
+                    inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+                except OSError as exc:
+                    if exc.errno in _ERRORS_OF_A_LINK:
+                        raise _link_on_the_way(folder) from exc
+                    raise
+                os.close(descriptor)
+                descriptor = inner
+            yield _Place(descriptor, "")
+        finally:
+            os.close(descriptor)
+
+
+def _link_on_the_way(folder: Parts) -> SuspiciousFileOperation:
+    return SuspiciousFileOperation(
+        f"There is a link or a file in the path of the folder {'/'.join(folder)!r}."
+    )

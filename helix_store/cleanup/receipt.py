@@ -1,0 +1,43 @@
+"""The receipt of an erasure: numbers and digests, and nothing of what was erased."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from helix_store.core.serialization import Serializable
+
+__all__ = ["ErasureReceipt", "digest_of"]
+
+
+def digest_of(identifier: str) -> str:
+    """The SHA-256 of an id, by which its owner finds the receipt."""
+    return hashlib.sha256(identifier.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureReceipt(Serializable):
+    """What an erasure deleted; of a dry run, what it would delete. ``to_dict()`` is plain JSON.
+
+    ``subject`` is ``user``, ``session`` or ``tenant``. ``deleted`` and ``changed`` are numbers of rows by
+    table; ``changed`` rows belong to others and lost their reference to what was erased. ``sessions_left``
+    are trees in use, and sources of branches in use; ``errors`` counts trees with a problem. ``complete`` is
+    true when nothing was left.
+    """
+
+    subject: str
+    subject_sha256: str
+    tenant_sha256: str | None
+    dry_run: bool
+    started_at: datetime
+    finished_at: datetime | None = None
+    complete: bool = False
+    deleted: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    trees: int = 0
+    branches: int = 0
+    snapshots_deleted: int = 0
+    sessions_left: int = 0
+    locks_left: int = 0
+    errors: int = 0

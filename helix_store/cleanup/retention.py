@@ -1,0 +1,342 @@
+"""Retention: delete idle sessions, old checkpoints, chunks of ended streams, and old usage."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+from django.db.models import Exists, Model, OuterRef
+
+from helix_store import conf
+from helix_store.cleanup import trees
+from helix_store.cleanup.snapshots import MissingProvider
+from helix_store.cleanup.sql import ANONYMISE_USAGE, TOO_MANY_CHECKPOINTS
+from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
+from helix_store.core import validation
+from helix_store.core.retention import RetentionPolicy
+from helix_store.core.serialization import Serializable
+from helix_store.engine.clocks import database_now
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import after_keyset, list_parameter
+from helix_store.models import Checkpoint, Session, StreamChunk, UsageEntry
+from helix_store.sessions.database.store import DatabaseStateStore
+from helix_store.sessions.database.trees import delete_tree_rows, tree_keys
+from helix_store.streams.backend import PruneRequest
+from helix_store.streams.pruning import prune_batches
+
+__all__ = ["Retention", "RetentionReport", "apply_retention"]
+
+logger = logging.getLogger("helix_store.cleanup")
+
+_LARGEST_PAGE: Final = 1_000
+_USAGE_PER_TRANSACTION: Final = 1_000
+
+Rows = Counter[type[Model]]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport(Serializable):
+    """The rows by table that each rule deleted or anonymised; of a dry run, those that it would.
+
+    ``trees`` counts deleted session trees, ``in_use`` idle trees with a live lock, a running run or a stream
+    with a live writer, and ``errors`` sessions with a problem. The last two were left as they are.
+    """
+
+    dry_run: bool = False
+    sessions: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, int] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)
+    usage_dropped: dict[str, int] = field(default_factory=dict)
+    usage_anonymised: dict[str, int] = field(default_factory=dict)
+    trees: int = 0
+    in_use: int = 0
+    snapshots_deleted: int = 0
+    streams_failed: int = 0
+    errors: int = 0
+
+
+def apply_retention(
+    *,
+    using: str | None = None,
+    tenant: str | None = None,
+    policy: RetentionPolicy | None = None,
+    workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
+    page_size: int | None = None,
+    now: datetime | int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[RetentionReport], object] | None = None,
+) -> RetentionReport:
+    """Apply a policy, by default that of the settings, to one tenant or to all of them.
+
+    A session tree is deleted as a whole, children first, when each of its sessions is idle by the rule of its
+    status: one transaction, which locks the rows of the tree, looks again, deletes the workspace snapshots
+    through their providers, and then the rows. Usage is kept until its own rule. Trees with a live lock, a
+    running run or a stream with a live writer are left alone, and so are trees of which another session has a
+    part. Everything else goes in transactions of one session, one stream or one page of entries. Safe to
+    repeat, to interrupt, and to run several times at once. A session that cannot be deleted is logged and
+    counted in ``errors``.
+
+    ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always
+    follow that clock. ``progress`` is called after each batch. Raises `InvalidQuery` for invalid arguments.
+    """
+    retention = Retention(
+        using=using,
+        tenant=tenant,
+        policy=policy,
+        workspace_providers=workspace_providers,
+        page_size=page_size,
+        now=now,
+        dry_run=dry_run,
+    )
+    for report in retention.batches():
+        if progress is not None:
+            progress(report)
+    return retention.report
+
+
+class Retention:
+    """One application of a policy, and its report so far. The arguments are those of `apply_retention`."""
+
+    def __init__(
+        self,
+        *,
+        using: str | None = None,
+        tenant: str | None = None,
+        policy: RetentionPolicy | None = None,
+        workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
+        page_size: int | None = None,
+        now: datetime | int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        conf.require_usable_prefix()
+        self._using = using
+        self._tenant = None if tenant is None else validation.tenant(tenant)
+        self._policy = conf.retention() if policy is None else policy
+        given = workspace_providers
+        self._providers = configured_workspace_providers() if given is None else given
+        page_size = conf.page_size() if page_size is None else page_size
+        self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
+        self._now = None if now is None else validation.aware_datetime(now, "now")
+        self.report = RetentionReport(dry_run=dry_run)
+        self._dry_run = dry_run
+        # What a dry run would have deleted with its session.
+        self._doomed_sessions: set[int] = set()
+        self._doomed_streams: set[int] = set()
+
+    def batches(self) -> Iterator[RetentionReport]:
+        """Apply the policy batch by batch; whoever stops to iterate has stopped it between two batches."""
+        if self._policy.keeps_everything:
+            return
+        if self._now is None:
+            db = Database(self._using, "")
+            self._now = db.query(lambda: database_now(db))
+        given = self._tenant
+        tenants = trees.tenants_of(self._using, [Session, UsageEntry]) if given is None else [given]
+        rules: list[Callable[[Database], Iterator[RetentionReport]]] = []
+        if self._policy.sessions_idle_days:
+            rules.append(self._delete_idle_sessions)
+        if self._policy.checkpoints_keep is not None:
+            rules.append(self._prune_checkpoints)
+        if self._policy.usage_drop_days is not None or self._policy.usage_anonymise_days is not None:
+            rules.append(self._reduce_usage)
+        for tenant in tenants:
+            for rule in rules:
+                yield from rule(Database(self._using, tenant))
+        yield from self._prune_streams()
+
+    def _before(self, days: float) -> datetime:
+        assert self._now is not None  # noqa: S101  `batches` sets it
+        return self._now - timedelta(days=days)
+
+    def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
+        sums: dict[str, Any] = {name: getattr(self.report, name) + number for name, number in numbers.items()}
+        if rows is not None:
+            total = Counter(getattr(self.report, rule)) + Counter(trees.by_table(rows))
+            sums[rule] = dict(sorted(total.items()))
+        self.report = replace(self.report, **sums)
+
+    # --- Idle sessions ------------------------------------------------------------------------------
+
+    def _delete_idle_sessions(self, db: Database) -> Iterator[RetentionReport]:
+        for status, days in self._policy.sessions_idle_days.items():
+            for page in self._idle_pages(db, str(status), self._before(days)):
+                for session_id in self._closed_trees(db, page):
+                    self._delete(db, session_id)
+                yield self.report
+
+    def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
+        """Ids by key of idle sessions without a parent, in the order of the index by status."""
+        parent = Session.objects.using(db.alias).filter(
+            tenant=OuterRef("tenant"), session_id=OuterRef("parent_session_id")
+        )
+        idle = Session.objects.using(db.alias).filter(tenant=db.tenant, status=status, updated_at__lte=before)
+        order = ("updated_at", "session_id")
+        tops = idle.filter(~Exists(parent)).order_by(*order).values_list("pk", "session_id", "updated_at")
+        after: Any = None
+        while True:
+            left = tops if after is None else tops.filter(after_keyset(Session, after))
+            rows: list[Any] = db.query(partial(list, left[: self._page_size]))
+            if rows:
+                yield {key: session_id for key, session_id, _ in rows}
+            if len(rows) < self._page_size:
+                return
+            after = dict(zip(order, (rows[-1][2], rows[-1][1]), strict=True))
+
+    def _closed_trees(self, db: Database, page: Mapping[int, str]) -> list[str]:
+        """Those of the sessions whose trees are idle, and have no session that is part of another tree."""
+        idle: dict[str, set[int]] = {}
+        for top in page.values():
+            keys = set(tree_keys(db, top))
+            is_idle = db.query(partial(self._is_idle, db, keys))
+            if keys and is_idle:
+                idle[top] = keys
+        if not idle:
+            return []
+        links = trees.links_into(db, set().union(*idle.values()))
+        return [
+            top for top, keys in idle.items() if not any(links[key] - keys for key in keys if key in links)
+        ]
+
+    def _is_idle(self, db: Database, keys: Collection[int]) -> bool:
+        rows = trees.sessions_with_keys(db, keys).values_list("status", "updated_at")
+        rules = self._policy.sessions_idle_days
+        return all(
+            status in rules and updated_at <= self._before(rules[status]) for status, updated_at in rows
+        )
+
+    def _delete(self, db: Database, session_id: str) -> None:
+        """Delete one tree, unless it is in use. An error is that of this tree alone."""
+        deleted_snapshots = 0
+
+        def delete_if_still_idle() -> Rows | None:
+            """The deleted rows; ``None`` for a tree in use."""
+            nonlocal deleted_snapshots
+            keys = trees.lock_tree(db, session_id, wait=False)
+            if not keys or not self._is_idle(db, keys):
+                return Counter()
+            if trees.is_in_use(db, keys, lock=True):
+                return None
+            for snapshot in trees.snapshots_of_tree(db, keys, self._providers):
+                snapshot.delete()
+                deleted_snapshots += 1
+            return delete_tree_rows(db, session_id, keep_usage=True)
+
+        try:
+            if self._dry_run:
+                rows = db.query(lambda: self._would_delete(db, session_id))
+            else:
+                rows = db.transaction(delete_if_still_idle)
+        except trees.TreeBusy:
+            rows = None
+        except MissingProvider as exc:
+            self._count(errors=1)
+            logger.warning(
+                "Session %r was not deleted: no workspace provider %s is configured.",
+                session_id,
+                exc.provider,
+            )
+            return
+        except Exception:
+            self._count(errors=1)
+            logger.exception("Session %r could not be deleted.", session_id)
+            return
+        finally:
+            self._count(snapshots_deleted=deleted_snapshots)
+        if rows is None:
+            self._count(in_use=1)
+        elif rows:
+            self._count("sessions", rows, trees=1)
+
+    def _would_delete(self, db: Database, session_id: str) -> Rows | None:
+        keys = tree_keys(db, session_id)
+        if not keys or trees.is_in_use(db, keys, lock=False):
+            return None if keys else Counter()
+        self._doomed_sessions.update(keys)
+        self._doomed_streams.update(trees.streams_to_delete(db, keys).values_list("pk", flat=True))
+        return trees.row_counts(db, keys)
+
+    # --- Checkpoints ----------------------------------------------------------------------------------
+
+    def _prune_checkpoints(self, db: Database) -> Iterator[RetentionReport]:
+        keep = self._policy.checkpoints_keep
+        store = DatabaseStateStore(self._using, tenant=db.tenant)
+        after = ""
+        while True:
+            parameters = {"tenant": db.tenant, "after": after, "keep": keep, "limit": self._page_size}
+            rows = db.read(TOO_MANY_CHECKPOINTS, parameters)
+            for key, session_id, surplus in rows:
+                if self._dry_run:
+                    pruned = 0 if key in self._doomed_sessions else surplus
+                else:
+                    pruned = store.prune_checkpoints(session_id, keep=keep or 1)
+                self._count("checkpoints", {Checkpoint: pruned})
+            if rows:
+                yield self.report
+            if len(rows) < self._page_size:
+                return
+            after = rows[-1][1]
+
+    # --- Streams --------------------------------------------------------------------------------------
+
+    def _prune_streams(self) -> Iterator[RetentionReport]:
+        if self._policy.streams_ended_days is None:
+            return
+        age = timedelta(days=self._policy.streams_ended_days)
+        request = PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
+        before = self.report
+        db = Database(self._using, self._tenant or "")
+        for pruned in prune_batches(db, self._tenant, request, leave=self._doomed_streams):
+            self.report = before
+            self._count("streams", {StreamChunk: pruned.chunks}, streams_failed=pruned.failed)
+            yield self.report
+
+    # --- Usage ----------------------------------------------------------------------------------------
+
+    def _reduce_usage(self, db: Database) -> Iterator[RetentionReport]:
+        drop, anonymise = self._policy.usage_drop_days, self._policy.usage_anonymise_days
+        entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
+        dropped = entries.none()
+        if drop is not None:
+            dropped = entries.filter(timestamp__lte=self._before(drop))
+            yield from self._in_pages(db, "usage_dropped", dropped, _drop_usage)
+        if anonymise is not None:
+            # An entry without an id of its session is anonymous already.
+            named = entries.filter(timestamp__lte=self._before(anonymise), recorded_for__gt="")
+            if drop is not None:
+                named = named.filter(timestamp__gt=self._before(drop))
+            yield from self._in_pages(db, "usage_anonymised", named, _anonymise_usage)
+
+    def _in_pages(
+        self, db: Database, rule: str, entries: Any, change: Callable[[Database, list[int]], int]
+    ) -> Iterator[RetentionReport]:
+        """Change entries in the order of the index by time."""
+        if self._dry_run:
+            self._count(rule, {UsageEntry: db.query(entries.count)})
+            yield self.report
+            return
+        ordered = entries.order_by("timestamp", "pk").values_list("pk", "timestamp")
+        after: Any = None
+        while True:
+            left = ordered if after is None else ordered.filter(after_keyset(UsageEntry, after))
+            rows: list[Any] = db.query(partial(list, left[:_USAGE_PER_TRANSACTION]))
+            if rows:
+                keys = [key for key, _ in rows]
+                self._count(rule, {UsageEntry: db.transaction(partial(change, db, keys))})
+                yield self.report
+            if len(rows) < _USAGE_PER_TRANSACTION:
+                return
+            after = {"timestamp": rows[-1][1], "id": rows[-1][0]}
+
+
+def _drop_usage(db: Database, keys: list[int]) -> int:
+    deleted, _ = UsageEntry.objects.using(db.alias).filter(pk__in=keys).delete()
+    return deleted
+
+
+def _anonymise_usage(db: Database, keys: list[int]) -> int:
+    return len(db.execute(ANONYMISE_USAGE, {"keys": list_parameter(db, keys)}))

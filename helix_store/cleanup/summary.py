@@ -1,0 +1,43 @@
+"""The results of a cleanup: its counts, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from helix_store.cleanup.backend import SessionKey
+from helix_store.core.serialization import Serializable
+from helix_store.core.types import PendingToolCall
+
+__all__ = ["CleanupReport", "CleanupSummary"]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupSummary(Serializable):
+    """The counts of one cleanup. A dry run only detects.
+
+    ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed.
+    ``errors`` counts sessions and tool calls with a problem, ``defaults_applied`` tool calls that got their
+    default after their deadline, ``deleted`` deleted sessions.
+    """
+
+    detected: int = 0
+    marked: int = 0
+    already_terminal: int = 0
+    snapshots_deleted: int = 0
+    errors: int = 0
+    renewed: int = 0
+    defaults_applied: int = 0
+    deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """The sessions and calls behind the counts; several cleanups may share a report.
+
+    A dry run adds the ``expired`` sessions, and the ``overdue`` calls of other sessions. Every cleanup adds
+    the sessions ``with_problems``; one that has a problem again is the same element.
+    """
+
+    expired: list[SessionKey] = field(default_factory=list)
+    overdue: list[tuple[SessionKey, PendingToolCall]] = field(default_factory=list)
+    with_problems: set[SessionKey] = field(default_factory=set)

@@ -1,0 +1,1 @@
+"""Optional parts, which nothing else imports."""

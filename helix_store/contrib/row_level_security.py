@@ -1,0 +1,89 @@
+"""Row-level security of PostgreSQL: a role sees and writes the rows of one tenant only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.db import router
+from django.db.migrations.operations.base import Operation
+
+from helix_store.core.tenants import TENANT_VARIABLE
+from helix_store.exceptions import NotSupportedOnBackend
+
+__all__ = ["EnableRowLevelSecurity"]
+
+_APP: Final = "helix_store"
+_POLICY: Final = "helix_store_tenant"
+# NULL without the variable. After the first transaction that has set it, PostgreSQL takes it for empty then.
+_CURRENT_TENANT: Final = f"substr(nullif(current_setting('{TENANT_VARIABLE}', true), ''), 2)"
+
+
+class EnableRowLevelSecurity(Operation):
+    """A policy on every table of the app, for a migration of the project.
+
+    A row belongs to its ``tenant``, or to that of its session or stream. A role sees and writes the rows of
+    the tenant in the variable ``helix_store.tenant``, which the stores set when
+    ``HELIX_STORE["ROW_LEVEL_SECURITY"]`` is True; without the variable it sees none. Superusers, roles with
+    ``BYPASSRLS`` and, unless ``force``, the owner of the tables see all rows. Safe to apply again, which also
+    adds the policy to new tables. Raises `NotSupportedOnBackend` on other databases.
+    """
+
+    reversible = True
+    reduces_to_sql = True
+
+    def __init__(self, *, force: bool = False) -> None:
+        self.force = force
+
+    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        return type(self).__name__, [], {"force": True} if self.force else {}
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """The models stay as they are."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        for model in _models(schema_editor, to_state):
+            table = schema_editor.quote_name(model._meta.db_table)
+            condition = _condition(model, schema_editor.quote_name)
+            schema_editor.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            force = "FORCE" if self.force else "NO FORCE"
+            schema_editor.execute(f"ALTER TABLE {table} {force} ROW LEVEL SECURITY")
+            schema_editor.execute(f"DROP POLICY IF EXISTS {_POLICY} ON {table}")
+            schema_editor.execute(
+                f"CREATE POLICY {_POLICY} ON {table} USING ({condition}) WITH CHECK ({condition})"
+            )
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        for model in _models(schema_editor, from_state):
+            table = schema_editor.quote_name(model._meta.db_table)
+            schema_editor.execute(f"DROP POLICY IF EXISTS {_POLICY} ON {table}")
+            schema_editor.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
+            schema_editor.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+
+    def describe(self) -> str:
+        return "Enable row-level security on the tables of helix_store"
+
+
+def _models(schema_editor: Any, state: Any) -> Iterator[Any]:
+    """The models with tables in this database, as they are at this point of the migrations."""
+    connection = schema_editor.connection
+    for model in state.apps.get_app_config(_APP).get_models():
+        if not router.allow_migrate_model(connection.alias, model):
+            continue
+        if connection.vendor != "postgresql":
+            raise NotSupportedOnBackend("Row-level security needs PostgreSQL.")
+        yield model
+
+
+def _condition(model: Any, quote: Any) -> str:
+    """The condition that a row belongs to the current tenant."""
+    table = quote(model._meta.db_table)
+    fields = {field.name: field for field in model._meta.concrete_fields}
+    if "tenant" in fields:
+        return f"{table}.tenant = {_CURRENT_TENANT}"
+    owner = fields.get("session") or fields["stream"]
+    owners = quote(owner.related_model._meta.db_table)
+    return (
+        f"EXISTS (SELECT 1 FROM {owners} AS owner WHERE owner.id = {table}.{quote(owner.column)} "
+        f"AND owner.tenant = {_CURRENT_TENANT})"
+    )

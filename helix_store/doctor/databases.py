@@ -1,0 +1,151 @@
+"""The database itself: its schema, the checks of its settings, its search path, what stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from django.apps import apps
+from django.core.checks import CheckMessage
+from django.core.checks import messages as levels
+from django.db.migrations.loader import MigrationLoader
+
+from helix_store import conf
+from helix_store.checks import check_database
+from helix_store.doctor.findings import Fault, Finding, Severity, TableSize
+from helix_store.doctor.invariants.owners import table_of
+from helix_store.doctor.registry import fault, over
+from helix_store.doctor.scope import Scope
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import list_parameter
+from helix_store.engine.poolers import loses_prepared_statements
+from helix_store.engine.statement import Statement
+
+__all__ = ["APP", "ENVIRONMENT", "check_findings", "schema_faults", "table_sizes"]
+
+APP: Final = "helix_store"
+
+
+# --- Schema and settings -----------------------------------------------------------------------------
+
+
+def schema_faults(db: Database) -> list[Fault]:
+    """Migrations of the app that the database lacks, or that this version does not have."""
+    loader = db.query(lambda: MigrationLoader(db.connection))
+    known = {name for app, name in loader.disk_migrations if app == APP}
+    applied = {name for app, name in loader.applied_migrations if app == APP}
+    # A squashed migration stands for those that it replaces.
+    known |= {
+        name for migration in loader.replacements.values() for app, name in migration.replaces if app == APP
+    }
+    behind = sorted(name for name in known - applied if (APP, name) in loader.graph.nodes)
+    return [fault("schema-behind", "django_migrations", None, name) for name in behind] + [
+        fault("schema-ahead", "django_migrations", None, name) for name in sorted(applied - known)
+    ]
+
+
+def check_findings(alias: str, *, deploy: bool) -> list[Finding]:
+    """The messages of the system checks about one database, those with the same id as one finding."""
+    by_id: dict[str, list[CheckMessage]] = {}
+    for message in check_database(alias, deploy=deploy):
+        by_id.setdefault(message.id or "", []).append(message)
+    return [_finding(id_, messages) for id_, messages in by_id.items()]
+
+
+def _finding(id_: str, messages: list[CheckMessage]) -> Finding:
+    level = max(message.level for message in messages)
+    return Finding(
+        id=id_,
+        severity=(
+            Severity.ERROR
+            if level >= levels.ERROR
+            else Severity.WARNING
+            if level >= levels.WARNING
+            else Severity.INFO
+        ),
+        table=None,
+        count=len(messages),
+        what=" ".join(str(message.msg) for message in messages),
+        advice=str(messages[0].hint or ""),
+    )
+
+
+# --- Search path and poolers -------------------------------------------------------------------------
+
+_VISIBLE: Final = Statement(
+    postgresql="""
+        SELECT c.relname, n.nspname, n.nspname = pg_catalog.current_schema()
+        FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.relname = ANY(%(names)s::text[]) AND c.relkind IN ('r', 'p')
+            AND pg_catalog.pg_table_is_visible(c.oid)
+        ORDER BY c.relname""",
+    sqlite="SELECT NULL, NULL, NULL WHERE FALSE",
+)
+"""The tables of the app that a name without a schema means, their schema, and whether it is the first."""
+
+
+@over("search-path-splits", "search-path-elsewhere")
+def search_path(scope: Scope) -> Iterator[Fault]:
+    if not scope.db.is_postgresql:
+        return
+    rows = scope.db.read(_VISIBLE, {"names": _table_names()})
+    schemas = {schema for _, schema, _ in rows}
+    if len(schemas) > 1:
+        for name, schema, _ in rows:
+            yield fault("search-path-splits", None, None, f"{schema}.{name}")
+    elif rows and not rows[0][2]:
+        yield fault("search-path-elsewhere", None, None, rows[0][1])
+
+
+@over("pooler-without-prepared-statements")
+def pooler(scope: Scope) -> Iterator[Fault]:
+    connection = scope.db.connection
+    if not conf.fast_paths() or connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+        return
+    if scope.db.query(lambda: loses_prepared_statements(connection)):
+        host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"]
+        yield fault("pooler-without-prepared-statements", None, None, f"{host}:{port}")
+
+
+ENVIRONMENT: Final = (search_path, pooler)
+
+
+# --- Sizes -------------------------------------------------------------------------------------------
+
+_SIZES: Final = Statement(
+    postgresql="""
+        SELECT c.relname, CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END,
+            pg_catalog.pg_table_size(c.oid), pg_catalog.pg_indexes_size(c.oid)
+        FROM pg_catalog.pg_class AS c
+        WHERE c.relname = ANY(%(names)s::text[]) AND c.relkind IN ('r', 'p')
+            AND pg_catalog.pg_table_is_visible(c.oid)""",
+    sqlite="""
+        SELECT m.tbl_name, NULL, SUM(CASE WHEN m.type = 'table' THEN d.pgsize END),
+            SUM(CASE WHEN m.type = 'index' THEN d.pgsize END)
+        FROM sqlite_schema AS m JOIN dbstat AS d ON d.name = m.name AND d.aggregate = TRUE
+        WHERE m.tbl_name IN (SELECT value FROM json_each(%(names)s)) GROUP BY m.tbl_name""",
+)
+_HAS_SIZES: Final = Statement(
+    postgresql="SELECT 1", sqlite="SELECT 1 FROM pragma_module_list WHERE name = 'dbstat'"
+)
+
+
+def table_sizes(db: Database) -> list[TableSize]:
+    """The size of each table of the app and of its indexes, as far as the database tells it."""
+    parameters = {"names": list_parameter(db, _table_names())}
+    rows: Iterable[Any] = db.read(_SIZES, parameters) if db.read(_HAS_SIZES, {}) else ()
+    known = {name: sizes for name, *sizes in rows}
+    return [
+        TableSize(
+            table=table_of(model),
+            rows=rows_,
+            table_bytes=None if of_table is None else int(of_table),
+            index_bytes=None if of_indexes is None else int(of_indexes),
+        )
+        for model in apps.get_app_config(APP).get_models()
+        for rows_, of_table, of_indexes in [known.get(model._meta.db_table, (None, None, None))]
+    ]
+
+
+def _table_names() -> list[str]:
+    return [model._meta.db_table for model in apps.get_app_config(APP).get_models()]

@@ -1,0 +1,196 @@
+"""One examination: every check in turn, and what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from helix_store import conf, schema
+from helix_store.core import validation
+from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_faults, table_sizes
+from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
+from helix_store.doctor.fixes import FIXES, fix
+from helix_store.doctor.invariants import INVARIANTS
+from helix_store.doctor.readable import READABLE
+from helix_store.doctor.registry import Check
+from helix_store.doctor.rules import RULES
+from helix_store.doctor.scope import Scope, Stopped
+from helix_store.doctor.suspicions import SUSPICIONS
+from helix_store.doctor.words import WORDS
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidQuery, SessionNotFound
+from helix_store.sessions.database.rows import session_with_id
+
+__all__ = ["CHECKS", "Listener", "diagnose"]
+
+CHECKS: Final[tuple[Check, ...]] = (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE)
+
+_SAMPLES: Final = 10
+_NOTHING_TO_EXAMINE: Final = frozenset(
+    {
+        "schema-behind",
+        "schema-ahead",
+        "helix_store.E002",
+        "helix_store.E003",
+        "helix_store.E004",
+        "helix_store.E012",
+    }
+)
+"""With one of these findings there may be no tables, others, or no settings to read them by."""
+
+
+class Listener:
+    """Is told how an examination goes, and ends it after the current page. The base class says nothing."""
+
+    def examined(self, check: Check, done: int, total: int, rows: int) -> None:
+        """``rows`` were examined for a check; ``done`` of ``total`` checks are complete."""
+
+    def fixes(self, fault: Fault, action: str) -> None:
+        """A fix follows, or in a dry run it would work."""
+
+    def left(self, fault: Fault) -> None:
+        """A fix was not safe."""
+
+    def must_stop(self) -> bool:
+        return False
+
+
+def diagnose(
+    *,
+    using: str | None = None,
+    tenant: str | None = None,
+    session_id: str | None = None,
+    fix: bool = False,
+    dry_run: bool = False,
+    deploy: bool = False,
+    listener: Listener | None = None,
+) -> Diagnosis:
+    """Examine the database ``using``, or a tenant or session of it.
+
+    Reads page by page, each page in one statement, without a lock and in constant memory. ``fix`` mends what
+    is safe, each row in one transaction under its lock; with ``dry_run`` every such transaction is undone.
+    ``deploy`` adds the checks of ``check --deploy``. A session is one of the tenant, ``""`` by default.
+    Safe to repeat and to stop. Raises `InvalidQuery` and `SessionNotFound`.
+    """
+    if session_id is not None:
+        session_id, tenant = validation.identifier(session_id, "session_id"), tenant or ""
+    tenant = None if tenant is None else validation.tenant(tenant)
+    db = Database(using, tenant or "", None)
+    if dry_run and not fix:
+        raise InvalidQuery("dry_run says what fix would do; give both.", path="dry_run")
+    return _Examination(Scope(db, tenant, session_id), fix, dry_run, listener or Listener()).run(deploy)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The faults of one rule in one table."""
+
+    rule_id: str
+    table: str | None
+    count: int = 0
+    fixed: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, fault: Fault) -> None:
+        self.count += 1
+        if len(self.samples) < _SAMPLES:
+            self.samples.append(fault.sample)
+
+    def finding(self) -> Finding:
+        rule = RULES[self.rule_id]
+        return Finding(
+            id=rule.id,
+            severity=rule.severity,
+            table=self.table,
+            count=self.count,
+            fixed=self.fixed,
+            what=rule.what,
+            advice=rule.advice,
+            is_fixable=rule.fix is not None,
+            samples=self.samples,
+        )
+
+
+class _Examination:
+    def __init__(self, scope: Scope, fixes: bool, dry_run: bool, listener: Listener) -> None:
+        self._db = scope.db
+        self._scope = scope
+        self._fixes = fixes
+        self._dry_run = dry_run
+        self._listener = listener
+        self._tallies: dict[tuple[str, str | None], _Tally] = {}
+
+    def run(self, deploy: bool) -> Diagnosis:
+        of_checks = check_findings(self._db.alias, deploy=deploy)
+        self._count(schema_faults(self._db))
+        found = {finding.id for finding in of_checks} | {rule for rule, _ in self._tallies}
+        if found & _NOTHING_TO_EXAMINE:
+            return self._diagnosis(of_checks, "the settings and the schema, which come first")
+        self._require_session()
+        stopped_at = self._examine()
+        return self._diagnosis(of_checks, stopped_at)
+
+    def _require_session(self) -> None:
+        session_id = self._scope.session_id
+        if session_id is not None:
+            known = session_with_id(self._db, session_id)
+            if not self._db.query(known.exists):
+                raise SessionNotFound(session_id)
+
+    def _examine(self) -> str | None:
+        """Run every check; what was going on at a stop."""
+        for number, check in enumerate(CHECKS):
+            rows = 0
+
+            def after_page(count: int, check: Check = check, done: int = number) -> None:
+                nonlocal rows
+                rows += count
+                self._listener.examined(check, done, len(CHECKS), rows)
+                if self._listener.must_stop():
+                    raise Stopped
+
+            scope = replace(self._scope, page_size=conf.page_size(), after_page=after_page)
+            try:
+                for page in check.run(scope):
+                    self._count(page)
+                    if self._fixes:
+                        self._fix(check, page)
+                # Not every check has pages.
+                after_page(0, done=number + 1)
+            except Stopped:
+                return f"{check.name} after {rows} rows ({number} of {len(CHECKS)} checks complete)"
+        return None
+
+    def _count(self, faults: Iterable[Fault]) -> None:
+        for fault in faults:
+            where = (fault.rule_id, fault.table)
+            self._tallies.setdefault(where, _Tally(*where)).add(fault)
+
+    def _fix(self, check: Check, page: list[Fault]) -> None:
+        rows: dict[tuple[str, int], list[Fault]] = {}
+        for fault in page:
+            if fault.rule_id in FIXES and fault.key is not None:
+                rows.setdefault((fault.rule_id, fault.key), []).append(fault)
+        for (rule, key), faults in rows.items():
+            action = RULES[rule].fix or ""
+            if not self._dry_run:
+                self._listener.fixes(faults[0], action)
+            left = fix(self._db, check, rule, key, dry_run=self._dry_run)
+            mended = max(len(faults) - len(left), 0)
+            if left:
+                self._listener.left(faults[0])
+            elif self._dry_run:
+                self._listener.fixes(faults[0], action)
+            if not self._dry_run:
+                self._tallies[rule, faults[0].table].fixed += mended
+
+    def _diagnosis(self, of_checks: list[Finding], stopped_at: str | None) -> Diagnosis:
+        has_tables = stopped_at is None and not self._scope.is_narrowed
+        return Diagnosis(
+            database=self._db.alias,
+            schema_version=self._db.query(lambda: schema.current_version(self._db.alias)),
+            findings=of_checks + [tally.finding() for tally in self._tallies.values()],
+            tables=table_sizes(self._db) if has_tables else [],
+            stopped_at=stopped_at,
+        )

@@ -1,0 +1,258 @@
+"""Every rule that the doctor knows by itself, with what to do when it is broken.
+
+The findings of the system checks have the ids, words and levels of those checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from helix_store.doctor.findings import Severity
+
+__all__ = ["RULES", "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``fix`` says what ``--fix`` does to one row, where that is safe."""
+
+    id: str
+    severity: Severity
+    what: str
+    advice: str
+    fix: str | None = None
+
+
+_RESTORE: Final = "Restore the rows from a backup, or branch the session at a checkpoint before the loss."
+_DELETE_OR_RESTORE: Final = (
+    "Restore the row from a backup. Without one, delete the session, or branch it at a readable checkpoint."
+)
+_ERROR, _WARNING, _INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+_ALL: Final = (
+    # The database
+    Rule(
+        "schema-behind",
+        _ERROR,
+        "Migrations of helix_store are not applied; nothing else was examined.",
+        "Run manage.py migrate helix_store on this database.",
+    ),
+    Rule(
+        "schema-ahead",
+        _ERROR,
+        "The database has migrations of a newer helix_store; nothing else was examined.",
+        "Install the version of helix_store that migrated the database.",
+    ),
+    Rule(
+        "search-path-splits",
+        _ERROR,
+        "The search_path takes the tables of helix_store from several schemas.",
+        "Give the role or the OPTIONS of the alias a search_path whose first schema has all tables.",
+    ),
+    Rule(
+        "search-path-elsewhere",
+        _WARNING,
+        "The first schema of the search_path is not that of the tables: a migration would use the wrong one.",
+        "Put the schema of the tables first in the search_path.",
+    ),
+    Rule(
+        "pooler-without-prepared-statements",
+        _WARNING,
+        "A pooler in transaction mode loses prepared statements; connections then go on without them.",
+        'Set "DISABLE_SERVER_SIDE_CURSORS": True for the alias, or max_prepared_statements of PgBouncer.',
+    ),
+    # Rows that cannot be read
+    Rule(
+        "unreadable-payload",
+        _ERROR,
+        "A stored payload is not the JSON that its calls expect.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "unreadable-envelope",
+        _ERROR,
+        "The envelope of a stored state cannot be read.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "unreadable-columns",
+        _ERROR,
+        "JSON columns of a session's head cannot be read: tags, metadata, tool calls or a suspension.",
+        "Correct the column by SQL; NULL stands for an empty one, and [] and {} for tags and metadata.",
+    ),
+    Rule(
+        "unreadable-typed-values",
+        _ERROR,
+        "Typed values of a graph session or graph checkpoint cannot be read.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "unknown-word",
+        _ERROR,
+        "A column holds a word that this version does not know, such as a status.",
+        "Install the version that wrote it, or correct the word by SQL; then add the check constraint again.",
+    ),
+    # Histories
+    Rule(
+        "message-count-off",
+        _ERROR,
+        "The head of a session does not count the messages that it has.",
+        "Run it with --fix. Where a checkpoint has messages that are lost, restore them from a backup.",
+        "set message_count to the number of its messages",
+    ),
+    Rule(
+        "message-hole", _ERROR, "The messages of a session are not numbered 1, 2, 3… without gaps.", _RESTORE
+    ),
+    # States and checkpoints
+    Rule(
+        "version-zero",
+        _ERROR,
+        "A version is below 1, so that no write with an expected version can succeed.",
+        "Set the version of the session to that of its newest checkpoint by SQL, at least to 1.",
+    ),
+    Rule(
+        "checkpoint-from-the-future",
+        _ERROR,
+        "A checkpoint has a higher version than its session.",
+        "Set the version of the session to that of its newest checkpoint by SQL, with the session locked.",
+    ),
+    Rule(
+        "checkpoint-beyond-history",
+        _ERROR,
+        "A checkpoint has more messages than its session.",
+        "Restore the messages from a backup, or delete the checkpoint with delete_checkpoint().",
+    ),
+    Rule(
+        "current-missing",
+        _ERROR,
+        "A session points at no row with its current state, so it cannot be loaded.",
+        "Restore the row from a backup. restore_checkpoint() also sets the state, to that of a checkpoint.",
+    ),
+    Rule(
+        "current-mistaken",
+        _ERROR,
+        "A session takes its current row for another kind than it is, or has a base without a checkpoint.",
+        "Run it with --fix.",
+        "derive current_is_checkpoint and base_key from the current row",
+    ),
+    Rule(
+        "state-unneeded",
+        _ERROR,
+        "A session keeps a state between checkpoints that it does not point at: its next save fails.",
+        "Run it with --fix. A state that is newer than the current one stays: decide which is right.",
+        "delete the state that is older than the current one",
+    ),
+    Rule(
+        "base-missing",
+        _ERROR,
+        "A state is stored as a delta, and the full payload that it builds on is gone.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "base-unsound",
+        _ERROR,
+        "A delta builds on a row that is no older full payload of its session.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "base-named",
+        _ERROR,
+        "A deleted checkpoint that is kept as a base still has the id of a checkpoint.",
+        "Set its checkpoint_id to NULL by SQL, with the session locked.",
+    ),
+    Rule(
+        "base-unneeded",
+        _WARNING,
+        "A deleted checkpoint is kept as a base, and no delta builds on it.",
+        "Run it with --fix.",
+        "delete the bases that no delta builds on",
+    ),
+    Rule(
+        "delta-misfit",
+        _ERROR,
+        "A delta does not fit the full payload that it builds on.",
+        _DELETE_OR_RESTORE,
+    ),
+    Rule(
+        "operation-misfit",
+        _ERROR,
+        "A recorded operation names another checkpoint than the one with its version.",
+        "Delete the operation by SQL when no client repeats its step.",
+    ),
+    # Runs, calls and trees
+    Rule(
+        "runs-running",
+        _ERROR,
+        "A session has several running runs.",
+        "End all but the newest with update_run(); then add the unique constraint again.",
+    ),
+    Rule(
+        "deadline-off",
+        _ERROR,
+        "The deadline of a session is not that of its first unanswered tool call: cleanup misses the call.",
+        "Run it with --fix.",
+        "set pending_deadline to the earliest deadline of its unanswered calls",
+    ),
+    Rule(
+        "parent-missing",
+        _WARNING,
+        "A session names a parent that does not exist.",
+        "Restore the parent from a backup, or save the state with parent_session_id=None.",
+    ),
+    Rule(
+        "root-of-another-tree",
+        _WARNING,
+        "A session names another root than its parent: its tool calls are looked up in the wrong tree.",
+        "Save the state with the root_session_id of its parent, or with its own id when it has no parent.",
+    ),
+    Rule(
+        "ownership-outside-tree",
+        _ERROR,
+        "A session records a tool call as owned by a session of another tree.",
+        "Save the state with a client_tool_call_ownership without that call.",
+    ),
+    # Rows without an owner
+    Rule(
+        "orphan-row",
+        _ERROR,
+        "A row belongs to a session or stream that does not exist; no call reaches it.",
+        "Restore the session from a backup, or delete the row by SQL.",
+    ),
+    Rule(
+        "usage-of-unknown-session",
+        _ERROR,
+        "A usage entry belongs to a session that does not exist, or that has another id or tenant.",
+        "Run it with --fix. An entry of an existing session stays: correct its session_id by SQL.",
+        "set its session to NULL, as delete_session(keep_usage=True) does",
+    ),
+    # Streams and locks
+    Rule(
+        "stream-last-off",
+        _ERROR,
+        "The last sequence of a stream is not that of its newest chunk.",
+        "Run it with --fix. Where the newest chunks are lost, restore them or reset the stream.",
+        "raise last_sequence to the newest chunk",
+    ),
+    Rule(
+        "stream-floor-off",
+        _ERROR,
+        "A stream has chunks that its floor says were removed, or a floor beyond its end.",
+        "Delete the chunks up to the floor by SQL, with the stream locked, or reset the stream.",
+    ),
+    Rule(
+        "stream-hole",
+        _ERROR,
+        "A stream lacks chunks that it has numbered: reading them raises IntegrityFault.",
+        "Restore the chunks from a backup, or prune or reset the stream.",
+    ),
+    Rule(
+        "lock-expired",
+        _WARNING,
+        "A lock expired more than a day ago and was never released: its holder has crashed.",
+        "Look why the holder crashed; then run it with --fix.",
+        "clear owner and expiry, and keep the token",
+    ),
+)
+
+RULES: Final[dict[str, Rule]] = {rule.id: rule for rule in _ALL}

@@ -1,0 +1,236 @@
+"""The SQL of the doctor. A statement about sessions returns tenant, session id, key and row of each fault.
+
+Each decides about a page of sessions in one statement, which sees all tables as of the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from helix_store.core.types import SessionStatus
+from helix_store.doctor.scope import for_keys
+from helix_store.engine.statement import Statement, table
+from helix_store.models import (
+    Checkpoint,
+    Message,
+    Operation,
+    Run,
+    Session,
+    Stream,
+    StreamChunk,
+    UsageEntry,
+)
+from helix_store.sessions.layout import JSON_COLUMNS
+
+__all__ = [
+    "BASE_MISSING",
+    "BASE_NAMED",
+    "BASE_UNNEEDED",
+    "BASE_UNSOUND",
+    "CHECKPOINT_BEYOND_HISTORY",
+    "CHECKPOINT_FROM_THE_FUTURE",
+    "CURRENT_MISSING",
+    "CURRENT_MISTAKEN",
+    "HEAD_TEXTS",
+    "HISTORIES",
+    "OPERATION_MISFIT",
+    "PARENT_MISSING",
+    "ROOT_OF_ANOTHER_TREE",
+    "RUNS_RUNNING",
+    "STATE_UNNEEDED",
+    "STREAMS",
+    "UNKNOWN_CHECKPOINT_STATUS",
+    "USAGE_OF_UNKNOWN_SESSION",
+    "VERSION_ZERO",
+]
+
+_SESSION: Final = table(Session)
+_CHECKPOINT: Final = table(Checkpoint)
+_IsIn = Callable[[str], str]
+
+_STATES: Final = "('state', 'step', 'base')"
+"""Kinds with a version of the session. Graphs and snapshots number their checkpoints themselves."""
+
+
+def _checkpoints(condition: str, *, join: str = "", row: str = "c.version") -> Statement:
+    """Checkpoints ``c`` of sessions ``s`` that meet a condition."""
+    return for_keys(
+        lambda is_in: (
+            f"""
+            SELECT s.tenant, s.session_id, s.id, {row} FROM {_SESSION} AS s
+            JOIN {_CHECKPOINT} AS c ON c.session_id = s.id {join}
+            WHERE {is_in("s.id")} AND {condition} ORDER BY s.id, c.id"""
+        )
+    )
+
+
+def _sessions(condition: str, *, join: str = "") -> Statement:
+    """Sessions ``s`` that meet a condition."""
+    return for_keys(
+        lambda is_in: (
+            f"""
+            SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s {join}
+            WHERE {is_in("s.id")} AND {condition} ORDER BY s.id"""
+        )
+    )
+
+
+# --- Histories ---------------------------------------------------------------------------------------
+
+
+def _of_messages(value: str) -> str:
+    """A value of the messages of a session ``s``. As a joined table, SQLite would index it for each page."""
+    return f"(SELECT {value} FROM {table(Message)} WHERE session_id = s.id)"
+
+
+HISTORIES: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT tenant, session_id, id, message_count, number, first, last FROM (
+            SELECT s.tenant, s.session_id, s.id, s.message_count, {_of_messages("count(*)")} AS number,
+                COALESCE({_of_messages("min(sequence)")}, 1) AS first,
+                COALESCE({_of_messages("max(sequence)")}, 0) AS last
+            FROM {_SESSION} AS s WHERE {is_in("s.id")}
+        ) AS h
+        WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
+    )
+)
+"""Sessions whose messages are not 1 to their count: with the count, and number, first and last of them."""
+
+CHECKPOINT_BEYOND_HISTORY: Final = _checkpoints(
+    f"c.kind = 'step' AND c.message_count > COALESCE({_of_messages('max(sequence)')}, 0)"
+)
+
+# --- States ------------------------------------------------------------------------------------------
+
+VERSION_ZERO: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT tenant, session_id, id, NULL FROM {_SESSION} WHERE {is_in("id")} AND version < 1
+        UNION ALL
+        SELECT s.tenant, s.session_id, s.id, c.version FROM {_SESSION} AS s
+        JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.kind IN {_STATES}
+        WHERE {is_in("s.id")} AND c.version < 1"""
+    )
+)
+CHECKPOINT_FROM_THE_FUTURE: Final = _checkpoints(
+    f"c.kind IN {_STATES} AND c.version > s.version AND s.version >= 1"
+)
+_CURRENT: Final = f"LEFT JOIN {_CHECKPOINT} AS k ON k.id = s.current_id AND k.session_id = s.id"
+CURRENT_MISSING: Final = _sessions("k.id IS NULL", join=_CURRENT)
+CURRENT_MISTAKEN: Final = _sessions(
+    """k.id IS NOT NULL AND (
+        (k.kind = 'step') <> s.current_is_checkpoint OR k.kind NOT IN ('step', 'state')
+        OR (k.kind <> 'step' AND s.base_key IS NOT NULL))""",
+    join=_CURRENT,
+)
+STATE_UNNEEDED: Final = _checkpoints("c.kind = 'state' AND k.id IS NOT NULL AND c.id <> k.id", join=_CURRENT)
+
+# --- Deltas ------------------------------------------------------------------------------------------
+
+_BASE: Final = f"LEFT JOIN {_CHECKPOINT} AS b ON b.id = c.base_id"
+BASE_MISSING: Final = _checkpoints("c.base_id IS NOT NULL AND b.id IS NULL", join=_BASE)
+BASE_UNSOUND: Final = _checkpoints(
+    """b.id IS NOT NULL AND (
+        b.session_id <> c.session_id OR b.base_id IS NOT NULL OR b.kind NOT IN ('step', 'base')
+        OR b.version >= c.version OR c.kind NOT IN ('state', 'step'))""",
+    join=_BASE,
+)
+BASE_NAMED: Final = _checkpoints("c.kind = 'base' AND c.checkpoint_id IS NOT NULL")
+BASE_UNNEEDED: Final = _checkpoints(
+    f"""c.kind = 'base' AND NOT EXISTS (
+        SELECT 1 FROM {_CHECKPOINT} AS d WHERE d.session_id = c.session_id AND d.base_id = c.id)"""
+)
+
+_OTHER_ID: Final = "c.version = o.version AND c.checkpoint_id <> o.checkpoint_id"
+_OTHER_VERSION: Final = "c.checkpoint_id = o.checkpoint_id AND c.version <> o.version"
+
+
+def _has_checkpoint(condition: str) -> str:
+    return f"""EXISTS (
+        SELECT 1 FROM {_CHECKPOINT} AS c
+        WHERE c.session_id = o.session_id AND c.kind = 'step' AND c.namespace = '' AND {condition})"""
+
+
+OPERATION_MISFIT: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT s.tenant, s.session_id, s.id, o.operation_id FROM {_SESSION} AS s
+        JOIN {table(Operation)} AS o ON o.session_id = s.id
+        WHERE {is_in("s.id")} AND {is_in("o.session_id")} AND (
+            (o.version > s.version AND s.version >= 1)
+            OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
+    )
+)
+"""Operations of versions that never were, or whose checkpoint is another one. It may have been pruned."""
+
+# --- Runs and trees ----------------------------------------------------------------------------------
+
+RUNS_RUNNING: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT s.tenant, s.session_id, s.id, NULL FROM {_SESSION} AS s
+        JOIN {table(Run)} AS r ON r.session_id = s.id AND r.status = 'running'
+        WHERE {is_in("s.id")} GROUP BY s.tenant, s.session_id, s.id HAVING count(*) > 1"""
+    )
+)
+_PARENT: Final = f"LEFT JOIN {_SESSION} AS p ON p.tenant = s.tenant AND p.session_id = s.parent_session_id"
+PARENT_MISSING: Final = _sessions("s.parent_session_id IS NOT NULL AND p.id IS NULL", join=_PARENT)
+ROOT_OF_ANOTHER_TREE: Final = _sessions(
+    """(s.parent_session_id IS NULL OR p.id IS NOT NULL)
+        AND COALESCE(s.root_session_id, s.session_id)
+            <> COALESCE(p.root_session_id, p.session_id, s.session_id)""",
+    join=_PARENT,
+)
+
+# --- Words and texts ---------------------------------------------------------------------------------
+
+_STATUSES: Final = ", ".join(f"'{status.value}'" for status in SessionStatus)
+# Steps alone have a status.
+UNKNOWN_CHECKPOINT_STATUS: Final = _checkpoints(f"c.kind = 'step' AND c.status NOT IN ({_STATUSES})")
+
+
+def _head_texts(is_in: _IsIn, cast: str) -> str:
+    return f"""
+        SELECT tenant, session_id, id, tags{cast}, metadata{cast}, typed_metadata,
+            {", ".join(JSON_COLUMNS)}
+        FROM {_SESSION} WHERE {is_in("id")} ORDER BY id"""
+
+
+_HEAD_TEXTS_OF_POSTGRESQL: Final = for_keys(lambda is_in: _head_texts(is_in, "::text"))
+_HEAD_TEXTS_OF_SQLITE: Final = for_keys(lambda is_in: _head_texts(is_in, ""))
+HEAD_TEXTS: Final = Statement(_HEAD_TEXTS_OF_POSTGRESQL.postgresql, _HEAD_TEXTS_OF_SQLITE.sqlite)
+
+# --- Rows without an owner, streams ------------------------------------------------------------------
+
+USAGE_OF_UNKNOWN_SESSION: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT u.tenant, u.recorded_for, u.id, u.entry_id FROM {table(UsageEntry)} AS u
+        LEFT JOIN {_SESSION} AS s ON s.id = u.session_id
+        WHERE {is_in("u.id")} AND u.session_id IS NOT NULL
+            AND (s.id IS NULL OR s.tenant <> u.tenant OR s.session_id <> u.recorded_for)
+        ORDER BY u.id"""
+    )
+)
+
+
+def _of_chunks(value: str) -> str:
+    return f"(SELECT {value} FROM {table(StreamChunk)} WHERE stream_id = t.id)"
+
+
+STREAMS: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT tenant, stream_id, id, floor, last_sequence, number, first, last FROM (
+            SELECT t.tenant, t.stream_id, t.id, t.floor, t.last_sequence, {_of_chunks("count(*)")} AS number,
+                {_of_chunks("min(sequence)")} AS first, {_of_chunks("max(sequence)")} AS last
+            FROM {table(Stream)} AS t WHERE {is_in("t.id")}
+        ) AS h
+        WHERE floor < 0 OR floor > last_sequence OR last_sequence <> COALESCE(last, floor)
+            OR first <> floor + 1 OR number <> last - floor
+        ORDER BY id"""
+    )
+)
+"""Streams whose chunks are not those after the floor to the last: with number, first and last of them."""

@@ -1,0 +1,87 @@
+"""What stands between Django and a PostgreSQL server: a pooler that changes sessions between transactions."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["loses_prepared_statements"]
+
+_ROUNDS: Final = 6
+
+
+def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
+    """Whether statements that are prepared on a connection may be missing later.
+
+    Behind a pooler, two more connections with the same settings are opened for it. They hold no session of
+    the server between their statements. A pooler that keeps track of prepared statements renames them, and
+    then none is lost.
+    """
+    if connection.vendor != "postgresql" or not _is_pooled(connection):
+        return False
+    one, two = _fresh(connection), _fresh(connection)
+    try:
+        return _share_sessions(one, two) and _keeps_names(one)
+    finally:
+        one.close()
+        two.close()
+
+
+def _fresh(connection: BaseDatabaseWrapper) -> Any:
+    """A connection with the same settings, outside of the pool in the process."""
+    fresh = connection.copy()
+    fresh.settings_dict["OPTIONS"].pop("pool", None)
+    return fresh
+
+
+def _session(connection: Any) -> int:
+    """The server's process for the statement that asks."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_catalog.pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+    return int(pid)
+
+
+def _is_pooled(connection: Any) -> bool:
+    """A pooler answers the start of a connection with a process number that it made up."""
+    actual = _session(connection)
+    info = getattr(connection.connection, "info", None)
+    return getattr(info, "backend_pid", actual) != actual
+
+
+def _share_sessions(one: Any, two: Any) -> bool:
+    """Whether two open connections are served by the same process, as in transaction mode alone."""
+    of_one: set[int] = set()
+    of_two: set[int] = set()
+    # In turns of different length: a pooler that hands its sessions out in turn would never repeat one.
+    for turn in range(1, _ROUNDS + 1):
+        of_one.update(_session(one) for _ in range(turn))
+        of_two.update(_session(two) for _ in range(turn + 1))
+        if of_one & of_two:
+            return True
+    return False
+
+
+def _keeps_names(connection: Any) -> bool:
+    """Whether the server knows a prepared statement by the name that the client gave it."""
+    pgconn = getattr(connection.connection, "pgconn", None)
+    if pgconn is None:
+        # Another driver, with which nothing is prepared.
+        return False
+    name = f"helix_store_probe_{secrets.token_hex(8)}"
+    # In one transaction, so that all of it reaches the same session of the server.
+    connection.set_autocommit(False)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            pgconn.prepare(name.encode(), b"SELECT 1")
+            cursor.execute("SELECT 1 FROM pg_catalog.pg_prepared_statements WHERE name = %s", [name])
+            is_known = cursor.fetchone() is not None
+            if is_known:
+                # By its name: the session goes on to other clients.
+                cursor.execute(f"DEALLOCATE {name}")
+        return is_known
+    finally:
+        connection.rollback()

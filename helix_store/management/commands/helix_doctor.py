@@ -1,0 +1,132 @@
+"""``helix_doctor``: what is wrong with a database of sessions, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from helix_store.doctor import CHECKS, Diagnosis, Fault, Finding, Listener, diagnose
+from helix_store.doctor.registry import Check
+from helix_store.exceptions import InvalidQuery
+from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.management.output import Column, ProgressBar, Style, pairs, table
+from helix_store.management.text import visible
+
+__all__ = ["Command"]
+
+_STYLES: dict[str, Style] = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+class Command(StoreCommand):
+    help = (
+        "Examine a database: schema, settings, durability, stored texts, and the invariants between rows. "
+        "Says what to do about each finding, and exits with 1 when there is a problem."
+    )
+    # It reports what is wrong with the settings too.
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        parser.add_argument(
+            "--session", metavar="ID", help='Only this session, of the tenant "" unless --tenant is given.'
+        )
+        parser.add_argument(
+            "--fix", action="store_true", help="Mend what is safe, each row in one transaction."
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="With --fix: say what it would do, and change nothing."
+        )
+        parser.add_argument(
+            "--deploy", action="store_true", help="Also what check --deploy adds for a server in production."
+        )
+        parser.epilog = "example: manage.py helix_doctor --session trip-1"
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            with self.progress_bar("checks", total=len(CHECKS)) as bar:
+                diagnosis = diagnose(
+                    using=options["database"],
+                    tenant=options["tenant"],
+                    session_id=options["session"],
+                    fix=options["fix"],
+                    dry_run=options["dry_run"],
+                    deploy=options["deploy"],
+                    listener=_Reporter(self, bar, dry_run=options["dry_run"]),
+                )
+        except InvalidQuery as exc:
+            raise CommandError(str(exc), returncode=USAGE) from exc
+        if options["format"] == "json":
+            self.write_data(diagnosis.to_dict(), form="json")
+        else:
+            self._write(diagnosis)
+        if diagnosis.stopped_at is not None:
+            self.progress(f"Stopped at {diagnosis.stopped_at}. Run it again for the rest.")
+        problems = sum(finding.is_problem for finding in diagnosis.findings)
+        if problems:
+            raise CommandError(f"Findings that are problems: {problems}.", returncode=PROBLEMS_FOUND)
+
+    def _write(self, diagnosis: Diagnosis) -> None:
+        self.write_text(f"database {visible(diagnosis.database)}, schema version {diagnosis.schema_version}")
+        if diagnosis.findings:
+            columns = [
+                Column(heading="severity", cut="never", style=_STYLES.get),
+                Column(heading="finding", cut="never"),
+                Column(heading="table"),
+                Column(heading="count", cut="never", right=True),
+                Column(heading="fixed", cut="never", right=True),
+                Column(heading="samples", minimum=6),
+            ]
+            rows = [_row(finding) for finding in diagnosis.findings]
+            self.write_text("\n" + table(columns, rows, width=self.width, colours=self.colours))
+            advice = {finding.id: f"{finding.what} {finding.advice}" for finding in diagnosis.findings}
+            self.write_text("\n" + pairs(advice.items(), width=self.width, colours=self.colours))
+        else:
+            self.write_text("No findings.")
+        if diagnosis.tables:
+            columns = [Column(heading="table", minimum=16)] + [
+                Column(heading=heading, cut="never", right=True)
+                for heading in ("rows, estimated", "table bytes", "index bytes")
+            ]
+            sizes = [
+                (size.table, _number(size.rows), _number(size.table_bytes), _number(size.index_bytes))
+                for size in diagnosis.tables
+            ]
+            self.write_text("\n" + table(columns, sizes, width=self.width, colours=self.colours))
+
+
+class _Reporter(Listener):
+    """Draws progress, says each fix before it is made, and passes a signal on."""
+
+    def __init__(self, command: StoreCommand, bar: ProgressBar, *, dry_run: bool) -> None:
+        self._command = command
+        self._bar = bar
+        self._verb = "Would fix" if dry_run else "Fixing"
+
+    def examined(self, check: Check, done: int, total: int, rows: int) -> None:
+        self._bar.update(done)
+
+    def fixes(self, fault: Fault, action: str) -> None:
+        self._command.progress(f"{self._verb} {_place(fault)}: {action}.")
+
+    def left(self, fault: Fault) -> None:
+        self._command.progress(f"Not safe to fix {_place(fault)}: see what to do.")
+
+    def must_stop(self) -> bool:
+        return self._command.stop.is_set()
+
+
+def _place(fault: Fault) -> str:
+    tenant = f" of tenant {visible(fault.sample.tenant)}" if fault.sample.tenant else ""
+    return f"{fault.rule_id} of {fault.table} {visible(str(fault.sample))}{tenant}"
+
+
+def _row(finding: Finding) -> tuple[Any, ...]:
+    samples = ", ".join(map(str, finding.samples))
+    return finding.severity.value, finding.id, finding.table, finding.count, finding.fixed, samples or None
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"

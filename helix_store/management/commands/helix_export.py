@@ -1,0 +1,132 @@
+"""``helix_export``: write sessions with all their data as JSON Lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.transfer import DatabaseSource, ExportSummary, write_export
+
+__all__ = ["Command"]
+
+
+class Command(StoreCommand):
+    help = (
+        "Write sessions with all their data as JSON Lines, to stdout or a file. The file shows one moment of "
+        "the database; writers do not wait. helix_import reads it into any database."
+    )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        epilog = "example: manage.py helix_export --session trip-1"
+        return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        self.add_tenant_argument(parser)
+        parser.add_argument(
+            "--session",
+            action="append",
+            metavar="ID",
+            help="Only the session with this id; may be repeated (default: all sessions).",
+        )
+        parser.add_argument(
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="A file, which is replaced at the end (default: stdout).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        source = DatabaseSource(options["database"], tenant=options["tenant"], session_ids=options["session"])
+        output: Path | None = options["output"]
+        if output is None:
+            with self._to_stdout() as file:
+                summary = self._export(source, file)
+        else:
+            with _replaced(output) as (file, keep):
+                summary = self._export(source, file)
+                if summary.sha256 is not None:
+                    keep()
+        self._write_summary(summary, options, to_stdout=output is not None)
+        if summary.sha256 is None:
+            left = "What was written has no trailer." if output is None else f"{output} is unchanged."
+            raise CommandError(
+                f"Stopped after {summary.sessions} sessions. {left}", returncode=PROBLEMS_FOUND
+            )
+        if summary.problems:
+            raise CommandError(f"{len(summary.problems)} problems were found.", returncode=PROBLEMS_FOUND)
+
+    def _export(self, source: DatabaseSource, file: Any) -> ExportSummary:
+        with self.progress_bar("sessions", total=source.session_count) as bar:
+            return write_export(
+                source, file, progress=lambda done: bar.update(done.sessions), is_stopped=self.stop.is_set
+            )
+
+    def _write_summary(self, summary: ExportSummary, options: dict[str, Any], *, to_stdout: bool) -> None:
+        """On stdout, unless the export is there."""
+        for problem in summary.problems:
+            self.progress(str(problem))
+        data = summary.to_dict()
+        if to_stdout and options["format"] == "json":
+            self.write_data(data, form="json")
+        elif to_stdout:
+            self.write_data({**data["records"], "sha256": summary.sha256}, form="table")
+        elif options["format"] == "json":
+            self.progress(json.dumps(data))
+        else:
+            self.progress(f"{summary.sessions} sessions, {sum(summary.counts.values())} records")
+
+    @contextmanager
+    def _to_stdout(self) -> Iterator[Any]:
+        buffer = getattr(self.stdout, "buffer", None)
+        if buffer is None:
+            yield _AsText(self.stdout.write)
+            return
+        try:
+            yield buffer
+            buffer.flush()
+        except BrokenPipeError as exc:
+            # Python would fail at its end when it flushes what the pipe did not take.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), buffer.fileno())
+            raise CommandError(
+                "What reads stdout has ended; the export is not complete.", returncode=PROBLEMS_FOUND
+            ) from exc
+
+
+class _AsText:
+    """A stream of text as a file of bytes."""
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self._write = write
+
+    def write(self, data: bytes) -> None:
+        self._write(data.decode(), ending="")
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
+    """A new file, readable for its owner only, that takes the place of ``path`` if it is kept."""
+    try:
+        file = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+    except OSError as exc:
+        raise CommandError(f"{path} cannot be written: {exc.strerror}.", returncode=USAGE) from exc
+
+    def keep() -> None:
+        file.flush()
+        os.fsync(file.fileno())
+        Path(file.name).replace(path)
+
+    try:
+        with file:
+            yield file, keep
+    finally:
+        with suppress(FileNotFoundError):
+            Path(file.name).unlink()

@@ -1,0 +1,143 @@
+"""``helix_usage``: what agents have spent, by session, tree, model, agent type, user or day."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.core.management.base import CommandError, CommandParser
+
+from helix_store.core.usage import UsageReport, UsageReportGrouping, exact_cost
+from helix_store.exceptions import InvalidPayload
+from helix_store.management.base import USAGE, StoreCommand, at_least
+from helix_store.management.times import moment_of, project_zone, time_or_age
+from helix_store.management.usage_tables import days_table, groups_table
+from helix_store.usage.reports import csv_rows, time_zone, usage_report
+
+__all__ = ["Command"]
+
+
+class Command(StoreCommand):
+    help = (
+        "Report tokens and costs by session, tree, model, agent type, user or day. The highest costs come "
+        "first; days are in their order, with bars."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        self.add_tenant_argument(parser)
+        self.add_wide_argument(parser)
+        parser.epilog = "example: manage.py helix_usage --by model --since 7d"
+        parser.add_argument(
+            "--by",
+            type=_grouping,
+            choices=[grouping.value for grouping in UsageReportGrouping],
+            default=UsageReportGrouping.DAY.value,
+            help="What is added up (default: %(default)s).",
+        )
+        parser.add_argument(
+            "--since", type=time_or_age, metavar="TIME", help="From this date or age on, such as 7d."
+        )
+        parser.add_argument(
+            "--until", type=time_or_age, metavar="TIME", help="Before this date or age, such as 2026-11-20."
+        )
+        parser.add_argument(
+            "--zone", help="Time zone of days and of dates without one (default: TIME_ZONE of the project)."
+        )
+        parser.add_argument("--agent-type", help="Only sessions of this agent type.")
+        parser.add_argument("--user", help="Only sessions of this user.")
+        parser.add_argument("--model", help="Only this model.")
+        parser.add_argument(
+            "--limit", type=at_least(1), metavar="N", help="Only the N highest groups, or the last N days."
+        )
+        parser.add_argument("--csv", action="store_true", help="Write CSV, with exact costs.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["csv"] and options["format"] == "json":
+            raise CommandError("Choose --csv or --format json.", returncode=USAGE)
+        try:
+            self._report(options)
+        except InvalidPayload as exc:
+            raise CommandError(str(exc), returncode=USAGE) from exc
+
+    def _report(self, options: dict[str, Any]) -> None:
+        zone = project_zone() if options["zone"] is None else time_zone(options["zone"])
+        since, until = (
+            None if options[name] is None else moment_of(options[name], zone) for name in ("since", "until")
+        )
+        with self._telling_what_takes_long():
+            report = usage_report(
+                by=options["by"],
+                using=options["database"],
+                tenant=options["tenant"],
+                agent_type=options["agent_type"],
+                user_id=options["user"],
+                model=options["model"],
+                date_from=since,
+                date_to=until,
+                zone=zone,
+                limit=options["limit"],
+            )
+        if options["csv"]:
+            self.write_text(_csv(report))
+        elif options["format"] == "json":
+            asked = {"tenant": options["tenant"], "since": _text(since), "until": _text(until)}
+            self.write_text(json.dumps({**asked, "zone": zone.key, **_plain(report)}))
+        else:
+            self.write_text(self._table(report, zone))
+
+    @contextmanager
+    def _telling_what_takes_long(self) -> Iterator[None]:
+        """One statement does all the work, and nothing tells how far it is."""
+        timer = threading.Timer(1.0, self.progress, ["Adding up the usage…"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _table(self, report: UsageReport, zone: ZoneInfo) -> str:
+        if not report.groups:
+            return "No usage."
+        if report.by is UsageReportGrouping.DAY:
+            lines = [days_table(report, zone=zone.key, width=self.width, colours=self.colours)]
+        else:
+            lines = [groups_table(report, width=self.width, colours=self.colours)]
+        hidden = report.group_count - len(report.groups)
+        if hidden:
+            lines.append(f"Groups in the total that are not shown: {hidden:,}.")
+        if report.total.unpriced:
+            lines.append(f"Entries of tokens without a known cost: {report.total.unpriced:,}.")
+        if any(group.is_deleted for group in report.groups):
+            lines.append("* The session was deleted, and its usage was kept.")
+        return "\n".join(lines)
+
+
+def _grouping(text: str) -> str:
+    return text.replace("-", "_")
+
+
+def _csv(report: UsageReport) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(csv_rows(report))
+    return written.getvalue()
+
+
+def _plain(report: UsageReport) -> dict[str, Any]:
+    """The report as JSON values, with costs as plain digits."""
+    data = report.to_dict()
+    for plain, total in zip([*data["groups"], data["total"]], [*report.groups, report.total], strict=True):
+        plain["cost_usd"] = exact_cost(total.cost_usd)
+    return data
+
+
+def _text(value: datetime | None) -> str | None:
+    return None if value is None else value.isoformat()

@@ -1,0 +1,86 @@
+"""A conversation as one reads it: who said what, which tool was called, and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from helix_store.management.output import Colours, Style, cell
+from helix_store.management.text import wrapped
+from helix_store.sessions.transcript import Part, parts_of, role_of
+
+__all__ = ["capped", "conversation"]
+
+_INDENT: Final = "    "
+_RESULT_INDENT: Final = "      "
+_LINES_OF_RESULT: Final = 12
+_UNLIMITED: Final = 10**9
+_STYLES: Final[dict[str, Style]] = {"user": "cyan", "assistant": "green", "system": "yellow", "tool": "blue"}
+
+
+def conversation(
+    messages: Sequence[tuple[int, Mapping[str, Any]]], *, width: int | None, colours: Colours
+) -> Iterator[str]:
+    """Blocks of text, one per message, with its sequence number and role above it.
+
+    A result stands below its call. Long results are cut, unless ``width`` is ``None``.
+    """
+    read = [(sequence, message, parts_of(message)) for sequence, message in messages]
+    calls = {part.call_id for _, _, parts in read for part in parts if part.kind == "call"} - {None}
+    results: dict[str, list[Part]] = {}
+    for _, _, parts in read:
+        for part in parts:
+            if part.kind == "result" and part.call_id in calls:
+                results.setdefault(part.call_id or "", []).append(part)
+    for sequence, message, parts in read:
+        own = [part for part in parts if part.kind != "result" or part.call_id not in calls]
+        if parts and not own:
+            continue
+        role = role_of(message)
+        lines = [colours(f"{sequence}  {cell(role)}", "bold", *_style(role))]
+        for part in own:
+            lines.extend(_lines(part, width, colours))
+            if part.kind == "call" and (answers := results.get(part.call_id or "")):
+                lines.extend(_result_lines(answers.pop(0), width, colours))
+        yield "\n".join(lines)
+
+
+def capped(lines: Sequence[str], limit: int | None) -> list[str]:
+    """The first lines, and how many more there are."""
+    if limit is None or len(lines) <= limit:
+        return list(lines)
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+    return [*lines[: limit - 1], f"{indent}… {len(lines) - limit + 1} more lines; --wide prints them"]
+
+
+def _style(role: str) -> list[Style]:
+    return [_STYLES[role]] if role in _STYLES else []
+
+
+def _lines(part: Part, width: int | None, colours: Colours) -> list[str]:
+    room = width or _UNLIMITED
+    if part.kind == "result":
+        return _result_lines(part, width, colours)
+    if part.kind == "thinking":
+        return [colours(line, "dim") for line in wrapped(part.text, room, indent=_INDENT)]
+    if part.kind == "call":
+        text = f"→ {part.name}({part.text})"
+        lines = capped(wrapped(text, room, indent=_INDENT), _limit(width))
+        return [colours(line, "yellow") for line in lines]
+    if part.kind == "other":
+        return capped(wrapped(f"[{part.name}] {part.text}", room, indent=_INDENT), _limit(width))
+    return wrapped(part.text, room, indent=_INDENT)
+
+
+def _result_lines(part: Part, width: int | None, colours: Colours) -> list[str]:
+    mark = "✗" if part.is_error else "←"
+    name = f"{part.name}: " if part.name else ""
+    lines = wrapped(f"{mark} {name}{part.text}", width or _UNLIMITED, indent=_RESULT_INDENT)
+    return [
+        colours(line, "red") if part.is_error else colours(line, "blue")
+        for line in capped(lines, _limit(width))
+    ]
+
+
+def _limit(width: int | None) -> int | None:
+    return None if width is None else _LINES_OF_RESULT

@@ -1,0 +1,136 @@
+"""Text on a terminal: stored text made safe, its width in cells, cut and wrapped to a width."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+__all__ = ["ELLIPSIS", "cut", "cut_middle", "encodable", "padded", "visible", "width_of", "wrapped"]
+
+ELLIPSIS: Final = "…"
+
+_EMOJI_FORM: Final = "\ufe0f"
+_JOINERS: Final = "\u200c\u200d"
+_TAB: Final = " " * 4
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Text in one line, with each character escaped that a terminal obeys, refuses or does not show.
+
+    Those are control characters with newline and escape, bidirectional controls and other format characters,
+    lone surrogates, and code points that are not assigned. The characters in ``keep`` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in keep or _is_shown(char) else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def _is_shown(char: str) -> bool:
+    # Python calls every space but the one of ASCII not printable, among them the ideographic one.
+    return char.isprintable() or unicodedata.category(char) == "Zs"
+
+
+def width_of(text: str) -> int:
+    """The cells that a visible text takes in a row of a terminal; never too few."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    if char.isascii():
+        return 1
+    if char == _EMOJI_FORM:
+        # It makes a narrow character before it wide, on some terminals.
+        return 1
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """The start of a text with ``…`` if it is wider than ``width`` cells."""
+    if width_of(text) <= width:
+        return text
+    return _start(text, width - 1) + ELLIPSIS if width > 0 else ""
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Start and end of a text with ``…`` between them if it is wider than ``width`` cells."""
+    if width_of(text) <= width:
+        return text
+    if width < 3:
+        return cut(text, width)
+    start = _start(text, width // 2)
+    return start + ELLIPSIS + _end(text, width - 1 - width_of(start))
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Text with spaces up to ``width`` cells; ``right`` aligns it to the right."""
+    spaces = " " * (width - width_of(text))
+    return spaces + text if right else text + spaces
+
+
+def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """The lines of a text of any length, each at most ``width`` cells wide, made visible, with an indent.
+
+    A line breaks at a space where there is one. Newlines stay, and spaces at the start of a line.
+    """
+    # The widest character takes two cells.
+    room = max(width - len(indent), 2)
+    lines = [
+        piece
+        for line in text.replace("\r\n", "\n").replace("\t", _TAB).split("\n")
+        for piece in _wrapped_line(visible(line, keep=_JOINERS).rstrip(), room)
+    ]
+    return [(indent + line).rstrip() for line in lines]
+
+
+def _wrapped_line(line: str, room: int) -> list[str]:
+    pieces: list[str] = []
+    at = 0
+    while (end := _reach(line, at, room)) < len(line):
+        space = line.rfind(" ", at, end)
+        if line[end] != " " and line[at : max(space, at)].strip():
+            end = space
+        pieces.append(line[at:end])
+        at = end
+        while line[at] == " ":
+            at += 1
+    return [*pieces, line[at:]]
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """Text that a stream of this encoding can write: characters that it does not have are escaped."""
+    name = encoding or "utf-8"
+    return text.encode(name, "backslashreplace").decode(name)
+
+
+def _start(text: str, width: int) -> str:
+    return text[: _reach(text, 0, width)]
+
+
+def _reach(text: str, at: int, width: int) -> int:
+    """The end of the longest part from ``at`` on that is at most ``width`` cells wide."""
+    used = 0
+    for index in range(at, len(text)):
+        used += _cells(text[index])
+        if used > width:
+            return index
+    return len(text)
+
+
+def _end(text: str, width: int) -> str:
+    used = 0
+    for index in range(len(text) - 1, -1, -1):
+        used += _cells(text[index])
+        if used > width:
+            # Combining characters belong to the character that was left out.
+            rest = text[index + 1 :]
+            while rest and _cells(rest[0]) == 0:
+                rest = rest[1:]
+            return rest
+    return text

@@ -1,0 +1,43 @@
+"""Times on a command line: a date, a date with a time, or an age such as ``7d``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import datetime, timedelta, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from django.utils import timezone
+
+from helix_store.core import moments, validation
+
+__all__ = ["moment_of", "project_zone", "time_or_age"]
+
+_AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-20, 2026-11-20T09:00+09:00)"
+
+
+def time_or_age(text: str) -> datetime | timedelta:
+    """An argparse type. A time without an offset is naive: `moment_of` gives it a zone."""
+    age = _AGE.fullmatch(text)
+    try:
+        value = timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
+    except (OverflowError, ValueError):
+        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None
+    if isinstance(value, timedelta) and not validation.is_age(value):
+        raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {text!r}")
+    return value
+
+
+def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:
+    """The moment: an age counts from now, and a time without an offset is one of the zone."""
+    if isinstance(value, timedelta):
+        return moments.now() - value
+    return value.replace(tzinfo=zone) if value.tzinfo is None else value
+
+
+def project_zone() -> ZoneInfo:
+    """The time zone of the project: ``TIME_ZONE``."""
+    return ZoneInfo(timezone.get_default_timezone_name())

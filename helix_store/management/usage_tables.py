@@ -1,0 +1,130 @@
+"""A usage report as a table: of groups, or of days with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Final
+
+from helix_store.core.usage import TokenCounts, UsageGroup, UsageReport, UsageTotal, rounded_cost
+from helix_store.management.output import Colours, Column, bar, table
+from helix_store.management.text import width_of
+
+__all__ = ["days_table", "groups_table"]
+
+_NUMBERS: Final = ("cost USD", "tokens")
+_MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
+"""The last ones are left out where the terminal is too narrow."""
+_GAP: Final = 2
+_SMALLEST_NAME: Final = 12
+_LONGEST_GAP: Final = 31
+"""Days without usage in a row that are drawn; more of them are one line."""
+_BAR_WITHOUT_END: Final = 40
+_SMALLEST_BAR: Final = 5
+
+
+def groups_table(report: UsageReport, *, width: int | None, colours: Colours) -> str:
+    """A row for each group, and the total."""
+    headings, names = _names(report)
+    totals: list[UsageTotal] = [*report.groups, report.total]
+    costs = _aligned(total.cost_usd for total in totals)
+    columns = [
+        *(Column(heading=heading, cut="middle", minimum=_SMALLEST_NAME) for heading in headings),
+        *(Column(heading=heading, cut="never", right=True) for heading in _NUMBERS),
+        *(Column(heading=heading, cut="never", right=True, is_optional=True) for heading in _MORE_NUMBERS),
+    ]
+    rows = [[*name, cost, *_counts(total)] for name, cost, total in zip(names, costs, totals, strict=True)]
+    return table(columns, rows, width=width, colours=colours)
+
+
+def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Colours) -> str:
+    """A row for each day, with a bar as long as its cost, or as its tokens if no entry has a cost."""
+    days = list(_without_gaps(report.groups))
+    costs = iter(_aligned(total.cost_usd for total in (*filter(None, days), report.total)))
+    texts = [
+        ["…", "", "", ""] if day is None else [day.group or "", next(costs), *_short_counts(day)]
+        for day in days
+    ]
+    texts.append(["total", next(costs), *_short_counts(report.total)])
+    headings = [f"day ({zone})", "cost USD", "tokens", "entries"]
+    used = sum(_widths([headings, *texts])) + len(headings) * _GAP
+    room = _BAR_WITHOUT_END if width is None else max(width - used, _SMALLEST_BAR)
+    bars = [*_bars(days, room, by_cost=bool(report.total.cost_usd)), ""]
+    columns = [
+        Column(heading=headings[0], cut="never"),
+        *(Column(heading=heading, cut="never", right=True) for heading in headings[1:]),
+        Column(heading="", cut="never", style=lambda text: "cyan"),
+    ]
+    rows = [[*row, drawn] for row, drawn in zip(texts, bars, strict=True)]
+    return table(columns, rows, width=width, colours=colours)
+
+
+def _names(report: UsageReport) -> tuple[list[str], list[list[str]]]:
+    """The headings of what names a group, and these names; the last row is the total."""
+    heading = report.by.value.replace("_", " ")
+    names = [[_label(group)] for group in report.groups]
+    if not any(group.tenant for group in report.groups):
+        return [heading], [*names, ["total"]]
+    tenants = [[group.tenant or "", *name] for group, name in zip(report.groups, names, strict=True)]
+    return ["tenant", heading], [*tenants, ["total", ""]]
+
+
+def _label(group: UsageGroup) -> str:
+    if group.group is None:
+        return "(none)"
+    return f"{group.group} *" if group.is_deleted else group.group
+
+
+def _counts(total: UsageTotal) -> list[str]:
+    tokens = total.tokens
+    counts = (tokens.total, tokens.prompt, tokens.completion, total.entry_count, total.tool_calls)
+    return [f"{count:,}" for count in counts]
+
+
+def _short_counts(total: UsageTotal) -> list[str]:
+    return [f"{total.tokens.total:,}", f"{total.entry_count:,}"]
+
+
+def _aligned(costs: Iterable[Decimal]) -> list[str]:
+    """Rounded costs with their decimal points below each other."""
+    texts = [rounded_cost(cost) for cost in costs]
+    places = max(len(text.partition(".")[2]) for text in texts)
+    return [text + " " * (places - len(text.partition(".")[2])) for text in texts]
+
+
+def _widths(rows: Iterable[Sequence[str]]) -> list[int]:
+    return [max(map(width_of, column)) for column in zip(*rows, strict=True)]
+
+
+def _bars(days: Iterable[UsageGroup | None], width: int, *, by_cost: bool) -> list[str]:
+    values = [0.0 if day is None else float(day.cost_usd if by_cost else day.tokens.total) for day in days]
+    return [bar(value, maximum=max(values), width=width) for value in values]
+
+
+def _without_gaps(groups: Iterable[UsageGroup]) -> Iterator[UsageGroup | None]:
+    """The days, with the days without usage between them, or ``None`` for many of those."""
+    before: date | None = None
+    for group in groups:
+        day = date.fromisoformat(group.group or "")
+        if before is not None:
+            missing = (day - before).days - 1
+            if missing > _LONGEST_GAP:
+                yield None
+            else:
+                yield from (_empty_day(before + timedelta(days=number + 1)) for number in range(missing))
+        yield group
+        before = day
+
+
+def _empty_day(day: date) -> UsageGroup:
+    return UsageGroup(
+        group=day.isoformat(),
+        tenant=None,
+        is_deleted=False,
+        entry_count=0,
+        tool_calls=0,
+        unpriced=0,
+        tokens=TokenCounts(),
+        cost_usd=Decimal(0),
+    )

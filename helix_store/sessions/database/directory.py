@@ -1,0 +1,124 @@
+"""Sessions of every tenant: found by id, listed, and those with more checkpoints than are to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from django.db.models import Count, Min
+
+from helix_store.core.types import SessionHead, SubSessionRef
+from helix_store.engine.database import DatabaseOperations, reads
+from helix_store.engine.expressions import after_keyset
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import SubSessionRef as SubSessionRow
+from helix_store.sessions.database.current_state import checkpoints_beyond
+from helix_store.sessions.database.listing import filtered_sessions
+from helix_store.sessions.database.rows import sub_session_ref_from
+from helix_store.sessions.database.trees import tree_keys
+from helix_store.sessions.layout import HEAD_FIELDS, listed_head
+from helix_store.sessions.requests import SessionQuery
+
+__all__ = ["DatabaseDirectory", "SessionWithCheckpoints"]
+
+_SESSION: Final = table(Session)
+
+_TENANTS_OF: Final = Statement(
+    # One look-up per tenant: no index begins with the session id.
+    f"""WITH RECURSIVE tenants(tenant) AS (
+            SELECT min(tenant) FROM {_SESSION}
+          UNION ALL
+            SELECT (SELECT min(s.tenant) FROM {_SESSION} AS s WHERE s.tenant > tenants.tenant)
+            FROM tenants WHERE tenants.tenant IS NOT NULL
+        )
+        SELECT tenant FROM tenants
+        WHERE tenant IS NOT NULL AND EXISTS (
+            SELECT 1 FROM {_SESSION} AS s WHERE s.tenant = tenants.tenant AND s.session_id = %(session_id)s
+        )
+        ORDER BY tenant"""
+)
+
+
+class SessionWithCheckpoints(NamedTuple):
+    """A session by its surrogate key, its tenant and its id, and how many checkpoints of steps it has."""
+
+    key: int
+    tenant: str
+    session_id: str
+    checkpoints: int
+
+
+class DatabaseDirectory(DatabaseOperations):
+    """Reads across tenants. What belongs to one session uses the tenant of the `Database`."""
+
+    def tenants_of(self, session_id: str) -> list[str]:
+        return [tenant for (tenant,) in self.db.read(_TENANTS_OF, {"session_id": session_id})]
+
+    @reads
+    def select(
+        self, query: SessionQuery, after: tuple[datetime, str, str] | None
+    ) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
+        """The page of all tenants, the total when asked for, and whether more follows."""
+        matching = filtered_sessions(Session.objects.using(self.db.alias).all(), query)
+        total = matching.count() if query.count else None
+        prefix = "-" if query.descending else ""
+        page = matching.order_by(*(f"{prefix}{name}" for name in (query.order_by, "session_id", "tenant")))
+        if after is not None:
+            at, session_id, tenant = after
+            last = {query.order_by: at, "session_id": session_id, "tenant": tenant}
+            page = page.filter(after_keyset(Session, last, descending=query.descending))
+        rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+        found = [(row.pop("tenant"), listed_head(row)) for row in rows[: query.limit]]
+        return found, total, len(rows) > query.limit
+
+    def tree(self, session_id: str) -> tuple[list[SessionHead], dict[str, list[SubSessionRef]]]:
+        """The sessions below and including one, and the refs of each by its id."""
+        return self._tree(tree_keys(self.db, session_id))
+
+    @reads
+    def _tree(self, keys: Collection[int]) -> tuple[list[SessionHead], dict[str, list[SubSessionRef]]]:
+        sessions = Session.objects.using(self.db.alias).filter(pk__in=keys).order_by("created_at", "pk")
+        rows = list(sessions.values("pk", *HEAD_FIELDS))
+        ids = {row.pop("pk"): row["session_id"] for row in rows}
+        refs: dict[str, list[SubSessionRef]] = {}
+        for ref in SubSessionRow.objects.using(self.db.alias).filter(session_id__in=keys).order_by("pk"):
+            if ref.session_id in ids:
+                refs.setdefault(ids[ref.session_id], []).append(sub_session_ref_from(ref))
+        return [listed_head(row) for row in rows], refs
+
+    @reads
+    def with_more_checkpoints(
+        self,
+        *,
+        keep: int,
+        before: datetime | None,
+        tenant: str | None,
+        session_id: str | None,
+        after: int,
+        limit: int,
+    ) -> list[SessionWithCheckpoints]:
+        """Sessions after a key with more than ``keep`` checkpoints of steps, the oldest ``before`` a time."""
+        checkpoints = Checkpoint.objects.using(self.db.alias).filter(
+            kind=CheckpointKind.STEP, namespace="", session_id__gt=after
+        )
+        if tenant is not None:
+            checkpoints = checkpoints.filter(session__tenant=tenant)
+        if session_id is not None:
+            checkpoints = checkpoints.filter(session__session_id=session_id)
+        found: Any = checkpoints.values("session_id").annotate(count=Count("*")).filter(count__gt=keep)
+        if before is not None:
+            found = found.annotate(oldest=Min("created_at")).filter(oldest__lt=before)
+        counts = dict(found.order_by("session_id").values_list("session_id", "count")[:limit])
+        rows = Session.objects.using(self.db.alias).filter(pk__in=counts).order_by("pk")
+        return [
+            SessionWithCheckpoints(key, tenant, session_id, counts[key])
+            for key, tenant, session_id in rows.values_list("pk", "tenant", "session_id")
+        ]
+
+    @reads
+    def count_beyond(self, key: int, *, keep: int, before: datetime) -> int:
+        """How many checkpoints of a session are beyond the newest ``keep`` and from before a time."""
+        beyond = checkpoints_beyond(self.db, key, keep, before)
+        return 0 if beyond is None else beyond.count()

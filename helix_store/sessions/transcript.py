@@ -1,0 +1,141 @@
+"""What a message says: texts, thinking, tool calls and their results, whichever framework wrote it.
+
+Known are the shapes of OpenAI (chat and responses), Anthropic, LangChain and Pydantic AI. Of another shape
+nothing is lost: a part that is not known is its JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+__all__ = ["Part", "parts_of", "role_of"]
+
+PartKind = Literal["text", "thinking", "call", "result", "other"]
+
+_TEXTS: Final = frozenset(
+    {"text", "input_text", "output_text", "summary_text", "refusal", "user-prompt", "system-prompt"}
+)
+_THINKING: Final = frozenset({"thinking", "reasoning", "redacted_thinking"})
+_CALLS: Final = frozenset({"tool_use", "function_call", "tool-call", "tool_call", "server_tool_use"})
+_RESULTS: Final = frozenset({"tool_result", "function_call_output", "tool-return", "retry-prompt"})
+_TEXT_KEYS: Final = ("text", "thinking", "content", "refusal")
+_CALL_ID_KEYS: Final = ("tool_call_id", "call_id", "tool_use_id", "id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a message. ``name`` and ``call_id`` are those of a tool call, or of the call of a result.
+
+    The ``text`` of a call is its arguments.
+    """
+
+    kind: PartKind
+    text: str
+    name: str = ""
+    call_id: str | None = None
+    is_error: bool = False
+
+
+def role_of(message: Mapping[str, Any]) -> str:
+    role = message.get("role")
+    return role if isinstance(role, str) else "?"
+
+
+def parts_of(message: Mapping[str, Any]) -> list[Part]:
+    """The parts of a message in their order: thinking, texts, calls; or the result that the message is."""
+    if role_of(message) in ("tool", "function") or _type_of(message) in _RESULTS:
+        return _parts_of_tool(message)
+    if _type_of(message) in _CALLS | _THINKING and "content" not in message:
+        return [_part(message)]
+    thinking = message.get("thinking")
+    parts = [] if thinking in (None, "", []) else [Part(kind="thinking", text=_text(thinking))]
+    for key in ("content", "parts"):
+        parts.extend(_parts(message.get(key)))
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        parts.extend(_call(call) for call in calls)
+    return parts
+
+
+def _type_of(item: Mapping[str, Any]) -> str:
+    kind = item.get("type", item.get("part_kind"))
+    return kind if isinstance(kind, str) else ""
+
+
+def _parts_of_tool(message: Mapping[str, Any]) -> list[Part]:
+    listed = (message.get(key) for key in ("content", "parts"))
+    nested = [part for items in listed if isinstance(items, list) for part in _parts(items)]
+    if any(part.kind == "result" for part in nested):
+        return nested
+    return [_result(message)]
+
+
+def _parts(content: Any) -> list[Part]:
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [Part(kind="text", text=content)]
+    items: Iterable[Any] = content if isinstance(content, list) else [content]
+    return [_part(item) for item in items]
+
+
+def _part(item: Any) -> Part:
+    if not isinstance(item, Mapping):
+        return Part(kind="text", text=_text(item))
+    kind = _type_of(item)
+    if kind in _CALLS:
+        return _call(item)
+    if kind in _RESULTS:
+        return _result(item)
+    text = next((item[key] for key in _TEXT_KEYS if isinstance(item.get(key), str)), None)
+    if kind in _THINKING:
+        summary = item.get("summary")
+        said = text if text is not None else " ".join(part.text for part in _parts(summary))
+        return Part(kind="thinking", text=said or f"[{kind}]")
+    if text is not None and (kind in _TEXTS or not kind):
+        return Part(kind="text", text=text)
+    return Part(kind="other", text=_text(item), name=kind or "part")
+
+
+def _call(call: Any) -> Part:
+    if not isinstance(call, Mapping):
+        return Part(kind="other", text=_text(call), name="call")
+    function = call.get("function")
+    named = function if isinstance(function, Mapping) else call
+    name = named.get("name", named.get("tool_name", "?"))
+    arguments = next((named[key] for key in ("arguments", "args", "input") if key in named), "")
+    return Part(kind="call", text=_compact(arguments), name=_text(name), call_id=_call_id(call))
+
+
+def _result(item: Mapping[str, Any]) -> Part:
+    content = next((item[key] for key in ("content", "output", "result") if key in item), None)
+    text = "\n".join(part.text for part in _parts(content)) if isinstance(content, list) else _text(content)
+    name = item.get("name", item.get("tool_name"))
+    return Part(
+        kind="result",
+        text=text,
+        name="" if name is None else _text(name),
+        call_id=_call_id(item),
+        is_error=item.get("is_error") is True,
+    )
+
+
+def _call_id(item: Mapping[str, Any]) -> str | None:
+    return next((item[key] for key in _CALL_ID_KEYS if isinstance(item.get(key), str)), None)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _compact(arguments: Any) -> str:
+    """Arguments on one line; a text that is JSON is written again without its newlines."""
+    if not isinstance(arguments, str):
+        return _text(arguments)
+    try:
+        return _text(json.loads(arguments)) if arguments.lstrip()[:1] in ("{", "[") else arguments
+    except (ValueError, RecursionError):
+        return arguments

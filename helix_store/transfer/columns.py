@@ -1,0 +1,198 @@
+"""Columns as values of JSON, and back: the same text for the same row of either database."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final
+
+from django.db import models
+
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.usage import MAX_COST_UNITS, cost_units
+from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.models.fields import CostField, MomentField
+
+__all__ = ["Column", "Reference", "Table"]
+
+_Reader = Callable[[Any], Any]
+_Writer = Callable[[Any], Any] | None
+_COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")
+_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+Reference = tuple[str, str, int]
+"""A checkpoint within its session: kind, namespace, version. It stands for a key of the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a record. ``write`` is ``None`` where the value is one of JSON already."""
+
+    name: str
+    is_nullable: bool
+    write: _Writer
+    read: _Reader
+
+    @classmethod
+    def of(cls, field: models.Field[Any, Any]) -> Column:
+        write, read = _codec(field)
+        return cls(field.name, field.null, write, read)
+
+
+class Table:
+    """A table as records of one name. Every column is exported but ``without`` and ``reference``.
+
+    ``reference`` names a foreign key to a checkpoint of the same session, which a record holds as a
+    `Reference`.
+    """
+
+    def __init__(
+        self, record: str, model: type[models.Model], *, without: Iterable[str], reference: str | None = None
+    ) -> None:
+        left_out = {*without, reference}
+        self.record = record
+        self.model = model
+        self.reference = reference
+        self.columns = tuple(
+            Column.of(field) for field in model._meta.concrete_fields if field.name not in left_out
+        )
+        self.names = frozenset(column.name for column in self.columns)
+        self.selected = tuple(column.name for column in self.columns)
+        if reference is not None:
+            parts = ("kind", "namespace", "version", "session_id")
+            self.selected += (f"{reference}_id", *(f"{reference}__{part}" for part in parts))
+
+    def record_of(self, values: tuple[Any, ...], session_key: int | None) -> dict[str, Any]:
+        """The record of a row of ``selected``. Nulls are left out. Raises `IntegrityFault`."""
+        record: dict[str, Any] = {"record": self.record}
+        for column, value in zip(self.columns, values, strict=False):
+            if value is not None:
+                record[column.name] = value if column.write is None else column.write(value)
+            elif not column.is_nullable:
+                raise IntegrityFault(f"The {column.name} of a row of {self.model.__name__} cannot be read.")
+        if self.reference is not None:
+            key, *reference, owner = values[len(self.columns) :]
+            if key is not None:
+                if owner is None or owner != session_key:
+                    name = f"{self.reference} of a row of {self.model.__name__}"
+                    raise IntegrityFault(f"The {name} is not a checkpoint of its session.")
+                record[self.reference] = reference
+        return record
+
+    def values_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of a record, checked, without the reference. Raises `InvalidPayload`."""
+        values = {}
+        for column in self.columns:
+            value = record.get(column.name)
+            if value is not None:
+                try:
+                    values[column.name] = column.read(value)
+                except (TypeError, ValueError, OverflowError) as exc:
+                    raise InvalidPayload(path=f"/{column.name}", reason=str(exc)) from None
+            elif column.is_nullable:
+                values[column.name] = None
+            else:
+                raise InvalidPayload(path=f"/{column.name}", reason=f"a {self.record} needs this column")
+        unknown = record.keys() - self.names - {"record", self.reference}
+        if unknown:
+            name = min(unknown)
+            path = f"/{name}" if name.isidentifier() else ""
+            raise InvalidPayload(path=path, reason=f"a {self.record} has no such column")
+        return values
+
+    def reference_of(self, record: Mapping[str, Any]) -> Reference | None:
+        """The checkpoint that a record refers to. Raises `InvalidPayload`."""
+        match record.get(self.reference or ""):
+            case None:
+                return None
+            case [str() as kind, str() as namespace, int() as version]:
+                return kind, namespace, version
+        raise InvalidPayload(path=f"/{self.reference}", reason="expected a kind, a namespace and a version")
+
+
+# --- Values ----------------------------------------------------------------------------------------
+
+
+def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
+    """How a field's values are written and read. A new class of fields must be added here."""
+    match field:
+        case models.JSONField():
+            return _sorted, _document
+        case CostField():
+            return _cost_text, _cost
+        case models.FloatField():
+            return float, _number
+        case models.BooleanField():
+            return None, partial(_exactly, bool)
+        case models.BigIntegerField():
+            return None, _whole_number
+        case MomentField():
+            return _moment_text, _moment
+        case models.CharField() | models.TextField():
+            return None, partial(_text, field.max_length)
+    raise TypeError(f"No form in an export is known for {type(field).__name__}.")
+
+
+def _sorted(value: Any) -> Any:
+    """A document with sorted keys: PostgreSQL keeps no order of them."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _document(value: Any) -> Any:
+    if not isinstance(value, dict | list):
+        raise TypeError("expected an object or an array")
+    return value
+
+
+def _cost_text(cost: Decimal) -> str:
+    return format(cost, "f")
+
+
+def _cost(value: Any) -> Decimal:
+    if not _COST.fullmatch(_exactly(str, value)) or abs(cost_units(Decimal(value))) > MAX_COST_UNITS:
+        raise ValueError("expected an amount of dollars with 12 decimal places")
+    return Decimal(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError("expected a number")
+    return float(value)
+
+
+def _whole_number(value: Any) -> int:
+    if not -MAX_BIGINT - 1 <= _exactly(int, value) <= MAX_BIGINT:
+        raise ValueError("expected a whole number of 64 bits")
+    return int(value)
+
+
+def _moment_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _moment(value: Any) -> datetime:
+    moment = datetime.fromisoformat(_exactly(str, value))
+    if moment.tzinfo is None or _moment_text(moment) != value:
+        raise ValueError("expected a time like 2026-01-31T12:00:00.000000Z")
+    return moment.astimezone(UTC)
+
+
+def _text(max_length: int | None, value: Any) -> str:
+    if _NOT_STORABLE.search(_exactly(str, value)):
+        raise ValueError("a database cannot store NUL and lone surrogates in a text")
+    if max_length is not None and len(value) > max_length:
+        raise ValueError(f"expected at most {max_length} characters")
+    return str(value)
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected a value of type {kind.__name__}")
+    return value

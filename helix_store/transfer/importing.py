@@ -1,0 +1,262 @@
+"""Importing units into a database: each in one transaction, and never over what is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from django.db import IntegrityError
+from django.db.models import Model
+
+from helix_store.engine.database import Database
+from helix_store.engine.errors import violated_constraint
+from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
+from helix_store.models import CheckpointKind, Session, UsageEntry
+from helix_store.transfer import sql
+from helix_store.transfer.columns import Reference, Table
+from helix_store.transfer.database import DatabaseSource
+from helix_store.transfer.layout import CHECKPOINTS, TABLES, USAGE_ENTRIES
+from helix_store.transfer.records import Counts, Problem, Record, Unit, digest_of
+from helix_store.transfer.summary import ImportSummary
+
+__all__ = ["import_units"]
+
+_BASE_KINDS: Final = frozenset({CheckpointKind.BASE.value, CheckpointKind.STEP.value})
+_ROWS: Final = 200
+_CHARACTERS: Final = 4_000_000
+
+
+def import_units(
+    units: Iterable[Unit],
+    using: str | None = None,
+    *,
+    tenant: str | None = None,
+    progress: Callable[[ImportSummary], object] | None = None,
+    is_stopped: Callable[[], bool] | None = None,
+) -> ImportSummary:
+    """Store units, each in one transaction, and return what was done. A repeat stores nothing twice.
+
+    What is stored already is compared: if it is identical, the unit is skipped; if not, it is a problem, and
+    nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
+    refuses is a problem too, and does not stop the import. With a ``tenant``, units of other tenants are left
+    out. ``progress`` is called after each unit, and ``is_stopped`` is asked before each.
+    """
+    importer = _Importer(Database(using, tenant or ""))
+    for unit in units:
+        if is_stopped is not None and is_stopped():
+            return importer.summary
+        if tenant is not None and unit.tenant != tenant:
+            importer.summary.other_tenants += 1
+        else:
+            importer.store(unit)
+        if progress is not None:
+            progress(importer.summary)
+    importer.summary.is_complete = True
+    return importer.summary
+
+
+class _Importer:
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._stored = DatabaseSource(db.alias)
+        self._position = 0
+        self.summary = ImportSummary()
+
+    def store(self, unit: Unit) -> None:
+        try:
+            stored = self._store(unit)
+        except InvalidPayload as exc:
+            self._problem(unit, f"cannot be imported: {exc}", at=self._position)
+            return
+        except IntegrityFault as exc:
+            self._problem(unit, f"cannot be imported: {exc}")
+            return
+        except IntegrityError as exc:
+            # Another import may have stored the same unit since it was looked up.
+            is_identical = self._is_identical(unit)
+            if is_identical is None:
+                self._problem(unit, f"cannot be imported: {_refusal(exc)}")
+                return
+            stored = Counter() if is_identical else None
+        if stored is None:
+            self._problem(unit, "is stored already, and differs; it was not changed")
+        elif stored:
+            self.summary.imported[unit.kind] += 1
+            self.summary.records.update(stored)
+        else:
+            self.summary.identical[unit.kind] += 1
+
+    def _store(self, unit: Unit) -> Counts | None:
+        """What was written: nothing if the unit is stored already, and ``None`` if another one is."""
+        if unit.kind == "locks":
+            return self._raise_tokens(unit)
+        is_identical = self._is_identical(unit)
+        if is_identical is None:
+            return self._db.transaction(partial(self._insert, unit))
+        return Counter() if is_identical else None
+
+    def _is_identical(self, unit: Unit) -> bool | None:
+        """Whether what is stored under the name of the unit is the same; ``None`` if nothing is."""
+        stored = self._stored.unit(unit.kind, unit.tenant, unit.name)
+        return None if stored is None else digest_of(stored) == digest_of(unit)
+
+    def _insert(self, unit: Unit) -> Counts:
+        records = self._counted(unit)
+        head = next(records)
+        if unit.kind == "kept_usage":
+            kept = _Rows(self._db.alias, {"session_id": None}, unit)
+            kept.add_all(records)
+            return kept.counts
+        table = TABLES[unit.kind]
+        (row,) = _create(self._db.alias, table.model, [table.values_of(head)])
+        current = table.reference_of(head)
+        rows = _Rows(self._db.alias, {f"{unit.kind}_id": row.pk}, unit, current=current)
+        rows.add_all(records)
+        if current is not None:
+            self._position = 0
+            Session.objects.using(self._db.alias).filter(pk=row.pk).update(current=rows.current_key())
+        return rows.counts + Counter({unit.kind: 1})
+
+    # --- Locks -------------------------------------------------------------------------------------
+
+    def _raise_tokens(self, unit: Unit) -> Counts:
+        records = self._counted(unit)
+        next(records)
+        raised = 0
+        while batch := list(islice(records, _ROWS)):
+            locks = [TABLES["lock"].values_of(record) for record in batch]
+            raised += self._db.transaction(partial(self._raise_batch, unit, locks))
+        return Counter({"lock": raised} if raised else {})
+
+    def _raise_batch(self, unit: Unit, locks: Sequence[Mapping[str, Any]]) -> int:
+        raised, held = 0, []
+        for lock in locks:
+            parameters = {"tenant": unit.tenant, **lock}
+            if self._db.execute(sql.RAISE_TOKEN, parameters):
+                raised += 1
+            elif self._db.execute(sql.TOKEN, parameters)[0][0] < lock["token"]:
+                held.append(lock["name"])
+        for name in held:
+            self._problem(
+                unit, f"has a higher token for {shown_id(name)}, which is held here: run it again later"
+            )
+        return raised
+
+    # --- Problems ----------------------------------------------------------------------------------
+
+    def _counted(self, unit: Unit) -> Iterator[Record]:
+        """The records of a unit; each is on the line after the one before."""
+        self._position = 0
+        for record in unit.records():
+            yield record
+            self._position += 1
+
+    def _problem(self, unit: Unit, text: str, *, at: int = 0) -> None:
+        line = None if unit.line is None else unit.line + at
+        self.summary.problems.append(Problem(text=f"the {unit} {text}", line=line))
+
+
+class _Rows:
+    """The rows of a unit, inserted in batches, with the keys of the checkpoints that others refer to."""
+
+    def __init__(
+        self, alias: str, parent: Mapping[str, Any], unit: Unit, *, current: Reference | None = None
+    ) -> None:
+        self.counts: Counts = Counter()
+        self._alias = alias
+        self._parent = parent
+        self._unit = unit
+        self._current = current
+        self._current_key: int | None = None
+        self._bases: dict[Reference, int] = {}
+        self._table: Table | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self._characters = 0
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._add(TABLES[record["record"]], record)
+        self._flush()
+
+    def current_key(self) -> int:
+        """The key of the checkpoint of the current state. Raises `InvalidPayload`."""
+        return _found(self._current_key, "/current")
+
+    def _add(self, table: Table, record: Record) -> None:
+        values = {**table.values_of(record), **self._parent}
+        self._check_owner(values)
+        base = table.reference_of(record)
+        if table is not self._table or len(self._waiting) == _ROWS or self._characters > _CHARACTERS:
+            self._flush()
+        if base is not None:
+            if base not in self._bases:
+                self._flush()
+            values["base_id"] = _found(self._bases.get(base), "/base")
+        self._table = table
+        self._waiting.append(values)
+        self._characters += len(values.get("payload", ""))
+        self.counts[table.record] += 1
+
+    def _check_owner(self, values: Mapping[str, Any]) -> None:
+        """Usage names its tenant and session itself, because it stays when the session is deleted."""
+        for name, owner in (("tenant", self._unit.tenant), ("recorded_for", self._unit.name)):
+            if values.get(name, owner) != owner:
+                raise InvalidPayload(path=f"/{name}", reason="the record belongs to something else")
+
+    def _flush(self) -> None:
+        if self._table is not None and self._waiting:
+            waiting = self._without_kept() if self._table is USAGE_ENTRIES else self._waiting
+            rows = _create(self._alias, self._table.model, waiting)
+            if self._table is CHECKPOINTS:
+                for row in rows:
+                    reference = (row.kind, row.namespace, row.version)
+                    if row.base_id is None and row.kind in _BASE_KINDS:
+                        self._bases[reference] = row.pk
+                    if reference == self._current:
+                        self._current_key = row.pk
+        self._waiting = []
+        self._characters = 0
+
+    def _without_kept(self) -> list[dict[str, Any]]:
+        """The entries of usage to insert. Those kept of a deletion of the session become its own again."""
+        key = self._parent["session_id"]
+        if key is None:
+            return self._waiting
+        entry_ids = [values["entry_id"] for values in self._waiting]
+        kept = UsageEntry.objects.using(self._alias).filter(
+            tenant=self._unit.tenant, recorded_for=self._unit.name, session=None, entry_id__in=entry_ids
+        )
+        found = {row.entry_id: row for row in kept}
+        new, same = [], []
+        for values in self._waiting:
+            row = found.get(values["entry_id"])
+            if row is not None and _is_row(row, values):
+                same.append(row.pk)
+            else:
+                new.append(values)
+        if same:
+            UsageEntry.objects.using(self._alias).filter(pk__in=same).update(session=key)
+        return new
+
+
+def _is_row(row: Model, values: Mapping[str, Any]) -> bool:
+    return all(getattr(row, name) == value for name, value in values.items() if name != "session_id")
+
+
+def _found(key: int | None, path: str) -> int:
+    if key is None:
+        raise InvalidPayload(path=path, reason="the session has no such checkpoint before this record")
+    return key
+
+
+def _create(alias: str, model: type[Model], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return model._base_manager.using(alias).bulk_create([model(**values) for values in rows])
+
+
+def _refusal(error: IntegrityError) -> str:
+    name = violated_constraint(error)
+    by = "a constraint of the database" if name is None else f"the constraint {name}"
+    return f"{by} refused a row, because of what is stored already or because a value is not allowed"

@@ -1,0 +1,28 @@
+"""How many rows are read at once: a page of large rows takes no more memory than one of small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+__all__ = ["Pace"]
+
+_CHARACTERS: Final = 4_000_000
+_FIRST_AVERAGE: Final = 32_000
+
+
+class Pace:
+    """The size of the next page, by the length of the rows that were read before."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._average: float = _FIRST_AVERAGE
+
+    @property
+    def rows(self) -> int:
+        return max(1, min(self._most, int(_CHARACTERS / self._average)))
+
+    def measure(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        lengths = [sum(len(value) for value in row if type(value) is str) for row in rows]
+        if lengths:
+            self._average = max(1.0, sum(lengths) / len(lengths))

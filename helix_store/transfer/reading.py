@@ -1,0 +1,231 @@
+"""Reading an export: each unit is checked against its count and hash before it is given out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final
+
+from helix_store.exceptions import HelixStoreError, InvalidPayload
+from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, UNITS
+from helix_store.transfer.records import Counts, Problem, Record, Unit, named
+
+__all__ = ["ExportFile", "NotAnExport"]
+
+_IN_MEMORY: Final = 4_000_000
+_LONGEST_SHOWN: Final = 200
+_RECORD: Final = re.compile(rb'\{"record":"(\w+)"[,}]')
+
+
+class NotAnExport(HelixStoreError):
+    """The file is not an export of helix_store, or one of a newer version."""
+
+    code = "not_an_export"
+
+
+class ExportFile:
+    """An export in a binary file, which is read once from its start.
+
+    After `units`, ``problems`` has what is missing or altered, ``counts`` what the units had, and
+    ``is_complete`` tells whether the trailer was found and is that of all lines.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._whole = hashlib.sha256()
+        self._number = 0
+        self._unit: _OpenUnit | None = None
+        self._is_skipping = False
+        self._failed = 0
+        self.counts: Counts = Counter()
+        self.problems: list[Problem] = []
+        self.is_complete = False
+
+    def units(self) -> Iterator[Unit]:
+        """The units that are as they were written. Raises `NotAnExport` for another file."""
+        self._read_header()
+        try:
+            yield from self._units()
+        finally:
+            self._drop_unit()
+
+    def _units(self) -> Iterator[Unit]:
+        has_ended = False
+        for line in self._file:
+            self._number += 1
+            if has_ended:
+                self._problem("there is more after the trailer")
+                self.is_complete = False
+                return
+            name = _name_of(line)
+            if name == "trailer":
+                self._close_unit()
+                self._check_trailer(line)
+                has_ended = True
+                continue
+            self._whole.update(line)
+            if name in UNITS:
+                self._open_unit(name, line)
+            elif name == "end":
+                yield from self._ended_unit(line)
+            elif name == "failed":
+                self._failed_unit(line)
+            else:
+                self._part(name, line)
+        if not has_ended:
+            self._close_unit()
+            self._problem("the file ends here, without a trailer: its end is missing")
+
+    # --- Lines -------------------------------------------------------------------------------------
+
+    def _read_header(self) -> None:
+        line = self._file.readline(1_000)
+        self._number = 1
+        self._whole.update(line)
+        header = _record(line)
+        if header is None or header.get("record") != "header" or header.get("format") != FORMAT:
+            raise NotAnExport("Line 1 is not the header of an export of helix_store.")
+        if header.get("version") != FORMAT_VERSION:
+            raise NotAnExport(
+                f"The export has the format {header.get('version')!r}; this release reads {FORMAT_VERSION}. "
+                "Import it with the release that wrote it, or a newer one."
+            )
+
+    def _open_unit(self, kind: str, line: bytes) -> None:
+        self._close_unit()
+        self._is_skipping = False
+        head = _record(line) or {}
+        tenant, name = ("" if column is None else head.get(column) for column in UNITS[kind].identity)
+        if not isinstance(tenant, str) or not isinstance(name, str):
+            self._problem(f"it has not what names a {kind.replace('_', ' ')}")
+            self._is_skipping = True
+            return
+        self._unit = _OpenUnit(kind, tenant, name, line=self._number)
+        self._unit.add(kind, line)
+
+    def _part(self, name: str, line: bytes) -> None:
+        unit = self._unit
+        if unit is None:
+            if not self._is_skipping:
+                self._problem("the record belongs to nothing: lines before it are missing")
+                self._is_skipping = True
+        elif name not in UNITS[unit.kind].records:
+            kind = f"a {name.replace('_', ' ')}" if name else "no record"
+            self._problem(f"the line is {kind}, in the {unit}; nothing of it is imported")
+            self._drop_unit()
+        else:
+            unit.add(name, line)
+
+    def _ended_unit(self, line: bytes) -> Iterator[Unit]:
+        unit = self._unit
+        if unit is None:
+            if not self._is_skipping:
+                self._problem("the end belongs to nothing: lines before it are missing")
+            self._is_skipping = False
+            return
+        end = _record(line) or {}
+        if end.get("of") != unit.kind or end.get("counts") != unit.counts:
+            self._problem(f"the {unit}, from line {unit.line}, has not the records that its end counts")
+        elif end.get("sha256") != unit.digest.hexdigest():
+            self._problem(f"the {unit}, from line {unit.line}, is not what was exported: its sha256 differs")
+        else:
+            self.counts.update(unit.counts)
+            yield unit.checked()
+        self._drop_unit()
+        self._is_skipping = False
+
+    def _failed_unit(self, line: bytes) -> None:
+        reason = _shown((_record(line) or {}).get("problem"))
+        if self._unit is not None:
+            self._problem(f"the {self._unit} could not be exported: {reason}")
+            self._failed += 1
+        self._drop_unit()
+        self._is_skipping = False
+
+    def _check_trailer(self, line: bytes) -> None:
+        trailer = _record(line) or {}
+        if trailer.get("counts") != dict(self.counts) or trailer.get("failed") != self._failed:
+            self._problem("the file has not the records that the trailer counts")
+        elif trailer.get("sha256") != self._whole.hexdigest():
+            self._problem("the file is not what was exported: its sha256 differs from the trailer's")
+        else:
+            self.is_complete = True
+
+    def _close_unit(self) -> None:
+        """A unit that is open has no end."""
+        if self._unit is not None:
+            self._problem(f"the {self._unit}, from line {self._unit.line}, has no end before this line")
+        self._drop_unit()
+
+    def _drop_unit(self) -> None:
+        if self._unit is not None:
+            self._unit.close()
+            self._unit = None
+            self._is_skipping = True
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(Problem(text=text, line=self._number))
+
+
+class _OpenUnit:
+    """The lines of a unit so far, in memory while they are few."""
+
+    def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
+        self.kind = kind
+        self.tenant = tenant
+        self.name = name
+        self.line = line
+        self.counts: Counts = Counter()
+        self.digest = hashlib.sha256()
+        self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+
+    def __str__(self) -> str:
+        return named(self.kind, self.tenant, self.name)
+
+    def add(self, name: str, line: bytes) -> None:
+        self.counts[name] += 1
+        self.digest.update(line)
+        self._lines.write(line)
+
+    def checked(self) -> Unit:
+        sha256 = self.digest.hexdigest()
+        return Unit(self.kind, self.tenant, self.name, self._records, sha256, self.line)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _records(self) -> Iterator[Record]:
+        self._lines.seek(0)
+        for line in self._lines:
+            record = _record(line)
+            if record is None or record.get("record") != _name_of(line):
+                raise InvalidPayload(path="", reason="the line is not an object of JSON with different names")
+            yield record
+
+
+def _shown(text: Any) -> str:
+    """A text of the file without what a terminal obeys."""
+    text = str(text)[:_LONGEST_SHOWN]
+    return text if text.isprintable() else ascii(text)
+
+
+def _name_of(line: bytes) -> str:
+    """The name of the record, or ``""`` for a line that is none."""
+    match = _RECORD.match(line)
+    return match[1].decode() if match and line.endswith(b"}\n") else ""
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,156 @@
+"""Reports over the usage of one tenant or of all tenants, for commands and the admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.usage import (
+    TokenCounts,
+    UsageGroup,
+    UsageReport,
+    UsageReportGrouping,
+    UsageTotal,
+    cost_from_units,
+    cost_units,
+    exact_cost,
+)
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import summed
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.usage import sql
+
+__all__ = ["csv_rows", "time_zone", "usage_report"]
+
+_TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
+_FORMULA_STARTS: Final = ("=", "+", "-", "@")
+
+
+def usage_report(
+    *,
+    by: UsageReportGrouping | str,
+    using: str | None = None,
+    tenant: str | None = None,
+    agent_type: str | None = None,
+    user_id: str | None = None,
+    model: str | None = None,
+    date_from: datetime | int | None = None,
+    date_to: datetime | int | None = None,
+    zone: ZoneInfo | str = "UTC",
+    limit: int | None = None,
+) -> UsageReport:
+    """Add up the usage of each group, and of all groups.
+
+    ``by`` is ``session``, ``tree``, ``model``, ``agent_type``, ``user`` or ``day``. ``tenant=None`` means
+    every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are those of the session at
+    the time of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` decides where a day
+    begins. The groups with the highest costs come first; days are in their order. With ``limit`` only so many
+    of the highest groups, or of the last days, are returned.
+
+    Every entry is in one group. An entry of a deleted session is in the group of its session id, which is
+    also its tree. One statement, in which the database computes the sums. Raises `InvalidQuery`.
+    """
+    conf.require_usable_prefix()
+    grouping = _grouping(by)
+    given = {
+        "tenant": None if tenant is None else validation.tenant(tenant),
+        "agent_type": validation.optional_identifier(agent_type, "agent_type"),
+        "user_id": validation.optional_identifier(user_id, "user_id"),
+        "model": validation.optional_identifier(model, "model"),
+        "date_from": None if date_from is None else validation.aware_datetime(date_from, "date_from"),
+        "date_to": None if date_to is None else validation.aware_datetime(date_to, "date_to"),
+    }
+    filters = {name: value for name, value in given.items() if value is not None}
+    rest = {
+        "limit": MAX_BIGINT if limit is None else validation.query_number(limit, "limit", minimum=1),
+        "zone": time_zone(zone).key,
+    }
+    db = Database(using, "", None)
+    statement = sql.report(grouping, tuple(filters))
+    # Not prepared: how many entries a filter leaves depends on its values.
+    return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
+
+
+def csv_rows(report: UsageReport) -> Iterator[list[str]]:
+    """The names of the columns, then a row for each group, as text. Costs are exact.
+
+    A stored text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
+    counts = ("entry_count", "tool_calls", "unpriced")
+    yield [
+        "tenant",
+        report.by.value,
+        "is_deleted",
+        *counts,
+        *(f"{name}_tokens" for name in _TOKENS),
+        "cost_usd",
+    ]
+    for group in report.groups:
+        yield [
+            _inert(group.tenant),
+            _inert(group.group),
+            str(group.is_deleted).lower(),
+            *(str(getattr(group, name)) for name in counts),
+            *(str(getattr(group.tokens, name)) for name in _TOKENS),
+            exact_cost(group.cost_usd),
+        ]
+
+
+def _inert(text: str | None) -> str:
+    shown = text or ""
+    return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
+
+
+def time_zone(zone: ZoneInfo | str) -> ZoneInfo:
+    """A time zone by its name, such as ``Asia/Tokyo``. Raises `InvalidQuery`."""
+    try:
+        found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
+    except (KeyError, OSError, TypeError, ValueError) as exc:
+        raise InvalidQuery(f"There is no time zone {zone!r}.", path="zone") from exc
+    if not found.key:
+        raise InvalidQuery("A time zone needs a name.", path="zone")
+    return found
+
+
+def _grouping(by: UsageReportGrouping | str) -> UsageReportGrouping:
+    try:
+        return validation.enum(UsageReportGrouping, by, "by")
+    except InvalidPayload as exc:
+        raise InvalidQuery(f"by: {exc.reason}.", path="by") from exc
+
+
+def _report(by: UsageReportGrouping, rows: Iterable[tuple[Any, ...]]) -> UsageReport:
+    groups = []
+    group_count, total = 0, _sums(())
+    for count, tenant, name, is_deleted, *sums in rows:
+        if count is None:
+            groups.append(UsageGroup(tenant=tenant, group=name, is_deleted=bool(is_deleted), **_sums(sums)))
+        else:
+            group_count, total = count, _sums(sums)
+    groups.sort(key=_by_day if by is UsageReportGrouping.DAY else _by_cost)
+    return UsageReport(by=by, groups=groups, group_count=group_count, total=UsageTotal(**total))
+
+
+def _sums(columns: Iterable[Any]) -> dict[str, Any]:
+    entries, tool_calls, unpriced, *tokens, cost = map(summed, columns or (0,) * 9)
+    return {
+        "entry_count": entries,
+        "tool_calls": tool_calls,
+        "unpriced": unpriced,
+        "tokens": TokenCounts(**dict(zip(_TOKENS, tokens, strict=True))),
+        "cost_usd": cost_from_units(cost),
+    }
+
+
+def _by_day(group: UsageGroup) -> str:
+    return group.group or ""
+
+
+def _by_cost(group: UsageGroup) -> tuple[Any, ...]:
+    name = (group.tenant or "", group.group is None, group.group or "", group.is_deleted)
+    return -cost_units(group.cost_usd), -group.tokens.total, *name

@@ -1,0 +1,89 @@
+"""The pages in a real browser on a real server: filters, search and links work by clicking."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.contrib.auth.models import User
+from django.test.utils import override_settings
+
+from tests.admin.conftest import EverythingOn
+from tests.admin.rows import store_of, write_session
+from tests.asgi_server import serving
+from tests.browser import Browser, chromium
+from tests.databases import CommittedDatabase
+
+ROWS = "#result_list tbody"
+
+
+def _sign_in(browser: Browser, url: str, database: CommittedDatabase) -> None:
+    # The server has other hashers than the tests.
+    password = PBKDF2PasswordHasher().encode("secret", "salt", 1)
+    with override_settings(DATABASE_ROUTERS=[EverythingOn(database.alias)]):
+        User.objects.filter(username__startswith="user-").delete()
+        User.objects.create(
+            username="user-clicks", is_staff=True, is_superuser=True, is_active=True, password=password
+        )
+    browser.open(f"{url}/admin/login/?next=/admin/helix_store/session/")
+    browser.fill("#id_username", "user-clicks")
+    browser.fill("#id_password", "secret")
+    browser.click("input[type=submit]")
+    browser.until(ROWS, at_least=1)
+
+
+def _until_query(browser: Browser, **expected: str) -> None:
+    browser.until_address(lambda address: dict(parse_qsl(urlsplit(address).query)) == expected)
+
+
+def test_filters_search_and_links_of_sessions_work_by_clicking(empty_db: CommittedDatabase) -> None:
+    store = store_of(empty_db)
+    write_session(empty_db, "reader", session_id="the-parent")
+    store.create_session("the-child", agent_type="writer", parent_session_id="the-parent")
+    store.update_status("the-child", "paused")
+    with serving(empty_db) as server, chromium() as browser:
+        _sign_in(browser, server.url, empty_db)
+
+        browser.click("#changelist-filter a[href*='status__exact=paused']")
+        _until_query(browser, status__exact="paused")
+        assert "the-child" in browser.text(ROWS)
+        assert "the-parent" not in browser.text(ROWS)
+
+        browser.click("#changelist-filter a[href*='agent_type=writer']")
+        _until_query(browser, status__exact="paused", agent_type="writer")
+        assert "the-child" in browser.text(ROWS)
+
+        browser.fill("#searchbar", "nothing")
+        browser.click("#changelist-search input[type=submit]")
+        _until_query(browser, status__exact="paused", agent_type="writer", q="nothing")
+        browser.until(ROWS, equals="")
+
+        browser.open(f"{server.url}/admin/helix_store/session/?q=the-parent")
+        assert "the-child" not in browser.text(ROWS)
+        browser.click("#result_list tbody a")
+        browser.until_address(lambda address: "/change/" in address)
+        assert "the-parent" in browser.text("#content")
+        parent = urlsplit(browser.address())._replace(query="").geturl()
+
+        browser.click("#content a[href*='parent_session_id=the-parent']")
+        assert "the-child" in browser.text(ROWS)
+        assert "the-parent" not in browser.text(ROWS)
+
+        for model in ("message", "checkpoint", "run"):
+            browser.open(parent)
+            browser.click(f"#content a[href*='/{model}/?session__id__exact=']")
+            assert "the-parent" in browser.text(".helix-of-session")
+            assert browser.text(ROWS).strip()
+            browser.click(".helix-of-session a")
+            browser.until_address(lambda address: address == parent)
+
+
+@pytest.mark.parametrize("query", ["title__regex=%5E%28a%2B%29%2B%24", "tracing_context__contains=s"])
+def test_a_refused_lookup_shows_a_page_that_says_so(sqlite_db: CommittedDatabase, query: str) -> None:
+    write_session(sqlite_db, "reader")
+    with serving(sqlite_db) as server, chromium() as browser:
+        _sign_in(browser, server.url, sqlite_db)
+        browser.open(f"{server.url}/admin/helix_store/session/?{query}")
+        assert any("400" in complaint for complaint in browser.until_complaints())
+        assert browser.text(ROWS) == ""

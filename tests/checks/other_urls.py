@@ -1,0 +1,8 @@
+"""A root URLconf without the app's URLs."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]

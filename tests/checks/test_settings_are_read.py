@@ -1,0 +1,145 @@
+"""Each key of ``HELIX_STORE`` changes something: none is checked and then read by nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.management import call_command
+from django.http import HttpRequest
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+
+from helix_store import conf
+from helix_store.core.types import StepInfo
+from helix_store.engine.async_twins import in_thread
+from helix_store.exceptions import LimitExceeded
+from helix_store.models import Stream
+from helix_store.retention import apply_retention
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
+from helix_store.workspaces import configured_workspace_providers
+from tests.cleanup.providers import MemoryProvider
+from tests.databases import CommittedDatabase, delete_all_rows, fresh_tenant
+
+provider = MemoryProvider()
+
+
+def allow(request: HttpRequest, stream_id: str) -> bool:
+    return True
+
+
+def _table(database: CommittedDatabase) -> object:
+    """The models have the prefix of the start; ``tests/migrations`` has tables with another one."""
+    return conf.table_name("session")
+
+
+def _refuses_a_message(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    try:
+        store.append_messages("s", [{"role": "user", "content": "hello"}])
+    except LimitExceeded:
+        return True
+    return False
+
+
+def _minutes_of_a_lock(database: CommittedDatabase) -> object:
+    lock = DatabaseLockManager(database.alias, tenant=fresh_tenant()).acquire("lock")
+    assert lock is not None
+    return round((lock.expires_at - datetime.now(UTC)).total_seconds() / 60)
+
+
+def _minutes_of_a_writer(database: CommittedDatabase) -> object:
+    tenant = fresh_tenant()
+    streams = DatabaseStreamManager(database.alias, tenant=tenant)
+    async_to_sync(streams.create_writer)("stream", "run", "agent")
+    lease = Stream.objects.using(database.alias).get(tenant=tenant).lease_expires_at
+    assert lease is not None
+    return round((lease - datetime.now(UTC)).total_seconds() / 60)
+
+
+def _providers(database: CommittedDatabase) -> object:
+    return set(configured_workspace_providers())
+
+
+def _checkpoints(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    for number in (1, 2, 3):
+        state = store.load_state("s")
+        assert state is not None
+        store.save_state_and_promote_staging("s", state, [], StepInfo(f"step-{number}", number))
+    return len(store.list_checkpoints("s").items)
+
+
+def _survives_retention(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    apply_retention(using=database.alias, tenant=store.tenant)
+    return store.session_exists("s")
+
+
+def _status_of_the_stream_view(database: CommittedDatabase) -> object:
+    return Client().get("/streams/stream/").status_code
+
+
+def _thread(database: CommittedDatabase) -> object:
+    return async_to_sync(in_thread)(lambda: threading.current_thread().name.startswith("helix_store"))
+
+
+def _batches(database: CommittedDatabase) -> object:
+    delete_all_rows(database.alias)
+    store = DatabaseStateStore(database.alias)
+    for number in range(3):
+        store.create_session(f"s{number}", agent_type="agent", expires_at=1_000_000_000_000)
+    progress = StringIO()
+    call_command(
+        "cleanup_expired_sessions", database=database.alias, stdout=StringIO(), stderr=progress, no_color=True
+    )
+    return progress.getvalue().count("so far")
+
+
+def _statements_of_a_step(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    state = store.load_state("s")
+    assert state is not None
+    with CaptureQueriesContext(database.connection) as captured:
+        store.save_state_and_promote_staging("s", state, [], StepInfo("step-1", 1))
+    return len(captured)
+
+
+def _store_with_session(database: CommittedDatabase) -> DatabaseStateStore:
+    store = DatabaseStateStore(database.alias, tenant=fresh_tenant())
+    store.create_session("s", agent_type="agent")
+    return store
+
+
+EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
+    "TABLE_PREFIX": ("other_", _table),
+    "LIMITS": ({"max_message_bytes": 20}, _refuses_a_message),
+    "DEFAULT_LOCK_TTL_MS": (3_600_000, _minutes_of_a_lock),
+    "STREAMS": ({"writer_lease": 3_600.0}, _minutes_of_a_writer),
+    "WORKSPACE_PROVIDERS": ({"mine": f"{__name__}.provider"}, _providers),
+    "CHECKPOINTS_KEEP": (1, _checkpoints),
+    "RETENTION": ({"sessions_idle_days": {"active": 0}}, _survives_retention),
+    "STREAM_PERMISSION": (f"{__name__}.allow", _status_of_the_stream_view),
+    "ASYNC_THREADS": (2, _thread),
+    "PAGE_SIZE": (1, _batches),
+    "FAST_PATHS": (False, _statements_of_a_step),
+    "ROW_LEVEL_SECURITY": (True, _statements_of_a_step),
+}
+
+
+POSTGRESQL_ONLY = {"FAST_PATHS", "ROW_LEVEL_SECURITY"}
+
+
+@pytest.mark.parametrize("key", conf.DEFAULTS)
+def test_each_setting_changes_something(key: str, request: pytest.FixtureRequest) -> None:
+    database = request.getfixturevalue("postgres_db" if key in POSTGRESQL_ONLY else "sqlite_db")
+    value, observe = EFFECTS[key]
+    with override_settings(HELIX_STORE={}):
+        by_default = observe(database)
+    with override_settings(HELIX_STORE={key: value}):
+        assert observe(database) != by_default

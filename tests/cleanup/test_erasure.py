@@ -1,0 +1,333 @@
+"""Erasure: no byte is left in a dump, nothing else is touched, and the receipt counts every row."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.apps import apps
+from django.test import override_settings
+
+from helix_store.cleanup import ErasureReceipt, erase
+from helix_store.cleanup.erasure import Erasure
+from helix_store.cleanup.receipt import digest_of
+from helix_store.core.types import StepInfo, UsageKind
+from helix_store.core.usage import UsageEntry, UsageSource
+from helix_store.exceptions import InvalidQuery
+from helix_store.models import Lock, Session, Stream, SubSessionRef
+from helix_store.models import UsageEntry as UsageRow
+from helix_store.stores import (
+    DatabaseLockManager,
+    DatabaseStateStore,
+    DatabaseStreamManager,
+    DatabaseUsageStore,
+)
+from tests.cleanup.canaries import Canaries, canary, dumps, text_columns
+from tests.cleanup.providers import MemoryProvider
+from tests.databases import CommittedDatabase
+
+
+@pytest.fixture
+def store(empty_db: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(empty_db.alias, tenant=empty_db.tenant)
+
+
+def rows(store: DatabaseStateStore, model: Any) -> Any:
+    return model.objects.using(store.alias)
+
+
+def counts(store: DatabaseStateStore) -> Counter[str]:
+    models = apps.get_app_config("helix_store").get_models()
+    return Counter({str(model): rows(store, model).count() for model in models})
+
+
+def found(alias: str, texts: Any) -> set[tuple[str, str]]:
+    """The texts that a dump has, each with the way to read it."""
+    return {(way, text) for way, dump in dumps(alias) for text in texts if text.encode() in dump}
+
+
+# --- Canaries ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subject", ["user", "session", "tenant"])
+def test_no_byte_is_left_in_a_dump(store: DatabaseStateStore, subject: str) -> None:
+    alias, tenant = store.alias, canary() if subject == "tenant" else store.tenant
+    erased, others = Canaries(alias, tenant), Canaries(alias, store.tenant)
+    user = canary()
+    session = erased.session(user_id=user, status="completed")
+    erased.session(user_id=user, parent_session_id=session.session_id)
+    branch = {"branched_from": session.session_id}
+    erased.session(user_id=canary() if subject == "session" else user, metadata=branch)
+    erased.row(UsageRow, session=None, recorded_for=session.session_id)
+    if subject != "session":
+        erased.row(UsageRow, session=None, user_id=user)
+    if subject == "tenant":
+        erased.row(Stream, floor=0, last_sequence=0)
+        erased.row(Lock)
+    other = others.session()
+    if subject != "tenant":
+        # What others hold of the session.
+        erased.row(SubSessionRef, session=other, sub_session_id=session.session_id)
+        entry = others.row(UsageRow, session=other, sub_session_id=session.session_id)
+        del others.texts[session.session_id]
+    missing = text_columns() - erased.columns - {(name, "tenant") for name, _ in text_columns()}
+    assert missing == set()
+    before = counts(store)
+    texts = set(erased.texts) | ({tenant} if subject == "tenant" else set())
+    ways = {way for way, _ in found(alias, [user])}
+    assert ways
+    assert found(alias, texts) == {(way, text) for way in ways for text in texts}
+
+    provider = MemoryProvider({session.session_id: ["snapshot"]})
+    by_subject = {"user": {"user_id": user}, "session": {"session_id": session.session_id}}
+    arguments: Any = by_subject.get(subject, {"tenant": tenant})
+    options: Any = {"using": alias, "workspace_providers": {"memory": provider}}
+    said = erase(**arguments, **options, dry_run=True)
+    assert counts(store) == before
+    receipt = erase(**arguments, **options)
+
+    assert found(alias, texts) == set()
+    assert found(alias, others.texts) == {(way, text) for way in ways for text in others.texts}
+    assert provider.deleted == ["snapshot"]
+    assert receipt.complete
+    assert sum(receipt.deleted.values()) == sum((before - counts(store)).values())
+    assert said.deleted == receipt.deleted
+    assert said.changed == receipt.changed
+    if subject != "tenant":
+        assert receipt.changed == {"usage_entry": 1}
+        entry.refresh_from_db(using=alias)
+        assert entry.sub_session_id is None
+    text = json.dumps(receipt.to_dict())
+    assert not [each for each in texts if each in text]
+    assert ErasureReceipt.from_dict(json.loads(text)) == receipt
+    assert erase(**arguments, **options).deleted == {}
+
+
+# --- Whose rows -------------------------------------------------------------------------------------
+
+
+def filled(store: DatabaseStateStore, session_id: str, user_id: str | None = "ada", **columns: Any) -> str:
+    store.create_session(session_id, agent_type="agent", user_id=user_id, **columns)
+    state = store.load_state(session_id)
+    assert state is not None
+    messages = [{"role": "user", "content": f"I am {user_id}"}]
+    store.save_state_and_promote_staging(session_id, state, messages, StepInfo("step-1", 1))
+    return session_id
+
+
+def known(store: DatabaseStateStore) -> set[str]:
+    return set(rows(store, Session).values_list("session_id", flat=True))
+
+
+def spend(store: DatabaseStateStore, session_id: str, **columns: Any) -> None:
+    DatabaseUsageStore(store.alias, tenant=store.tenant).record_entry(
+        UsageEntry(
+            session_id=session_id,
+            kind=UsageKind.SUBAGENT,
+            timestamp=1_700_000_000_000,
+            source=UsageSource(type="agent", name="a"),
+            step_count=1,
+            agent_type="helper",
+            success=True,
+            duration_ms=1,
+            **{"sub_session_id": "sub", **columns},
+        )
+    )
+
+
+def test_a_user_is_erased_in_every_tenant_or_in_one(store: DatabaseStateStore) -> None:
+    stores = [DatabaseStateStore(store.alias, tenant=tenant) for tenant in ("", "a", "b")]
+    for each in stores:
+        filled(each, "of-ada")
+        filled(each, "of-bob", "bob")
+    assert erase(using=store.alias, user_id="ada", tenant="a").trees == 1
+    assert [each.session_exists("of-ada") for each in stores] == [True, False, True]
+    assert erase(using=store.alias, user_id="ada").trees == 2
+    assert known(store) == {"of-bob"}
+
+
+def test_sub_sessions_go_with_their_tree_whoever_they_belong_to(store: DatabaseStateStore) -> None:
+    filled(store, "top")
+    filled(store, "child", None, parent_session_id="top")
+    filled(store, "other", "bob")
+    assert erase(using=store.alias, user_id="ada").deleted["session"] == 2
+    assert known(store) == {"other"}
+
+
+def test_the_parent_of_another_user_loses_its_ref_and_gets_a_new_version(store: DatabaseStateStore) -> None:
+    filled(store, "of-bob", "bob")
+    filled(store, "of-ada", parent_session_id="of-bob")
+    refs = [{"sub_session_id": "of-ada", "agent_type": "agent", "status": "running"}]
+    store.add_sub_session_refs("of-bob", refs)
+    before = store.load_state("of-bob")
+    assert before is not None
+    assert erase(using=store.alias, user_id="ada").deleted["sub_session_ref"] == 1
+    after = store.load_state("of-bob")
+    assert after is not None
+    assert after.version == before.version + 1
+    assert store.get_sub_session_refs("of-bob") == []
+
+
+def test_branches_of_others_go_too_because_they_copy_the_history(store: DatabaseStateStore) -> None:
+    filled(store, "source")
+    store.branch_session("source", new_session_id="branch")
+    store.branch_session("branch", new_session_id="branch-of-branch")
+    rows(store, Session).exclude(session_id="source").update(user_id="bob")
+    filled(store, "other", "bob")
+    receipt = erase(using=store.alias, user_id="ada")
+    assert (receipt.trees, receipt.branches) == (3, 2)
+    assert known(store) == {"other"}
+
+
+def test_branches_that_are_kept_forget_their_source(store: DatabaseStateStore) -> None:
+    filled(store, "source")
+    store.branch_session("source", new_session_id="branch")
+    options: Any = {"using": store.alias, "session_id": "source", "keep_branches": True}
+    assert erase(**options, dry_run=True).changed == {"session": 1}
+    receipt = erase(**options)
+    assert (receipt.branches, receipt.changed) == (0, {"session": 1})
+    state = store.load_state("branch")
+    assert state is not None
+    assert state.metadata == {}
+    assert known(store) == {"branch"}
+
+
+def test_a_branch_made_meanwhile_goes_too(store: DatabaseStateStore) -> None:
+    filled(store, "source")
+
+    class Interrupted(Erasure):
+        def _erase_tree(self, db: Any, session_id: str, *args: Any, **kwargs: Any) -> None:
+            if not store.session_exists("branch") and session_id == "source" and not self.receipt.trees:
+                store.branch_session("source", new_session_id="branch")
+            super()._erase_tree(db, session_id, *args, **kwargs)
+
+    receipts = list(Interrupted(using=store.alias, session_id="source").batches())
+    assert (receipts[-1].trees, receipts[-1].branches) == (2, 1)
+    assert known(store) == set()
+
+
+def test_usage_of_the_user_goes_wherever_it_is(store: DatabaseStateStore) -> None:
+    filled(store, "deleted")
+    spend(store, "deleted")
+    store.delete_session("deleted", keep_usage=True)
+    filled(store, "changed-hands")
+    spend(store, "changed-hands")
+    rows(store, Session).update(user_id="bob")
+    spend(store, "changed-hands")
+    assert erase(using=store.alias, user_id="ada").deleted == {"usage_entry": 2}
+    assert rows(store, UsageRow).get().user_id == "bob"
+
+
+def test_a_deleted_session_leaves_usage_and_a_lock_that_can_be_erased(store: DatabaseStateStore) -> None:
+    lock = DatabaseLockManager(store.alias, tenant=store.tenant).acquire(filled(store, "gone"))
+    assert lock is not None
+    lock.release()
+    spend(store, "gone")
+    store.delete_session("gone", keep_usage=True)
+    receipt = erase(using=store.alias, session_id="gone")
+    assert receipt.deleted == {"lock": 1, "usage_entry": 1}
+    assert receipt.complete
+
+
+def test_a_session_id_of_several_tenants_needs_the_tenant(store: DatabaseStateStore) -> None:
+    for tenant in ("a", "b"):
+        filled(DatabaseStateStore(store.alias, tenant=tenant), "same")
+    with pytest.raises(InvalidQuery, match="2 tenants"):
+        erase(using=store.alias, session_id="same")
+    assert erase(using=store.alias, session_id="same", tenant="a").trees == 1
+    assert erase(using=store.alias, session_id="same").trees == 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"user_id": "a", "session_id": "b"}])
+def test_other_combinations_are_refused(arguments: Any) -> None:
+    with pytest.raises(InvalidQuery):
+        erase(**arguments)
+
+
+# --- What is left ------------------------------------------------------------------------------------
+
+
+def test_a_session_in_use_is_left_unless_forced(store: DatabaseStateStore) -> None:
+    assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire(filled(store, "locked"))
+    filled(store, "free")
+    erasure = Erasure(using=store.alias, user_id="ada")
+    *_, receipt = erasure.batches()
+    assert (receipt.sessions_left, receipt.trees, receipt.complete) == (1, 1, False)
+    assert [(key.session_id, reason) for key, reason in erasure.left] == [("locked", "it is in use")]
+    assert rows(store, Lock).count() == 1
+    forced = erase(using=store.alias, user_id="ada", force=True)
+    assert (forced.trees, forced.complete) == (1, True)
+    assert rows(store, Lock).count() == 0
+
+
+def test_the_source_of_a_branch_in_use_is_left_so_that_a_repeat_finds_the_branch(
+    store: DatabaseStateStore,
+) -> None:
+    filled(store, "source")
+    store.branch_session("source", new_session_id="branch")
+    lock = DatabaseLockManager(store.alias, tenant=store.tenant).acquire("branch")
+    assert lock is not None
+    receipt = erase(using=store.alias, session_id="source")
+    assert (receipt.sessions_left, receipt.trees) == (2, 0)
+    lock.release()
+    assert erase(using=store.alias, session_id="source").trees == 2
+
+
+def test_a_lock_of_a_tenant_that_is_held_is_left(store: DatabaseStateStore) -> None:
+    filled(store, "session")
+    assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire("nightly")
+    receipt = erase(using=store.alias, tenant=store.tenant)
+    assert (receipt.locks_left, receipt.trees, receipt.complete) == (1, 1, False)
+    assert erase(using=store.alias, tenant=store.tenant, force=True).deleted == {"lock": 1}
+
+
+def test_snapshots_without_a_provider_keep_the_session(store: DatabaseStateStore) -> None:
+    filled(store, "work")
+    state = store.load_state("work")
+    assert state is not None
+    state.workspace_refs = {"code": {"provider": "unknown"}}
+    store.save_state("work", state)
+    receipt = erase(using=store.alias, user_id="ada")
+    assert (receipt.errors, receipt.trees, receipt.complete) == (1, 0, False)
+    assert erase(using=store.alias, user_id="ada", leave_snapshots=True).complete
+
+
+def test_an_erasure_that_was_stopped_is_completed_by_a_repeat(store: DatabaseStateStore) -> None:
+    for number in range(3):
+        filled(store, f"session-{number}")
+    assert next(Erasure(using=store.alias, user_id="ada").batches()).trees == 1
+    assert erase(using=store.alias, user_id="ada").trees == 2
+
+
+def test_streams_go_with_their_session_and_shared_ones_stay(store: DatabaseStateStore) -> None:
+    streams = DatabaseStreamManager(store.alias, tenant=store.tenant)
+
+    async def write(stream_id: str) -> None:
+        writer = await streams.create_writer(stream_id, "run-1", "agent")
+        await writer.write({"type": "text", "text": "hello"})
+        await writer.close()
+        await streams.end_stream(stream_id)
+
+    filled(store, "session")
+    filled(store, "own-id", stream_id="elsewhere")
+    for stream_id in ("session", "own-id", "shared", "other"):
+        async_to_sync(write)(stream_id)
+    filled(store, "one", stream_id="shared")
+    filled(store, "two", "bob", stream_id="shared")
+    receipt = erase(using=store.alias, user_id="ada")
+    assert (receipt.deleted["stream"], receipt.deleted["stream_chunk"]) == (2, 2)
+    assert set(rows(store, Stream).values_list("stream_id", flat=True)) == {"shared", "other"}
+
+
+def test_the_receipt_has_a_digest_instead_of_the_id(store: DatabaseStateStore) -> None:
+    filled(store, "session")
+    with override_settings(HELIX_STORE={"PAGE_SIZE": 1}):
+        receipt = erase(using=store.alias, user_id="ada", tenant=store.tenant)
+    assert receipt.subject == "user"
+    assert receipt.subject_sha256 == digest_of("ada")
+    assert receipt.tenant_sha256 == digest_of(store.tenant)
+    assert receipt.finished_at is not None
+    assert receipt.started_at <= receipt.finished_at

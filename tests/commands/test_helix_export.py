@@ -1,0 +1,247 @@
+"""``helix_export``: the file on stdout or in a file, and honest exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from helix_store.management.commands import helix_export
+from helix_store.models import Session
+from helix_store.transfer import ExportSummary
+from tests.asgi_server import database_url
+from tests.commands.test_cleanup_expired_sessions import manage
+from tests.databases import CommittedDatabase, delete_all_rows
+from tests.invariants import broken_invariants
+from tests.transfer.files import exported, fill, lines_of, simple_session
+
+JSON_READER = ["jq", "-c", "."] if shutil.which("jq") else [sys.executable, "-m", "json.tool"]
+
+
+def export(database: CommittedDatabase, *arguments: str, **options: Any) -> tuple[str, str]:
+    """Stdout and stderr."""
+    out, err = StringIO(), StringIO()
+    call_command(
+        "helix_export",
+        *arguments,
+        database=database.alias,
+        tenant=database.tenant,
+        stdout=out,
+        stderr=err,
+        **options,
+    )
+    return out.getvalue(), err.getvalue()
+
+
+def command(database: CommittedDatabase, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """A process of the example project's ``manage.py`` on a test database, and its environment."""
+    environment = {**os.environ, "DATABASE_URL": database_url(database, "transfer")}
+    environment["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+    return [sys.executable, "manage.py", *arguments], environment
+
+
+def test_the_export_is_on_stdout_and_the_summary_on_stderr(committed_db: CommittedDatabase) -> None:
+    fill(committed_db)
+    out, err = export(committed_db)
+    assert out.encode() == exported(committed_db)
+    sessions = [each for each in lines_of(out.encode()) if each["record"] == "session"]
+    assert f"{len(sessions)} sessions" in err
+
+
+def test_verbosity_zero_is_silent(committed_db: CommittedDatabase) -> None:
+    simple_session(committed_db, "a")
+    assert export(committed_db, verbosity=0)[1] == ""
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_file_is_written_and_the_summary_is_on_stdout(
+    committed_db: CommittedDatabase, tmp_path: Path, form: str
+) -> None:
+    fill(committed_db)
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("old")
+    out, err = export(committed_db, "--output", str(path), format=form)
+    data = exported(committed_db)
+    assert path.read_bytes() == data
+    assert err == ""
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o077 == 0
+    trailer = lines_of(data)[-1]
+    if form == "table":
+        assert trailer["sha256"] in "".join(out.split())
+    else:
+        assert json.loads(out) == {
+            "sessions": trailer["counts"]["session"],
+            "records": trailer["counts"],
+            "failed": 0,
+            "sha256": trailer["sha256"],
+            "problems": [],
+        }
+
+
+def test_only_the_named_sessions_are_exported(committed_db: CommittedDatabase) -> None:
+    for session_id in ("a", "b", "c"):
+        simple_session(committed_db, session_id)
+    out, _ = export(committed_db, "--session", "a", "--session", "c")
+    records = lines_of(out.encode())
+    assert [each["session_id"] for each in records if each["record"] == "session"] == ["a", "c"]
+    assert [each["name"] for each in records if each["record"] == "lock"] == ["a", "c"]
+
+
+def test_an_unknown_session_is_a_problem(committed_db: CommittedDatabase) -> None:
+    out, err = StringIO(), StringIO()
+    with pytest.raises(CommandError, match="1 problem") as caught:
+        call_command("helix_export", "--session=x", database=committed_db.alias, stdout=out, stderr=err)
+    assert caught.value.returncode == 1
+    assert "There is no session with the id 'x'." in err.getvalue()
+
+
+def test_every_tenant_is_exported_by_default(empty_db: CommittedDatabase) -> None:
+    for tenant in ("one", "two"):
+        simple_session(CommittedDatabase(alias=empty_db.alias, tenant=tenant), "a")
+    out = StringIO()
+    call_command("helix_export", database=empty_db.alias, stdout=out, stderr=StringIO())
+    records = lines_of(out.getvalue().encode())
+    assert [each["tenant"] for each in records if each["record"] == "session"] == ["one", "two"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_and_leaves_the_old_file(
+    committed_db: CommittedDatabase, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for session_id in ("a", "b", "c"):
+        simple_session(committed_db, session_id)
+    monkeypatch.setattr("helix_store.transfer.database._MOST_UNITS", 1)
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("old")
+    with (
+        connections[committed_db.alias].execute_wrapper(signalling(number, Session._meta.db_table)),
+        pytest.raises(CommandError, match=r"Stopped after [01] sessions\. .* is unchanged") as caught,
+    ):
+        export(committed_db, "--output", str(path))
+    assert caught.value.returncode == 1
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    assert not connections[committed_db.alias].in_atomic_block
+    simple_session(committed_db, "d")
+
+
+def signalling(number: signal.Signals, table: str) -> Callable[..., Any]:
+    """Sends a signal to this process when a page of a table is read."""
+    sent = False
+
+    def send(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal sent
+        if f'FROM "{table}"' in sql and "COUNT(" not in sql and not sent:
+            sent = True
+            os.kill(os.getpid(), number)
+        return execute(sql, params, many, context)
+
+    return send
+
+
+def test_progress_is_shown_after_a_second(
+    committed_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for session_id in ("a", "b"):
+        simple_session(committed_db, session_id)
+    monkeypatch.setattr("helix_store.management.output.ProgressBar.first_after", 0.0)
+    assert "of 2 sessions" in export(committed_db)[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--database", "nowhere"], ["--format", "xml"], ["--nonsense"], ["extra"], ["--session"]],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_two(arguments: list[str], tmp_path: Path) -> None:
+    ended = manage(tmp_path, "helix_export", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_wrong_usage(
+    committed_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError) as caught:
+        export(committed_db, "--output", str(tmp_path / "nowhere" / "file"))
+    assert caught.value.returncode == 2
+
+
+def test_a_database_without_tables_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    ended = manage(tmp_path, "helix_export")
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_every_line_is_read_by_a_json_tool(committed_db: CommittedDatabase) -> None:
+    fill(committed_db)
+    arguments, environment = command(committed_db, "helix_export", "--tenant", committed_db.tenant)
+    ended = subprocess.run(arguments, env=environment, capture_output=True, check=True)
+    assert ended.stdout == exported(committed_db)
+    lines = ended.stdout.splitlines()
+    if JSON_READER[0] == "jq":
+        read = subprocess.run(JSON_READER, input=ended.stdout, capture_output=True, check=True).stdout
+        assert len(read.splitlines()) == len(lines)
+    else:
+        subprocess.run(JSON_READER, input=lines[-1], capture_output=True, check=True)
+
+
+def test_a_reader_that_ends_early_is_no_traceback(committed_db: CommittedDatabase) -> None:
+    for number in range(30):
+        simple_session(committed_db, f"session-{number}", messages=100)
+    arguments, environment = command(committed_db, "helix_export", "--tenant", committed_db.tenant)
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    message = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert "Traceback" not in message
+    assert "not complete" in message
+
+
+def test_one_pipe_moves_everything_to_the_other_database(
+    sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
+) -> None:
+    fill(sqlite_db)
+    target = CommittedDatabase(alias=postgres_db.alias, tenant=sqlite_db.tenant)
+    delete_all_rows(target.alias)
+    arguments, environment = command(sqlite_db, "helix_export", "--tenant", sqlite_db.tenant)
+    source = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE)
+    arguments, environment = command(target, "helix_import", "--format", "json")
+    ended = subprocess.run(arguments, env=environment, stdin=source.stdout, capture_output=True, check=False)
+    assert source.stdout is not None
+    source.stdout.close()
+    assert source.wait(60) == 0
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert json.loads(ended.stdout)["is_complete"]
+    assert exported(target) == exported(sqlite_db)
+    assert broken_invariants(target) == []
+
+
+def test_the_example_of_the_help_runs(empty_db: CommittedDatabase) -> None:
+    database = CommittedDatabase(alias=empty_db.alias, tenant="")
+    simple_session(database, "trip-1")
+    text = helix_export.Command().create_parser("manage.py", "helix_export").format_help()
+    _, name, *arguments = text.split("example: ")[1].split()
+    arguments, environment = command(database, name, *arguments)
+    ended = subprocess.run(arguments, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, exported(database, session_ids=["trip-1"]))
+
+
+def test_an_export_without_a_trailer_has_no_sha256() -> None:
+    assert ExportSummary().to_dict()["sha256"] is None

@@ -1,0 +1,122 @@
+"""The examples in ``--help`` of every command run, on every database."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from django.core.management import (
+    CommandParser,
+    ManagementUtility,
+    call_command,
+    get_commands,
+    load_command_class,
+)
+
+from tests.commands.sample import write_sample
+from tests.databases import CommittedDatabase
+
+EXAMPLE: Final = re.compile(r"^ *example: (.+)$", re.MULTILINE)
+
+EXPORTED: Final = "sessions.jsonl"
+"""The file that an example of an import reads: an export of the sample."""
+
+WITHOUT_EXAMPLE: Final = {"migrate"}
+"""Django's own command with a lock around it."""
+
+MAY_FIND_PROBLEMS: Final = {"helix_doctor"}
+"""Exit code 1 says something of the machine that the tests run on."""
+
+
+def commands() -> list[str]:
+    """The commands of the app."""
+    return sorted(name for name, app in get_commands().items() if app == "helix_store")
+
+
+def parsers_of(name: str) -> Iterator[tuple[str, CommandParser]]:
+    """The parsers that run something: of the command, or of each of its sub-commands."""
+    parser = load_command_class("helix_store", name).create_parser("manage.py", name)
+    parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not parts:
+        yield name, parser
+    for action in parts:
+        for part, sub_parser in action.choices.items():
+            yield f"{name} {part}", sub_parser
+
+
+PARSERS: Final = {
+    title: parser for name in commands() if name not in WITHOUT_EXAMPLE for title, parser in parsers_of(name)
+}
+EXAMPLES: Final = [line for parser in PARSERS.values() for line in EXAMPLE.findall(parser.epilog or "")]
+
+
+@pytest.mark.parametrize("title", PARSERS)
+def test_every_command_has_an_example_of_itself(title: str) -> None:
+    examples = EXAMPLE.findall(PARSERS[title].epilog or "")
+    assert examples, f"{title} needs an epilog: example: manage.py {title} …"
+    for example in examples:
+        assert shlex.split(example)[: 1 + len(title.split())] == ["manage.py", *title.split()]
+
+
+@pytest.fixture
+def sample(empty_db: CommittedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommittedDatabase:
+    """The sample in the tenant "", in an empty folder."""
+    write_sample(empty_db.alias)
+    monkeypatch.chdir(tmp_path)
+    return empty_db
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs(example: str, sample: CommittedDatabase) -> None:
+    line, *readers = example.split(" | ")
+    line, _, output_file = line.partition(" > ")
+    name = shlex.split(line)[1]
+    if name == "helix_import":
+        _export(sample)
+    code, out, err = _manage(shlex.split(line), sample.alias)
+    assert code in ((0, 1) if name in MAY_FIND_PROBLEMS else (0,)), err
+    assert out or output_file or Path(EXPORTED).exists(), err
+    for reader in readers:
+        out = _read(shlex.split(reader), out)
+
+
+def _export(sample: CommittedDatabase) -> None:
+    """An import never overwrites, so the sample that was exported goes."""
+    call_command("helix_export", "--database", sample.alias, "--output", EXPORTED, stdout=io.StringIO())
+    run_line = ["manage.py", "helix_sessions", "delete", "trip-1", "--no-input"]
+    assert _manage(run_line, sample.alias)[0] == 0
+
+
+def _manage(arguments: list[str], alias: str) -> tuple[int, str, str]:
+    """The command line in this process: exit code, stdout, stderr."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            ManagementUtility([*arguments, "--database", alias]).execute()
+        except SystemExit as exc:
+            code = exc.code if isinstance(exc.code, int) else 1
+    return code, out.getvalue(), err.getvalue()
+
+
+def _read(program: list[str], text: str) -> str:
+    with suppress(FileNotFoundError):
+        read = subprocess.run(program, input=text, capture_output=True, text=True, timeout=30, check=True)
+        return read.stdout
+    read = subprocess.run(
+        [sys.executable, "-m", "json.tool"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return read.stdout

@@ -1,0 +1,161 @@
+"""What README and docs name exists: commands, options, extras, links, settings, checks, dotted names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import fields
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from django.core.management import CommandParser, get_commands, load_command_class
+
+from helix_store import checks, conf
+from helix_store.core.streams import StreamOptions
+from helix_store.doctor import RULES
+from tests.docs.test_examples import BLOCK, PAGES, ROOT, default_database
+from tests.processes import WorkerProcess
+
+__all__ = ["default_database"]
+
+PAGES_AND_GUIDE: Final = [*PAGES, ROOT / "CONTRIBUTING.md"]
+EVERY_PAGE: Final = pytest.mark.parametrize("page", PAGES_AND_GUIDE, ids=lambda page: page.name)
+CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@EVERY_PAGE
+def test_commands_that_a_page_names_are_registered(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"manage\.py ([a-z]\w+)", text)
+    named += [name for name in re.findall(r"\bhelix_[a-z]\w*", text) if not name.startswith("helix_store")]
+    assert set(named) - get_commands().keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [
+        ("demo", ["demo"]),
+        ("cleanup", ["cleanup_expired_sessions"]),
+        ("doctor", ["helix_doctor"]),
+        ("retention", ["helix_retention", "helix_erase"]),
+    ],
+)
+def test_the_options_of_a_page_are_the_options_of_its_commands(page: str, commands: list[str]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    options: set[str] = set()
+    for command in commands:
+        parser = CommandParser(add_help=False)
+        load_command_class(get_commands()[command], command).add_arguments(parser)
+        options |= {option for action in parser._actions for option in action.option_strings}
+    assert set(re.findall(r"`(--[a-z-]+)", text)) == options
+
+
+@EVERY_PAGE
+def test_extras_that_a_page_names_can_be_installed(page: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = page.read_text()
+    lists = re.findall(r"(?:helix-store|[\"' ]\.)\[([a-z, -]+)\]", text)
+    named = set(chain.from_iterable(re.split(r", *", names) for names in lists))
+    named |= set(re.findall(r"\bextra [\"`]([a-z-]+)", text))
+    assert named - project["optional-dependencies"].keys() == set()
+
+
+@EVERY_PAGE
+def test_a_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("https:", "http:")):
+            continue
+        path, _, heading = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.is_file(), target
+        assert not heading or heading in _headings(file), target
+
+
+def _headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_index_lists_each_page_once() -> None:
+    listed = Counter(re.findall(r"\]\((\S+?\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert listed == Counter(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
+
+
+def test_two_pages_do_not_share_the_id_of_a_session_or_stream() -> None:
+    creation = re.compile(r"(?:create_session|create_writer)\(\s*\"([^\"]+)\"")
+    ids = [session_id for page in PAGES for session_id in set(creation.findall(page.read_text()))]
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+
+
+@EVERY_PAGE
+def test_a_dotted_name_of_the_package_can_be_imported(page: Path) -> None:
+    for dotted in set(re.findall(r"\bhelix_store(?:\.[A-Za-z_]\w*)+", page.read_text())):
+        # The ids of checks, and a variable of PostgreSQL.
+        if not re.fullmatch(r"helix_store\.([EWI]\d+|tenant)", dotted):
+            _resolve(dotted)
+
+
+def _resolve(dotted: str) -> None:
+    names = dotted.split(".")
+    for length in range(len(names), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            found: Any = import_module(".".join(names[:length]))
+            for name in names[length:]:
+                found = getattr(found, name)
+            return
+
+
+def test_the_settings_page_lists_every_setting_and_every_check() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    settings = text[text.index("## Settings") : text.index("These settings of Django")]
+    assert re.findall(r"^\| `([A-Z_]+)`", settings, re.MULTILINE) == list(conf.DEFAULTS)
+    listed = re.findall(r"^\| `helix_store\.(\w+)`", text, re.MULTILINE)
+    source = Path(checks.__file__).read_text()
+    assert sorted(listed) == sorted(set(re.findall(r"helix_store\.([EWI]\d{3})", source)))
+
+
+def test_the_doctor_page_lists_every_rule_with_its_severity_and_every_fix() -> None:
+    findings, fixes = (ROOT / "docs" / "doctor.md").read_text().split("## Fixes")
+    row = re.compile(r"^\| `([a-z-]+)` \| (error|warning|info) \|", re.MULTILINE)
+    assert sorted(row.findall(findings)) == sorted((rule.id, rule.severity.value) for rule in RULES.values())
+    fixed = re.findall(r"^\| `([a-z-]+)` \|", fixes, re.MULTILINE)
+    assert sorted(fixed) == sorted(rule.id for rule in RULES.values() if rule.fix)
+
+
+def test_the_streams_page_lists_every_option_of_streams() -> None:
+    text = (ROOT / "docs" / "streams.md").read_text()
+    options = text[text.index('`HELIX_STORE["STREAMS"]`:') :]
+    assert set(re.findall(r"^\| `(\w+)`", options, re.MULTILINE)) == {
+        field.name for field in fields(StreamOptions)
+    }
+
+
+def _outputs_of_the_readme(has_prices: bool) -> tuple[list[str], str]:
+    """The lines that the examples print, and the cost that they record."""
+    if not has_prices:
+        sys.modules["genai_prices"] = None  # type: ignore[assignment]  # as if it were not installed
+    namespace: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for block in BLOCK.finditer((ROOT / "README.md").read_text()):
+            exec(block[1], namespace)  # noqa: S102  our own documentation
+    return printed.getvalue().splitlines(), str(namespace["rollup"].cost_usd.normalize())
+
+
+@pytest.mark.parametrize("has_prices", [True, False])
+def test_the_readme_prints_what_it_says_with_and_without_prices(
+    has_prices: bool, default_database: None
+) -> None:
+    text = (ROOT / "README.md").read_text()
+    expected = re.findall(r"^print\(.*\)  # (.+)$", text, re.MULTILINE)
+    printed, cost = WorkerProcess(_outputs_of_the_readme, has_prices).outcome(timeout=60).unwrap()
+    assert printed == expected
+    assert cost == ("0.00075" if has_prices else "0")
+    assert "0.00075" in text

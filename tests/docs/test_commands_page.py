@@ -1,0 +1,59 @@
+"""The page of the commands names every command, and each section the options of its command."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pytest
+
+from tests.commands.test_help_examples import PARSERS, commands
+from tests.docs.test_examples import ROOT
+
+TEXT: Final = (ROOT / "docs" / "commands.md").read_text()
+
+SECTIONS: Final = {
+    heading: body
+    for heading, body in re.findall(r"^##+ (\w+(?: [\w-]+)?)$(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    if heading in PARSERS
+}
+
+SHARED: Final = {
+    "--help",
+    "--database",
+    "--format",
+    "--tenant",
+    "--wide",
+    "--verbosity",
+    "--no-color",
+    "--force-color",
+    "--traceback",
+    "--skip-checks",
+    "--settings",
+    "--pythonpath",
+    "--version",
+    "--noinput",
+}
+
+
+def test_the_overview_names_every_command() -> None:
+    overview = TEXT[: TEXT.index("## What all commands share")]
+    assert set(re.findall(r"^\| \[`(\w+)`\]", overview, re.MULTILINE)) == set(commands()) - {"migrate"}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_a_section_lists_the_options_of_its_command(title: str) -> None:
+    options = {
+        option
+        for action in PARSERS[title]._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    cells = re.findall(r"^\| (`--.*?) \|", SECTIONS[title], re.MULTILINE)
+    listed = {option for cell in cells for option in re.findall(r"`(--[a-z-]+)", cell)}
+    assert listed - SHARED == options - SHARED
+
+
+def test_each_sub_command_has_a_section() -> None:
+    named = {title.split()[0] for title in SECTIONS}
+    assert {title for title in PARSERS if title.split()[0] in named} == set(SECTIONS)

@@ -1,0 +1,73 @@
+"""A sound database with a row of every kind in every table, written through the stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync
+
+from example_project.transcripts import read_transcripts, replay
+from helix_store.core.types import StepInfo
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
+from helix_store.testing.usage.base import custom
+from tests.databases import CommittedDatabase
+from tests.security.damaged_world import World
+
+__all__ = ["STEPS", "write_sample"]
+
+STEPS: Final = 6
+"""Steps of the session ``steps``; the first is a base that the later ones are deltas from."""
+
+_TRANSCRIPTS: Final = Path(__file__).parents[2] / "example_project" / "sample_transcripts.json"
+_BALLAST: Final = "x" * 1_000
+
+
+def write_sample(database: CommittedDatabase) -> None:
+    world = World(database)
+    store = world.store
+    for transcript in read_transcripts(_TRANSCRIPTS):
+        replay(store, transcript)
+    world.populate("full")
+    _write_steps(store)
+    _write_tree(store)
+    store.create_session("gone", agent_type="agent")
+    world.usage.record_entry(custom(session_id="gone"))
+    store.delete_session("gone", keep_usage=True)
+    locks = DatabaseLockManager(database.alias, tenant=database.tenant)
+    assert locks.acquire("steps", owner="worker")
+    _write_streams(world.streams)
+
+
+def _write_steps(store: DatabaseStateStore) -> None:
+    """Deltas from a base, some pruned; an operation whose checkpoint is there, and one whose is not."""
+    state = store.create_session("steps", agent_type="agent", custom_state={"ballast": _BALLAST})
+    store.start_run("steps", "run-1")
+    for number in range(1, STEPS + 1):
+        state.custom_state["number"] = number
+        message = {"role": "user", "content": f"message {number}"}
+        operation = f"operation-{number}" if number in (2, 5) else None
+        step = StepInfo(f"step-{number}", number)
+        commit = store.save_state_and_promote_staging(
+            "steps", state, [message], step, operation_id=operation, run_id="run-1"
+        )
+        state.version = commit.new_version
+    store.prune_checkpoints("steps", keep=3)
+    store.branch_session("steps", new_session_id="branch")
+
+
+def _write_tree(store: DatabaseStateStore) -> None:
+    store.create_session("root", agent_type="agent")
+    for name, parent in (("child", "root"), ("grandchild", "child")):
+        store.create_session(name, agent_type="agent", parent_session_id=parent)
+        store.add_sub_session_refs(parent, [{"sub_session_id": name, "agent_type": "agent"}])
+    calls: dict[str, dict[str, Any]] = {"call-1": {"tool_name": "ask", "deadline": 4_000_000_000_000}}
+    store.add_pending_tool_calls("root", calls, owner_session_id="grandchild")
+
+
+def _write_streams(streams: DatabaseStreamManager) -> None:
+    """One that ended, one that was pruned to its newest chunks, one without any."""
+    for name in ("pruned", "empty"):
+        async_to_sync(streams.create_writer)(name, "run-1", "agent")
+    streams.write_sync("pruned", [{"type": "text_delta", "delta": str(number)} for number in range(6)])
+    async_to_sync(streams.prune)(older_than=None, keep_chunks=4)

@@ -1,0 +1,149 @@
+"""Each planted fault is found by its own rule and by no other, and says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+
+from helix_store.doctor import RULES, Diagnosis, Fault, Listener, diagnose
+from tests.databases import CommittedDatabase
+from tests.doctor.planting import FIXABLE, LEFT, PLANTED, Planted, execute
+
+OF_ONE = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.id)
+
+
+def examined(database: CommittedDatabase, **options: Any) -> Diagnosis:
+    return diagnose(using=database.alias, **options)
+
+
+def rows_of(database: CommittedDatabase) -> dict[str, list[Any]]:
+    """Every row of every table."""
+    return {
+        model.__name__: list(model._default_manager.using(database.alias).order_by("pk").values())
+        for model in apps.get_app_config("helix_store").get_models()
+    }
+
+
+def test_a_sound_database_has_no_finding(sample: CommittedDatabase) -> None:
+    before = rows_of(sample)
+    empty = [name for name, rows in before.items() if not rows]
+    assert empty == []
+    diagnosis = examined(sample)
+    assert diagnosis.findings == []
+    assert diagnosis.stopped_at is None
+    assert diagnosis.schema_version == 7
+    assert examined(sample, fix=True).findings == []
+    assert rows_of(sample) == before
+
+
+@OF_ONE
+def test_a_planted_fault_is_found_by_its_rule_alone(sample: CommittedDatabase, planted: Planted) -> None:
+    planted.plant(sample)
+    before = rows_of(sample)
+    diagnosis = examined(sample)
+    (finding,) = diagnosis.findings
+    assert (finding.id, finding.table, finding.count) == (planted.rule, planted.table, planted.count)
+    assert len(finding.samples) == planted.count
+    assert finding.what
+    assert finding.advice
+    assert diagnosis.has_problems
+    assert rows_of(sample) == before
+
+
+def test_every_rule_about_rows_is_planted() -> None:
+    of_databases = {rule for rule in RULES if rule.startswith(("schema-", "search-path-", "pooler-"))}
+    assert {planted.rule for planted in PLANTED} == RULES.keys() - of_databases
+    assert {planted.rule for planted in FIXABLE} == {rule.id for rule in RULES.values() if rule.fix}
+
+
+class Heard(Listener):
+    """What a listener is told, in order, with the rows of the database at each time."""
+
+    def __init__(self, database: CommittedDatabase) -> None:
+        self.database = database
+        self.told: list[tuple[str, str, dict[str, list[Any]]]] = []
+
+    def fixes(self, fault: Fault, action: str) -> None:
+        assert action == RULES[fault.rule_id].fix
+        self.told.append(("fixes", fault.rule_id, rows_of(self.database)))
+
+    def left(self, fault: Fault) -> None:
+        self.told.append(("left", fault.rule_id, rows_of(self.database)))
+
+
+@pytest.mark.parametrize("planted", FIXABLE, ids=lambda planted: planted.id)
+def test_a_fix_is_told_mends_the_fault_and_changes_nothing_else(
+    sample: CommittedDatabase, planted: Planted
+) -> None:
+    sound = rows_of(sample)
+    planted.plant(sample)
+    broken = rows_of(sample)
+    trial = Heard(sample)
+    (finding,) = examined(sample, fix=True, dry_run=True, listener=trial).findings
+    assert (finding.fixed, finding.is_problem) == (0, True)
+    assert [told[:2] for told in trial.told] == [("fixes", planted.rule)]
+    assert rows_of(sample) == broken
+    heard = Heard(sample)
+    diagnosis = examined(sample, fix=True, listener=heard)
+    (finding,) = diagnosis.findings
+    assert (finding.fixed, finding.is_problem, diagnosis.has_problems) == (planted.count, False, False)
+    assert heard.told == [("fixes", planted.rule, broken)]
+    assert examined(sample).findings == []
+    assert changed(sound, rows_of(sample)) == planted.remains
+
+
+def changed(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> set[str]:
+    """The columns in which rows differ."""
+    found = set()
+    for table, rows in before.items():
+        assert [row["id"] for row in rows] == [row["id"] for row in after[table]]
+        for row, other in zip(rows, after[table], strict=True):
+            found |= {f"{table}.{column}" for column, value in row.items() if other[column] != value}
+    return found
+
+
+@pytest.mark.parametrize("planted", LEFT, ids=lambda planted: planted.id)
+def test_what_is_not_safe_to_fix_stays_as_it_is(sample: CommittedDatabase, planted: Planted) -> None:
+    planted.plant(sample)
+    broken = rows_of(sample)
+    heard = Heard(sample)
+    (finding,) = examined(sample, fix=True, listener=heard).findings
+    assert (finding.fixed, finding.is_problem) == (0, True)
+    assert [told[:2] for told in heard.told if told[0] == "left"] == [("left", planted.rule)] * len(
+        [told for told in heard.told if told[0] == "fixes"]
+    )
+    assert rows_of(sample) == broken
+
+
+def test_a_count_is_not_lowered_below_what_a_checkpoint_has(sample: CommittedDatabase) -> None:
+    execute(sample, "DELETE FROM [message] WHERE session_id = [=steps] AND sequence = 6")
+    heard = Heard(sample)
+    diagnosis = examined(sample, fix=True, listener=heard)
+    assert {finding.id for finding in diagnosis.findings} == {
+        "message-count-off",
+        "checkpoint-beyond-history",
+    }
+    assert all(finding.fixed == 0 for finding in diagnosis.findings)
+    assert [told[:2] for told in heard.told] == [
+        ("fixes", "message-count-off"),
+        ("left", "message-count-off"),
+    ]
+
+
+def test_a_newer_state_is_kept(sample: CommittedDatabase) -> None:
+    (planted,) = (each for each in FIXABLE if each.rule == "state-unneeded")
+    planted.plant(sample)
+    execute(sample, "UPDATE [checkpoint] SET version = 7 WHERE session_id = [=steps] AND kind = 'state'")
+    before = rows_of(sample)
+    (finding,) = examined(sample, fix=True).findings
+    assert finding.fixed == 0
+    assert rows_of(sample) == before
+
+
+def test_all_faults_of_a_rule_are_one_finding_with_ten_samples(sample: CommittedDatabase) -> None:
+    execute(sample, "UPDATE [session] SET version = 0")
+    execute(sample, "DELETE FROM [operation]")
+    (finding,) = examined(sample).findings
+    assert finding.count == len(rows_of(sample)["Session"]) > len(finding.samples) == 10

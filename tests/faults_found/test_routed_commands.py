@@ -1,0 +1,74 @@
+"""Commands and the schema version use the database of the project's router, as the stores do."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.schema import LATEST_VERSION, current_version
+from helix_store.stores import DatabaseStateStore
+from tests.cleanup.conftest import LONG_AGO
+from tests.databases import CommittedDatabase, delete_all_rows
+
+
+class SessionsOnPostgres:
+    def db_for_write(self, model: type[Any], **hints: Any) -> str | None:
+        return "postgres" if model._meta.app_label == "helix_store" else None
+
+
+ROUTED = override_settings(DATABASE_ROUTERS=[f"{__name__}.SessionsOnPostgres"])
+
+
+def status(alias: str) -> str:
+    state = DatabaseStateStore(alias).load_state("session")
+    assert state is not None
+    return state.status.value
+
+
+@pytest.mark.parametrize("chosen", [None, "default"])
+def test_a_command_without_a_database_uses_that_of_the_stores(
+    postgres_db: CommittedDatabase, chosen: str | None
+) -> None:
+    for alias in ("default", "postgres"):
+        delete_all_rows(alias)
+        DatabaseStateStore(alias).create_session("session", agent_type="agent", expires_at=LONG_AGO)
+    options = {} if chosen is None else {"database": chosen}
+    with ROUTED:
+        assert DatabaseStateStore().alias == "postgres"
+        call_command("cleanup_expired_sessions", stdout=StringIO(), verbosity=0, **options)
+    expected = {"default": "active", "postgres": "active"} | {chosen or "postgres": "failed"}
+    assert {alias: status(alias) for alias in expected} == expected
+
+
+def test_a_router_with_an_unknown_alias_is_wrong_usage(postgres_db: CommittedDatabase) -> None:
+    with (
+        ROUTED,
+        override_settings(DATABASE_ROUTERS=[f"{__name__}.SessionsNowhere"]),
+        pytest.raises(CommandError) as caught,
+    ):
+        call_command("cleanup_expired_sessions", verbosity=0)
+    assert caught.value.returncode == 2
+
+
+class SessionsNowhere:
+    def db_for_write(self, model: type[Any], **hints: Any) -> str:
+        return "nowhere"
+
+
+def test_the_schema_version_is_that_of_the_stores_database(postgres_db: CommittedDatabase) -> None:
+    aliases = ("default", "postgres")
+    with ROUTED:
+        with (
+            CaptureQueriesContext(connections["default"]) as default,
+            CaptureQueriesContext(connections["postgres"]) as routed,
+        ):
+            assert current_version() == LATEST_VERSION
+        assert [current_version(alias) for alias in aliases] == [LATEST_VERSION] * 2
+    assert len(default) == 0
+    assert len(routed) > 0

@@ -1,0 +1,136 @@
+"""One permission shows the rows of one model: not those of another, nor links to forbidden pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.db.models import Model
+from django.urls import reverse
+
+from helix_store.models import (
+    Checkpoint,
+    InterruptRequest,
+    Lock,
+    Message,
+    Run,
+    Session,
+    StagedChange,
+    SubSessionRef,
+    UsageEntry,
+)
+from helix_store.stores import DatabaseStateStore
+from tests.admin.conftest import Browser, browser_on
+from tests.admin.rows import MODELS, rows_of, write_session
+from tests.databases import CommittedDatabase
+from tests.security.admin_requests import address_of, statements
+
+
+@pytest.fixture
+def visitor(empty_db: CommittedDatabase) -> Iterator[Browser]:
+    with browser_on(empty_db) as browser:
+        yield browser
+
+
+def _sign_in_to_view(visitor: Browser, *models: type[Model]) -> None:
+    names = [f"view_{model._meta.model_name}" for model in models]
+    visitor.sign_in(*Permission.objects.filter(codename__in=names, content_type__app_label="helix_store"))
+
+
+@pytest.mark.parametrize("model", [Message, Checkpoint, Run])
+def test_a_list_of_one_session_needs_the_permission_to_view_sessions(
+    visitor: Browser, model: type[Model]
+) -> None:
+    session = write_session(visitor.database)
+    _sign_in_to_view(visitor, model)
+    with statements(visitor) as sent:
+        for key in (session.pk, session.pk + 1, "abc"):
+            assert visitor.list_of(model, session__id__exact=key).status == 400
+    assert sent == []
+    _sign_in_to_view(visitor, model, Session)
+    assert visitor.list_of(model, session__id__exact=session.pk).row_count == 1
+
+
+MARKS: Final = {
+    Session: "mark of the session",
+    Message: "mark of the message",
+    Checkpoint: "mark of the checkpoint",
+    Run: "mark of the run",
+    Lock: "mark of the lock",
+    UsageEntry: "mark of the usage",
+}
+
+
+def _session_with_marks(database: CommittedDatabase) -> Session:
+    """A session whose rows each hold a text that tells from which table it is."""
+    session = write_session(database)
+    rows = {
+        Session: {"session_id": MARKS[Session], "title": MARKS[Session], "user_id": MARKS[Session]},
+        Message: {"role": MARKS[Message], "payload": f'{{"content":"{MARKS[Message]}"}}'},
+        Checkpoint: {"checkpoint_id": MARKS[Checkpoint], "step_id": MARKS[Checkpoint]},
+        Run: {"run_id": MARKS[Run], "completion_reason": MARKS[Run], "error": f'"{MARKS[Run]}"'},
+        Lock: {"name": MARKS[Lock], "owner": MARKS[Lock]},
+        UsageEntry: {"entry_id": MARKS[UsageEntry], "source_name": MARKS[UsageEntry]},
+    }
+    for model, texts in rows.items():
+        assert model._default_manager.using(database.alias).update(**texts)
+    return Session.objects.using(database.alias).get(pk=session.pk)
+
+
+@pytest.mark.parametrize("allowed", MODELS)
+def test_one_permission_shows_the_rows_of_one_model(visitor: Browser, allowed: type[Model]) -> None:
+    session = _session_with_marks(visitor.database)
+    _sign_in_to_view(visitor, allowed)
+    asked = {"app_label": "helix_store", "model_name": "message", "field_name": "session", "term": "mark"}
+    for row in rows_of(session):
+        pages = [
+            visitor.list_of(type(row)),
+            visitor.list_of(type(row), q="mark"),
+            visitor.page_of(row),
+            visitor.open(address_of(row, "history", row.pk)),
+            visitor.open(address_of(row, "delete", row.pk)),
+            visitor.open(reverse("admin:autocomplete"), **asked),
+            visitor.open(reverse("admin:index")),
+        ]
+        for page in pages:
+            for other, mark in MARKS.items():
+                assert other is allowed or mark not in page.html, (type(row), other)
+        expected = [200] * 4 if type(row) is allowed else [403] * 4
+        assert [page.status for page in pages[:4]] == expected
+        assert pages[4].status == 403
+
+
+@pytest.mark.parametrize("allowed", MODELS)
+def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowed: type[Model]) -> None:
+    store = DatabaseStateStore(visitor.database.alias, tenant=visitor.database.tenant)
+    session = write_session(visitor.database)
+    store.create_session("child", agent_type="a", parent_session_id=session.session_id)
+    _sign_in_to_view(visitor, allowed)
+    (row,) = [row for row in rows_of(session) if type(row) is allowed]
+    for page in (visitor.list_of(allowed), visitor.page_of(row)):
+        assert page.status == 200
+        addresses = [attributes.get("href") or "" for tag, attributes in page.elements.started if tag == "a"]
+        for address in addresses:
+            if address.startswith("/admin/helix_store/"):
+                assert visitor.open(address).status == 200, address
+
+
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [
+        (SubSessionRef, {"sub_session_id": "mark", "output": '"mark"'}),
+        (InterruptRequest, {"reason": "mark"}),
+        (StagedChange, {"tool_call_id": "mark", "payload": '"mark"'}),
+    ],
+)
+def test_a_session_page_shows_rows_of_another_model_with_its_permission(
+    visitor: Browser, model: type[Model], columns: dict[str, str]
+) -> None:
+    session = write_session(visitor.database)
+    assert model._default_manager.using(visitor.database.alias).update(**columns)
+    _sign_in_to_view(visitor, Session)
+    assert "mark" not in visitor.page_of(session).text
+    _sign_in_to_view(visitor, Session, model)
+    assert "mark" in visitor.page_of(session).text

@@ -1,0 +1,162 @@
+"""A stored text of a wrong shape never breaks a page of the admin, in whichever column it stands."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from django.db.models import Field, JSONField, Model, TextField, Value
+from django.db.models.functions import Cast
+
+from helix_store.models import (
+    Checkpoint,
+    InterruptRequest,
+    Lock,
+    Session,
+    StagedChange,
+    SubSessionRef,
+    UsageEntry,
+)
+from tests.admin.conftest import Browser, browser_on
+from tests.admin.rows import MODELS, rows_of, write_session
+from tests.databases import CommittedDatabase, delete_all_rows
+
+SHOWN: Final = (*MODELS, InterruptRequest, SubSessionRef, StagedChange)
+"""The models whose rows appear on a page."""
+
+COLUMNS: Final = [
+    field
+    for model in SHOWN
+    for field in model._meta.concrete_fields
+    if isinstance(field, TextField | JSONField)
+]
+"""All their columns of free text and JSON, payloads among them, by reflection."""
+
+PART: Final[dict[str, Any]] = {"text": [1], "type": {}, "content": None}
+CALL: Final[dict[str, Any]] = {"id": [], "function": {"name": ["n"], "arguments": {"a": None}}}
+
+DOCUMENTS: Final = [
+    *(
+        "null",
+        "true",
+        "1",
+        "1.5",
+        '""',
+        '"text"',
+        "[]",
+        "{}",
+        "[null]",
+        "[[1]]",
+        "[1,2.5,true,{}]",
+        '{"":null}',
+    ),
+    *('{"content":5}', '{"content":{"x":1},"tool_calls":"none"}', '{"content":[[1],null,5]}'),
+    json.dumps({"content": [PART, "x", None], "tool_calls": [1, None, CALL, {"function": 5}]}),
+    json.dumps({"role": 5, "content": ["\ud800"]}).replace("\\\\", "\\"),
+    json.dumps({"tracing_context": [1], "output": 5, "workspace_refs": "none", "tags": {"a": 1}}),
+    '{"call":null}',
+    '{"call":{"tool_name":5,"deadline":"soon"}}',
+    "[" * 200 + "]" * 200,
+]
+NOT_JSON: Final = [
+    *("", "text", "{not json", "~\u2603", "~", "~{}", "[" * 100_000, '{"a":' * 5_000, "NaN", "-Infinity"),
+    *("1" * 5_000, '{"a":1}{"b":2}', "'single'", "\u202e", "x" * 100_000, '{"content":"' + "\\" * 1_501),
+]
+
+
+@pytest.fixture
+def browser(empty_db: CommittedDatabase) -> Iterator[Browser]:
+    with browser_on(empty_db) as browser:
+        browser.sign_in(superuser=True)
+        yield browser
+        # What these tests leave is damaged, and other tests look at every row.
+        delete_all_rows(empty_db.alias)
+
+
+@contextmanager
+def _without_checks(browser: Browser) -> Iterator[None]:
+    """SQLite stores anything in a column while its checks are off; PostgreSQL cannot be told to."""
+    with browser.database.connection.cursor() as cursor:
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+    try:
+        yield
+    finally:
+        with browser.database.connection.cursor() as cursor:
+            cursor.execute("PRAGMA ignore_check_constraints = OFF")
+
+
+def _look(browser: Browser, damaged: Session, model: type[Model], what: str) -> int:
+    """Open the pages that show rows of a model, which has a second and readable one; return how many."""
+    shown = model if model in MODELS else Session
+    page = browser.list_of(shown)
+    assert page.status == 200, what
+    assert page.row_count == 2, what
+    # The page of a session shows its state too, which is the payload of a checkpoint.
+    also = Session if model is Checkpoint else shown
+    rows = [row for row in rows_of(damaged) if type(row) in (shown, also)]
+    for row in rows:
+        assert browser.page_of(row).status == 200, (row._meta.model_name, what)
+    return 1 + len(rows)
+
+
+def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: Any) -> None:
+    rows = field.model._default_manager.using(browser.database.alias)
+    of_damaged = {"pk": damaged.pk} if field.model is Session else {"session_id": damaged.pk}
+    assert rows.filter(**of_damaged).update(**{field.name: value})
+
+
+@pytest.mark.parametrize("field", COLUMNS, ids=str)
+def test_a_text_of_a_wrong_shape_breaks_no_page(
+    browser: Browser, field: Field[Any, Any], security_counts: Counter[str]
+) -> None:
+    damaged, _ = write_session(browser.database), write_session(browser.database, "readable")
+    texts: list[str | None] = [*DOCUMENTS, *(NOT_JSON if isinstance(field, TextField) else [])]
+    if field.null:
+        texts.append(None)
+    if isinstance(field, JSONField) and browser.database.vendor == "postgresql":
+        texts = [text for text in texts if "ud800" not in str(text)]  # refused by jsonb
+    for text in texts:
+        stored = json.loads(text) if isinstance(field, JSONField) and text is not None else text
+        # JSON's null, not the database's.
+        stored = Value(None, JSONField()) if isinstance(field, JSONField) and stored is None else stored
+        _store(browser, damaged, field, stored)
+        security_counts["wrong shapes on pages of the admin"] += _look(
+            browser, damaged, field.model, f"{field} {str(text)[:99]}"
+        )
+
+
+@pytest.mark.parametrize("field", COLUMNS, ids=str)
+def test_bytes_that_are_no_text_break_no_page(
+    sqlite_db: CommittedDatabase, field: Field[Any, Any], security_counts: Counter[str]
+) -> None:
+    delete_all_rows(sqlite_db.alias)
+    with browser_on(sqlite_db) as browser:
+        browser.sign_in(superuser=True)
+        damaged, _ = write_session(sqlite_db), write_session(sqlite_db, "readable")
+        with _without_checks(browser):
+            for stored in (b"\xff", b"\xff" * 5_000, b"[1]", 5, "{not json", ""):
+                # A cast makes it text; without it the column holds bytes or a number.
+                for value in (Cast(Value(stored), TextField()), Value(stored)):
+                    _store(browser, damaged, field, value)
+                    security_counts["wrong shapes on pages of the admin"] += _look(
+                        browser, damaged, field.model, f"{field} {stored!r}"
+                    )
+    delete_all_rows(sqlite_db.alias)
+
+
+def test_an_unknown_word_breaks_no_page(sqlite_db: CommittedDatabase) -> None:
+    delete_all_rows(sqlite_db.alias)
+    with browser_on(sqlite_db) as browser, _without_checks(browser):
+        browser.sign_in(superuser=True)
+        damaged, _ = write_session(sqlite_db), write_session(sqlite_db, "readable")
+        for model in SHOWN:
+            for field in model._meta.concrete_fields:
+                if field.choices and model not in (Lock, UsageEntry):
+                    for word in ("unknown", "", "<script>", "x" * 5_000, "\u202e"):
+                        _store(browser, damaged, field, Value(word))
+                        _look(browser, damaged, field.model, f"{field} {word[:99]}")
+    delete_all_rows(sqlite_db.alias)

@@ -1,0 +1,219 @@
+"""Row-level security: a role without privileges sees and writes the rows of its tenant only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.apps import apps
+from django.db import ProgrammingError, connections, transaction
+from django.db.migrations.loader import MigrationLoader
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.contrib.row_level_security import EnableRowLevelSecurity
+from helix_store.core.types import StepInfo, UsageKind
+from helix_store.core.usage import UsageEntry, UsageSource
+from helix_store.exceptions import NotSupportedOnBackend
+from helix_store.models import Lock, Session
+from helix_store.stores import (
+    DatabaseLockManager,
+    DatabaseStateStore,
+    DatabaseStreamManager,
+    DatabaseUsageStore,
+)
+from tests.databases import CommittedDatabase, close_connections, delete_all_rows
+
+ROLE = "helix_unprivileged"
+ALIAS = "unprivileged"
+# Without notifications: their thread would keep a connection of the second alias, which ends with the test.
+ENABLED = {"ROW_LEVEL_SECURITY": True, "STREAMS": {"notify": False}}
+MODELS = list(apps.get_app_config("helix_store").get_models())
+
+
+def migrate(alias: str, *, backwards: bool = False) -> None:
+    connection = connections[alias]
+    state = MigrationLoader(connection).project_state()
+    operation = EnableRowLevelSecurity()
+    apply = operation.database_backwards if backwards else operation.database_forwards
+    with connection.schema_editor() as editor:
+        apply("project", editor, state, state)
+
+
+@pytest.fixture
+def owner(postgres_db: CommittedDatabase) -> Iterator[str]:
+    """The alias of the owner of the tables, which have policies; a second alias has no privileges."""
+    delete_all_rows(postgres_db.alias)
+    migrate(postgres_db.alias)
+    with connections[postgres_db.alias].cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {ROLE}")
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {ROLE}")
+        cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {ROLE}")
+    settings = connections[postgres_db.alias].settings_dict
+    options = {**settings["OPTIONS"], "options": f"-c role={ROLE}"}
+    connections.settings[ALIAS] = {**settings, "OPTIONS": options}
+    try:
+        yield postgres_db.alias
+    finally:
+        connections[ALIAS].close()
+        close_connections()
+        del connections[ALIAS]
+        del connections.settings[ALIAS]
+        with connections[postgres_db.alias].cursor() as cursor:
+            cursor.execute(f"DROP OWNED BY {ROLE}")
+            cursor.execute(f"DROP ROLE {ROLE}")
+        migrate(postgres_db.alias, backwards=True)
+
+
+@contextmanager
+def tenant_of(alias: str, tenant: str) -> Iterator[Any]:
+    """A transaction that has told its tenant by plain SQL."""
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        cursor.execute("SELECT set_config('helix_store.tenant', %s, true)", [f":{tenant}"])
+        yield cursor
+
+
+def visible(alias: str) -> dict[str, int]:
+    return {model.__name__: model._base_manager.using(alias).count() for model in MODELS}
+
+
+def live(alias: str, tenant: str) -> None:
+    """Use every store: a session with a row in each table."""
+    store = DatabaseStateStore(alias, tenant=tenant)
+    store.create_session("session", agent_type="agent", user_id="ada")
+    store.create_session("child", agent_type="agent", parent_session_id="session")
+    store.add_sub_session_refs(
+        "session", [{"sub_session_id": "child", "agent_type": "agent", "status": "running"}]
+    )
+    store.start_run("session", "run-1")
+    state = store.load_state("session")
+    assert state is not None
+    store.stage_changes("session", "step-2", {"tool_call_id": "call", "merge_changes": {"a": 1}})
+    store.save_state_and_promote_staging(
+        "session",
+        state,
+        [{"role": "user", "content": "hello"}],
+        StepInfo("step-1", 1),
+        operation_id="operation",
+    )
+    store.request_interrupt("session")
+    lock = DatabaseLockManager(alias, tenant=tenant).acquire("session")
+    assert lock is not None
+    assert lock.refresh()
+    DatabaseUsageStore(alias, tenant=tenant).record_entry(
+        UsageEntry(
+            session_id="session",
+            kind=UsageKind.TOOL,
+            timestamp=1_700_000_000_000,
+            source=UsageSource(type="agent", name="a"),
+            step_count=1,
+            tool_name="search",
+            success=True,
+            duration_ms=1,
+        )
+    )
+    streams = DatabaseStreamManager(alias, tenant=tenant)
+
+    async def write() -> None:
+        writer = await streams.create_writer("session", "run-1", "agent")
+        await writer.write({"type": "text", "text": "hello"})
+        await writer.close()
+
+    async_to_sync(write)()
+    assert [stored.sequence for stored in streams.read_after("session", 0)] == [1]
+    assert len(store.list_sessions().sessions) == 2
+
+
+def test_the_stores_work_and_each_role_sees_its_tenant_only(owner: str) -> None:
+    with override_settings(HELIX_STORE=ENABLED):
+        for tenant in ("", "a"):
+            live(ALIAS, tenant)
+    both = visible(owner)
+    assert [name for name, count in both.items() if count == 0] == []
+    for tenant in ("", "a"):
+        with tenant_of(ALIAS, tenant):
+            assert visible(ALIAS) == {name: count // 2 for name, count in both.items()}
+    with tenant_of(ALIAS, "b"):
+        assert set(visible(ALIAS).values()) == {0}
+    # Outside of a transaction the variable is not set any more, which is not the tenant "".
+    assert set(visible(ALIAS).values()) == {0}
+
+
+def test_a_store_that_does_not_tell_its_tenant_sees_and_writes_nothing(owner: str) -> None:
+    with override_settings(HELIX_STORE=ENABLED):
+        DatabaseStateStore(ALIAS, tenant="a").create_session("session", agent_type="agent")
+    with override_settings(HELIX_STORE={}):
+        store = DatabaseStateStore(ALIAS, tenant="a")
+        assert store.load_state("session") is None
+        assert store.delete_session("session") == 0
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            store.create_session("other", agent_type="agent")
+
+
+def test_another_tenant_cannot_be_written(owner: str) -> None:
+    live(owner, "a")
+    with tenant_of(ALIAS, "b"):
+        assert Session.objects.using(ALIAS).update(title="stolen") == 0
+        assert Lock.objects.using(ALIAS).all().delete()[0] == 0
+    with tenant_of(ALIAS, "a"):
+        session = Session.objects.using(ALIAS).first()
+    assert session is not None
+    for model in MODELS:
+        row = model._base_manager.using(owner).first()
+        assert row is not None
+        row.pk = None
+        with pytest.raises(ProgrammingError, match="row-level security"), tenant_of(ALIAS, "b"):
+            row.save(using=ALIAS, force_insert=True)
+    with pytest.raises(ProgrammingError, match="row-level security"), tenant_of(ALIAS, "a"):
+        Session.objects.using(ALIAS).update(tenant="b")
+
+
+def test_stores_of_two_tenants_share_a_transaction(owner: str) -> None:
+    stores = {tenant: DatabaseStateStore(ALIAS, tenant=tenant) for tenant in ("a", "b")}
+    with override_settings(HELIX_STORE=ENABLED), transaction.atomic(using=ALIAS):
+        for store in stores.values():
+            store.create_session("session", agent_type="agent")
+        for store in stores.values():
+            assert store.load_state("session") is not None
+    assert visible(owner)["Session"] == 2
+
+
+def test_going_back_and_applying_it_again(owner: str) -> None:
+    live(owner, "a")
+    migrate(owner)
+    migrate(owner, backwards=True)
+    assert visible(ALIAS) == visible(owner)
+    migrate(owner)
+    assert set(visible(ALIAS).values()) == {0}
+
+
+def test_another_database_refuses(sqlite_db: CommittedDatabase) -> None:
+    connection = connections[sqlite_db.alias]
+    state = MigrationLoader(connection).project_state()
+    with pytest.raises(NotSupportedOnBackend):
+        EnableRowLevelSecurity().database_forwards("project", _Editor(connection), state, state)
+
+
+class _Editor:
+    """What the operation asks of a schema editor; that of SQLite wants foreign keys off before it starts."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_operation_can_be_written_into_a_migration(force: bool) -> None:
+    name, args, kwargs = EnableRowLevelSecurity(force=force).deconstruct()
+    assert EnableRowLevelSecurity(*args, **kwargs).force is force
+    assert name == "EnableRowLevelSecurity"
+
+
+def test_without_the_setting_no_statement_is_added(owner: str) -> None:
+    store = DatabaseStateStore(owner, tenant="a")
+    store.create_session("session", agent_type="agent")
+    with override_settings(HELIX_STORE={}), CaptureQueriesContext(connections[owner]) as captured:
+        store.load_state("session")
+    assert len(captured) == 1

@@ -1,0 +1,128 @@
+"""A stored row of the wrong shape is an `IntegrityFault` of that row, and of no other."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.db.models import Model
+
+from helix_store.core.limits import AS_STORED
+from helix_store.core.types import Checkpoint as CheckpointValue
+from helix_store.core.types import MessagePage, SessionState
+from helix_store.exceptions import ConflictError, IntegrityFault
+from helix_store.models import Checkpoint, Message, Session, StagedChange
+from helix_store.sessions.layout import encode_state
+from tests.databases import CommittedDatabase
+from tests.security.damaged_world import COLUMNS, LISTS, READS, WRITES, World, damages
+
+READ_BY_WRITES = {Session, Checkpoint, Message, StagedChange}
+
+
+@pytest.fixture
+def world(committed_db: CommittedDatabase) -> World:
+    world = World(committed_db)
+    for name in ("good", "bad"):
+        world.populate(name)
+    world.overdue_first("bad")
+    return world
+
+
+def damage(world: World, column: str, text: str) -> None:
+    """Write the text into the column of every row of the bad session."""
+    model, field = COLUMNS[column]
+    rows = world.rows(model, "bad")
+    with world.database.connection.cursor() as cursor:
+        for key in rows.values_list("pk", flat=True):
+            cursor.execute(
+                f'UPDATE {model._meta.db_table} SET "{field.column}" = %s WHERE id = %s',
+                [text[:16] if column == "Checkpoint.status" else text, key],
+            )
+
+
+def assert_sound(value: Any) -> None:
+    """What was returned has the shape that its type promises."""
+    if isinstance(value, list):
+        for each in value:
+            assert_sound(each)
+    elif isinstance(value, SessionState):
+        encode_state(value, AS_STORED)
+    elif isinstance(value, CheckpointValue):
+        assert_sound(value.state)
+    elif isinstance(value, MessagePage):
+        assert all(type(message) is dict for message in value.messages)
+
+
+def unexpected(world: World, calls: dict[str, Any], *allowed: type[Exception]) -> list[str]:
+    """The calls that raise something else than a fault of the row."""
+    found = []
+    for name, call in calls.items():
+        try:
+            assert_sound(call())
+        except allowed:
+            pass
+        except Exception as exc:  # noqa: BLE001  that is what is looked for
+            found.append(f"{name}: {type(exc).__name__}: {exc}")
+    return found
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_damaged_column_raises_a_fault_of_its_row_alone(world: World, column: str) -> None:
+    model, field = COLUMNS[column]
+    before = {name: repr(read(world, "good")) for name, read in READS.items()}
+    lists = {name: read(world) for name, read in LISTS.items()}
+    kept = list(world.rows(model, "bad").values())
+    assert kept, f"the world has no row of {model.__name__}"
+    faults: list[str] = []
+    for text in damages(field):
+        damage(world, column, text)
+        reads = {name: lambda read=read: read(world, "bad") for name, read in READS.items()}
+        found = unexpected(world, reads, IntegrityFault)
+        writes = {
+            name: lambda write=write: world.rolled_back(lambda: write(world, "bad"))
+            for name, write in WRITES.items()
+        }
+        if model in READ_BY_WRITES:
+            found += unexpected(world, writes, IntegrityFault, ConflictError)
+        for name, read_all in LISTS.items():
+            try:
+                seen = read_all(world)
+            except Exception as exc:  # noqa: BLE001  that is what is looked for
+                found.append(f"{name}: {type(exc).__name__}: {exc}")
+                continue
+            if isinstance(seen, list) and "good" in str(lists[name]) and "good" not in str(seen):
+                found.append(f"{name} leaves out the good session")
+        faults += [f"{text[:60]!r}: {fault}" for fault in found]
+    assert {name: repr(read(world, "good")) for name, read in READS.items()} == before
+    assert "\n".join(faults) == ""
+
+
+def test_calls_of_a_session_that_cannot_be_read_are_left_out_with_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(world, "Session.pending_client_tool_calls", "[]")
+    with caplog.at_level(logging.WARNING, "helix_store"):
+        calls = world.store.find_expired_pending(limit=1)
+    assert [(call.session_id, call.tool_call_id) for call in calls] == [("good", "call-due")]
+    assert "'bad'" in caplog.text
+
+
+def test_many_unreadable_sessions_do_not_hide_the_calls_of_the_next(world: World) -> None:
+    row = world.rows(Session, "bad").get(session_id="bad")
+    deadline = row.pending_deadline
+    for number in range(7):
+        world.store.create_session(f"bad-{number}", agent_type="t")
+        rows = Session.objects.using(world.database.alias).filter(tenant=world.database.tenant)
+        rows.filter(session_id=f"bad-{number}").update(
+            pending_deadline=deadline, pending_client_tool_calls="[]"
+        )
+    for limit in (1, 2, 5):
+        calls = world.store.find_expired_pending(limit=limit)
+        assert {call.session_id for call in calls} <= {"bad", "good"}
+        assert len(calls) == min(limit, 2)
+
+
+def test_every_payload_of_the_models_is_among_the_columns() -> None:
+    assert len(COLUMNS) > 20
+    assert all(issubclass(model, Model) for model, _ in COLUMNS.values())

@@ -1,0 +1,267 @@
+"""Files that were cut or altered: found, told with the line, and nothing of what is broken is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helix_store.core.ids import new_id
+from helix_store.models import Message, Session
+from helix_store.transfer import NotAnExport
+from tests.databases import CommittedDatabase, delete_all_rows
+from tests.invariants import broken_invariants
+from tests.transfer.files import exported, fill, imported, lines_of, rehashed, simple_session, written
+
+
+@pytest.fixture
+def data(committed_db: CommittedDatabase) -> bytes:
+    """An export of three sessions and their locks, which are stored no longer."""
+    for session_id in ("a", "b", "c"):
+        simple_session(committed_db, session_id)
+    data = exported(committed_db)
+    delete_all_rows(committed_db.alias)
+    return data
+
+
+def _stored(database: CommittedDatabase) -> list[str]:
+    sessions = Session.objects.using(database.alias).filter(tenant=database.tenant)
+    return list(sessions.order_by("session_id").values_list("session_id", flat=True))
+
+
+def _number(data: bytes, **wanted: Any) -> int:
+    """The number of the first line whose record has these values."""
+    for number, record in enumerate(lines_of(data), start=1):
+        if wanted.items() <= record.items():
+            return number
+    raise AssertionError(wanted)
+
+
+def test_a_file_that_is_cut_anywhere_is_found_and_its_whole_sessions_are_stored(
+    committed_db: CommittedDatabase, data: bytes
+) -> None:
+    lines = data.splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        summary, file = imported(committed_db, b"".join(lines[:count]))
+        assert not file.is_complete
+        assert file.problems[-1].line == count
+        assert summary.problems == []
+        ends = sum(record.get("of") == "session" for record in lines_of(b"".join(lines[:count])))
+        assert _stored(committed_db) == ["a", "b", "c"][:ends]
+        assert broken_invariants(committed_db) == []
+    summary, file = imported(committed_db, data)
+    assert file.is_complete
+    assert summary.identical["session"] == 3
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10])
+def test_a_line_that_is_cut_is_found(committed_db: CommittedDatabase, data: bytes, cut: int) -> None:
+    _, file = imported(committed_db, data[:-cut])
+    assert not file.is_complete
+    assert [problem.line for problem in file.problems][-1] == len(data.splitlines())
+    assert _stored(committed_db) == ["a", "b", "c"]
+
+
+def _without(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join(lines[: number - 1] + lines[number:])
+
+
+def _twice(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join(lines[:number] + lines[number - 1 :])
+
+
+def _swapped(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    lines[number - 1], lines[number] = lines[number], lines[number - 1]
+    return b"".join(lines)
+
+
+def _other_letter(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(b"user", b"usee", 1)
+    return b"".join(lines)
+
+
+def _nonsense(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    lines[number - 1] = b'{"record":"message",]}\n'
+    return b"".join(lines)
+
+
+def _empty_line(data: bytes, number: int) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join([*lines[:number], b"\n", *lines[number:]])
+
+
+@pytest.mark.parametrize("change", [_without, _twice, _swapped, _other_letter, _nonsense, _empty_line])
+def test_an_altered_session_is_not_stored_and_the_others_are(
+    committed_db: CommittedDatabase, data: bytes, change: Callable[[bytes, int], bytes]
+) -> None:
+    start = _number(data, record="session", session_id="b")
+    message = start + 1 + [each["record"] for each in lines_of(data)[start:]].index("message")
+    summary, file = imported(committed_db, change(data, message))
+    assert not file.is_complete
+    assert start < (file.problems[0].line or 0) <= message + 4
+    assert "'b'" in file.problems[0].text
+    assert _stored(committed_db) == ["a", "c"]
+    assert summary.imported["session"] == 2
+    assert Message.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant).count() == 4
+
+
+def test_a_session_that_was_taken_out_is_missed(committed_db: CommittedDatabase, data: bytes) -> None:
+    start = _number(data, record="session", session_id="b")
+    end = start + [each["record"] for each in lines_of(data)[start:]].index("end")
+    lines = data.splitlines(keepends=True)
+    _, file = imported(committed_db, b"".join(lines[: start - 1] + lines[end + 1 :]))
+    assert [problem.line for problem in file.problems] == [len(lines) - (end + 1 - start + 1)]
+    assert "trailer" in file.problems[0].text
+
+
+@pytest.mark.parametrize("kind", ["header", "end", "trailer"])
+def test_every_line_is_needed(committed_db: CommittedDatabase, data: bytes, kind: str) -> None:
+    number = _number(data, record=kind)
+    if kind == "header":
+        with pytest.raises(NotAnExport):
+            imported(committed_db, _without(data, number))
+        return
+    _, file = imported(committed_db, _without(data, number))
+    assert not file.is_complete
+    assert file.problems
+
+
+def test_what_follows_the_trailer_is_found(committed_db: CommittedDatabase, data: bytes) -> None:
+    _, file = imported(committed_db, data + data)
+    assert not file.is_complete
+    assert file.problems[0].line == len(data.splitlines()) + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n", b"{}\n", b"nonsense", b'{"record":"header"}\n', b"\xff\xfe\n", b"[" * 5_000],
+)
+def test_another_file_is_refused(committed_db: CommittedDatabase, text: bytes) -> None:
+    with pytest.raises(NotAnExport):
+        imported(committed_db, text)
+
+
+def test_a_newer_format_is_refused(committed_db: CommittedDatabase, data: bytes) -> None:
+    with pytest.raises(NotAnExport, match="format 2"):
+        imported(committed_db, data.replace(b'"version":1}', b'"version":2}', 1))
+
+
+def test_a_failed_session_is_told_again(committed_db: CommittedDatabase, data: bytes) -> None:
+    lines = data.splitlines(keepends=True)
+    end = _number(data, record="end", of="session")
+    lines[end - 1] = b'{"record":"failed","of":"session","problem":"It is broken."}\n'
+    _, file = imported(committed_db, b"".join(lines))
+    assert "It is broken." in file.problems[0].text
+    assert _stored(committed_db) == ["b", "c"]
+
+
+def test_a_problem_shows_nothing_that_a_terminal_obeys(committed_db: CommittedDatabase, data: bytes) -> None:
+    lines = data.splitlines(keepends=True)
+    end = _number(data, record="end", of="session")
+    lines[end - 1] = b'{"record":"failed","of":"session","problem":"\\u001b[2J"}\n'
+    changed = b"".join(lines).replace(b'"session_id":"b",', b'"session_id":"b","\\u001b[2J":1,')
+    changed = changed.replace(b'"session_id":"c",', b'"session_id":"\\u001b[2J",')
+    summary, file = imported(committed_db, rehashed(changed))
+    assert len(file.problems) == 2
+    assert len(summary.problems) == 1
+    assert "\x1b" not in "".join(problem.text for problem in file.problems + summary.problems)
+
+
+# --- Files that another program has written: counted and hashed, but wrong --------------------------
+
+WRONG_VALUES: list[tuple[str, str, Any]] = [
+    ("session", "status", "asleep"),
+    ("session", "status", None),
+    ("session", "version", "1"),
+    ("session", "version", True),
+    ("session", "version", 2**63),
+    ("session", "tags", "text"),
+    ("session", "title", "\x00"),
+    ("session", "agent_type", "x" * 256),
+    ("session", "created_at", "2026-01-01"),
+    ("session", "created_at", "2026-01-01T00:00:00.000000+01:00"),
+    ("session", "created_at", 5),
+    ("session", "current_is_checkpoint", 1),
+    ("session", "no_such_column", 1),
+    ("session", "base_key", 1),
+    ("session", "id", 1),
+    ("session", "current", ["step", "", 99]),
+    ("session", "current", "step"),
+    ("checkpoint", "base", ["step", "", 99]),
+    ("checkpoint", "base", [1, 2, 3]),
+    ("message", "payload", None),
+    ("message", "sequence", 1.0),
+    ("message", "session_id", 1),
+    ("usage_entry", "cost_usd", "1"),
+    ("usage_entry", "cost_usd", "99999999.000000000000"),
+    ("usage_entry", "cost_usd", 1.5),
+    ("usage_entry", "tenant", "another"),
+    ("usage_entry", "kind", "unknown"),
+    ("usage_entry", "amount", "much"),
+]
+
+
+@pytest.mark.parametrize(("kind", "column", "value"), WRONG_VALUES)
+def test_a_wrong_value_is_a_problem_and_leaves_nothing(
+    committed_db: CommittedDatabase, kind: str, column: str, value: Any
+) -> None:
+    fill(committed_db)
+    records = lines_of(exported(committed_db))
+    delete_all_rows(committed_db.alias)
+    first = next(index for index, each in enumerate(records) if each["record"] == "session")
+    index = next(index for index, each in enumerate(records) if index >= first and each["record"] == kind)
+    changed = {**records[index], column: value}
+    records[index] = {name: each for name, each in changed.items() if each is not None}
+    summary, file = imported(committed_db, written(records))
+    assert file.is_complete
+    (problem,) = summary.problems
+    assert "cannot be imported" in problem.text
+    before = records[: index + 1]
+    owner = max(n for n, each in enumerate(before) if each["record"] in ("session", "kept_usage"))
+    assert problem.line in (owner + 1, index + 1)
+    sessions = [each["session_id"] for each in records if each["record"] == "session"]
+    expected = sorted(set(sessions) - {records[owner]["session_id"]})
+    assert _stored(committed_db) == expected
+    assert broken_invariants(committed_db) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"record":"message","sequence":NaN}',
+        b'{"record":"message",}',
+        b'{"record":"message","record":"run"}',
+        b'{"record":"message","payload":' + b"[" * 5_000 + b"}",
+        b'{"record":"message","payload":"\xff"}',
+    ],
+)
+def test_a_line_that_is_no_record_is_a_problem_also_with_its_hash(
+    committed_db: CommittedDatabase, data: bytes, line: bytes
+) -> None:
+    lines = data.splitlines(keepends=True)
+    number = _number(data, record="message")
+    lines[number - 1] = line + b"\n"
+    summary, _ = imported(committed_db, rehashed(b"".join(lines)))
+    assert [problem.line for problem in summary.problems] == [number]
+    assert _stored(committed_db) == ["b", "c"]
+
+
+def test_an_entry_of_usage_that_another_session_has_is_refused(committed_db: CommittedDatabase) -> None:
+    fill(committed_db)
+    data = exported(committed_db)
+    session = _number(data, record="usage_entry", recorded_for="gone")
+    entry = lines_of(data)[session - 1]
+    delete_all_rows(committed_db.alias)
+    imported(committed_db, data)
+    taken = data.replace(b'"session_id":"gone"', b'"session_id":"went"').replace(
+        b'"recorded_for":"gone"', b'"recorded_for":"went"'
+    )
+    summary, _ = imported(committed_db, rehashed(taken))
+    assert entry["entry_id"] != new_id()
+    assert ["refused a row" in problem.text for problem in summary.problems] == [True]

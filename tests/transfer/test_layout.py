@@ -1,0 +1,62 @@
+"""Nothing is forgotten: every column of every table is exported, or it is said why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db.models import Field, Model, UniqueConstraint
+
+from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.transfer.layout import NOT_EXPORTED, PARTS, SESSION_PARTS, TABLES, UNITS
+
+MODELS = [
+    model
+    for model in apps.get_app_config("helix_store").get_models(include_auto_created=True)
+    if model._meta.managed
+]
+COLUMNS = [
+    pytest.param(model, field, id=f"{model.__name__}.{field.name}")
+    for model in MODELS
+    for field in model._meta.concrete_fields
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_table_has_a_record(model: type[Model]) -> None:
+    assert [table.record for table in TABLES.values() if table.model is model] != []
+
+
+@pytest.mark.parametrize(("model", "field"), COLUMNS)
+def test_every_column_is_exported_or_has_a_reason(model: type[Model], field: Field[Any, Any]) -> None:
+    (table,) = [table for table in TABLES.values() if table.model is model]
+    is_exported = field.name in table.names or field.name == table.reference
+    reason = NOT_EXPORTED[model].get(field.name)
+    assert is_exported != bool(reason)
+
+
+def test_no_reason_is_left_of_a_column_that_is_gone() -> None:
+    for model, reasons in NOT_EXPORTED.items():
+        assert reasons.keys() <= {field.name for field in model._meta.concrete_fields}
+
+
+def test_every_table_of_a_session_is_a_part_of_it() -> None:
+    children = {relation.related_model for relation in Session._meta.related_objects}
+    assert {part.table.model for part in SESSION_PARTS} == children
+    kinds = [part.only["kind"] for part in SESSION_PARTS if part.table.model is Checkpoint]
+    assert sorted(kinds) == sorted(CheckpointKind.values)
+
+
+def test_every_record_stands_in_one_kind_of_unit_at_least() -> None:
+    inside = frozenset(UNITS).union(*(unit.records for unit in UNITS.values()))
+    assert TABLES.keys() <= inside
+
+
+def test_the_order_of_a_part_has_no_ties() -> None:
+    for part in PARTS:
+        model = part.table.model
+        constraints = [each for each in model._meta.constraints if isinstance(each, UniqueConstraint)]
+        unique = [{*constraint.fields} for constraint in constraints]
+        known = {part.parent.removesuffix("_id"), *part.only, *part.order}
+        assert part.order[-1] == "id" or any(fields <= known for fields in unique)

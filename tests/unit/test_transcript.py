@@ -1,0 +1,133 @@
+"""Reading a message: each framework's texts, thinking, calls and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helix_store.sessions.transcript import Part, parts_of, role_of
+from tests.strategies import json_values
+
+TEXT = Part(kind="text", text="Hello")
+THINKING = Part(kind="thinking", text="Hm.")
+CALL = Part(kind="call", text='{"city": "Kyōto"}', name="weather", call_id="c-1")
+RESULT = Part(kind="result", text="Rain", call_id="c-1")
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        ({"role": "user", "content": "Hello"}, [TEXT]),
+        ({"role": "assistant", "content": None}, []),
+        ({"role": "assistant", "content": ""}, []),
+        ({"role": "assistant", "thinking": "Hm.", "content": "Hello"}, [THINKING, TEXT]),
+        (
+            {
+                "role": "assistant",
+                "content": "Hello",
+                "tool_calls": [
+                    {"id": "c-1", "function": {"name": "weather", "arguments": '{"city":\n "Kyōto"}'}}
+                ],
+            },
+            [TEXT, CALL],
+        ),
+        ({"role": "tool", "tool_call_id": "c-1", "content": "Rain"}, [RESULT]),
+        (
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm."},
+                    {"type": "text", "text": "Hello"},
+                    {"type": "tool_use", "id": "c-1", "name": "weather", "input": {"city": "Kyōto"}},
+                ],
+            },
+            [THINKING, TEXT, CALL],
+        ),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c-1",
+                        "is_error": True,
+                        "content": [{"type": "text", "text": "Rain"}],
+                    }
+                ],
+            },
+            [Part(kind="result", text="Rain", call_id="c-1", is_error=True)],
+        ),
+        (
+            {
+                "role": "assistant",
+                "type": "function_call",
+                "call_id": "c-1",
+                "name": "weather",
+                "arguments": '{"city": "Kyōto"}',
+            },
+            [CALL],
+        ),
+        ({"role": "tool", "type": "function_call_output", "call_id": "c-1", "output": "Rain"}, [RESULT]),
+        (
+            {
+                "role": "assistant",
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "Hm."}],
+            },
+            [THINKING],
+        ),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}, [TEXT]),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c-1", "name": "weather", "args": {"city": "Kyōto"}}],
+            },
+            [CALL],
+        ),
+        (
+            {
+                "role": "assistant",
+                "parts": [
+                    {"part_kind": "thinking", "content": "Hm."},
+                    {"part_kind": "text", "content": "Hello"},
+                    {
+                        "part_kind": "tool-call",
+                        "tool_name": "weather",
+                        "args": {"city": "Kyōto"},
+                        "tool_call_id": "c-1",
+                    },
+                ],
+            },
+            [THINKING, TEXT, CALL],
+        ),
+        (
+            {
+                "role": "tool",
+                "parts": [
+                    {"part_kind": "tool-return", "tool_name": "w", "content": "Rain", "tool_call_id": "c-1"}
+                ],
+            },
+            [Part(kind="result", text="Rain", name="w", call_id="c-1")],
+        ),
+        (
+            {"role": "user", "content": [{"type": "image", "source": {"id": 7}}, "Hello"]},
+            [Part(kind="other", text='{"type": "image", "source": {"id": 7}}', name="image"), TEXT],
+        ),
+        ({"role": "user", "content": {"a": 1}}, [Part(kind="other", text='{"a": 1}', name="part")]),
+    ],
+)
+def test_each_shape_is_read(message: dict[str, Any], parts: list[Part]) -> None:
+    assert parts_of(message) == parts
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["role", "content", "type", "tool_calls", "parts", "thinking"]), json_values()
+    )
+)
+def test_no_message_is_too_strange_to_read(message: dict[str, Any]) -> None:
+    assert isinstance(role_of(message), str)
+    assert all(isinstance(part.text, str) and isinstance(part.name, str) for part in parts_of(message))
