@@ -1,5 +1,307 @@
-"""Durable agent sessions in your own Django database."""
+"""Durable agent sessions in your own Django database.
 
-__all__ = ["__version__"]
+Every public name can be imported from here. Its module is imported when the name is first used, so that the
+import of the package imports no model: it may stand in settings and in ``apps.py``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from helix_store.checkpointers import (
+        Claim,
+        GraphCheckpointStore,
+        InMemorySnapshotCheckpointer,
+        SnapshotCheckpointer,
+    )
+    from helix_store.checkpointers.graph.types import (
+        GraphCheckpoint,
+        GraphContinuation,
+        GraphPage,
+        GraphSession,
+        GraphSessionSummary,
+        StoredMessage,
+    )
+    from helix_store.checkpointers.snapshots.rules import CheckpointMeta
+    from helix_store.cleanup import (
+        CleanupReport,
+        CleanupSummary,
+        ErasureReceipt,
+        erase,
+        expired_session_cleanup,
+        expired_session_cleanup_batches,
+    )
+    from helix_store.core.contracts import StateStore, UsageStore, require_state_store
+    from helix_store.core.ids import new_id
+    from helix_store.core.limits import Limits
+    from helix_store.core.merging import merge_changes
+    from helix_store.core.patches import apply_patches
+    from helix_store.core.retention import RetentionPolicy
+    from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
+    from helix_store.core.types import (
+        UNSET,
+        Checkpoint,
+        CheckpointHead,
+        CheckpointPage,
+        CheckpointSource,
+        InterruptKind,
+        InterruptRequest,
+        Message,
+        MessagePage,
+        PendingToolCall,
+        Run,
+        RunStatus,
+        SessionHead,
+        SessionMode,
+        SessionPage,
+        SessionState,
+        SessionStatus,
+        StagedChanges,
+        StatusChange,
+        StatusConflict,
+        StepCommit,
+        StepInfo,
+        StreamStatus,
+        Submission,
+        SubmissionOutcome,
+        SubSessionRef,
+        UsageKind,
+    )
+    from helix_store.core.usage import (
+        CallStats,
+        TokenCounts,
+        ToolStats,
+        UsageBucket,
+        UsageEntry,
+        UsageGroup,
+        UsageGrouping,
+        UsagePage,
+        UsageReport,
+        UsageReportGrouping,
+        UsageRollup,
+        UsageSource,
+        UsageTimeBucket,
+        UsageTotal,
+    )
+    from helix_store.exceptions import (
+        CheckpointNotFound,
+        ConflictError,
+        FencedOutError,
+        HelixStoreError,
+        IdempotencyConflict,
+        IntegrityFault,
+        InvalidCursor,
+        InvalidPayload,
+        InvalidQuery,
+        LimitExceeded,
+        LockLostError,
+        NotFoundError,
+        NotSupportedOnBackend,
+        OutcomeUnknown,
+        PatchError,
+        RunNotFound,
+        SessionExists,
+        SessionNotFound,
+        StaleStateError,
+        StoreBusy,
+        StoreFull,
+        StoreTimeout,
+        StoreUnavailable,
+        StreamClosed,
+        StreamNotFound,
+        StreamTruncated,
+    )
+    from helix_store.locks.rules import LockInfo
+    from helix_store.retention import RetentionReport, apply_retention, prune_streams
+    from helix_store.stores import (
+        DatabaseLockManager,
+        DatabaseStateStore,
+        DatabaseStreamManager,
+        DatabaseUsageStore,
+        InMemoryLockManager,
+        InMemoryStateStore,
+        InMemoryStreamManager,
+        InMemoryUsageStore,
+        Lock,
+        MemoryWorld,
+        NoOpLockManager,
+    )
+    from helix_store.streams.reader import ResumableReader
+    from helix_store.streams.writer import StreamWriter
+    from helix_store.workspaces import StorageWorkspaceProvider, WorkspaceProvider
+
+__all__ = [
+    "UNSET",
+    "CallStats",
+    "Checkpoint",
+    "CheckpointHead",
+    "CheckpointMeta",
+    "CheckpointNotFound",
+    "CheckpointPage",
+    "CheckpointSource",
+    "Claim",
+    "CleanupReport",
+    "CleanupSummary",
+    "ConflictError",
+    "DatabaseLockManager",
+    "DatabaseStateStore",
+    "DatabaseStreamManager",
+    "DatabaseUsageStore",
+    "ErasureReceipt",
+    "FencedOutError",
+    "GraphCheckpoint",
+    "GraphCheckpointStore",
+    "GraphContinuation",
+    "GraphPage",
+    "GraphSession",
+    "GraphSessionSummary",
+    "HelixStoreError",
+    "IdempotencyConflict",
+    "InMemoryLockManager",
+    "InMemorySnapshotCheckpointer",
+    "InMemoryStateStore",
+    "InMemoryStreamManager",
+    "InMemoryUsageStore",
+    "IntegrityFault",
+    "InterruptKind",
+    "InterruptRequest",
+    "InvalidCursor",
+    "InvalidPayload",
+    "InvalidQuery",
+    "LimitExceeded",
+    "Limits",
+    "Lock",
+    "LockInfo",
+    "LockLostError",
+    "MemoryWorld",
+    "Message",
+    "MessagePage",
+    "NoOpLockManager",
+    "NotFoundError",
+    "NotSupportedOnBackend",
+    "OutcomeUnknown",
+    "PatchError",
+    "PendingToolCall",
+    "PrunedStreams",
+    "ResumableReader",
+    "RetentionPolicy",
+    "RetentionReport",
+    "Run",
+    "RunNotFound",
+    "RunStatus",
+    "SessionExists",
+    "SessionHead",
+    "SessionMode",
+    "SessionNotFound",
+    "SessionPage",
+    "SessionState",
+    "SessionStatus",
+    "SnapshotCheckpointer",
+    "StagedChanges",
+    "StaleStateError",
+    "StateStore",
+    "StatusChange",
+    "StatusConflict",
+    "StepCommit",
+    "StepInfo",
+    "StorageWorkspaceProvider",
+    "StoreBusy",
+    "StoreFull",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "StoredChunk",
+    "StoredMessage",
+    "StreamClosed",
+    "StreamInfo",
+    "StreamNotFound",
+    "StreamStatus",
+    "StreamTruncated",
+    "StreamWriter",
+    "SubSessionRef",
+    "Submission",
+    "SubmissionOutcome",
+    "TokenCounts",
+    "ToolStats",
+    "UsageBucket",
+    "UsageEntry",
+    "UsageGroup",
+    "UsageGrouping",
+    "UsageKind",
+    "UsagePage",
+    "UsageReport",
+    "UsageReportGrouping",
+    "UsageRollup",
+    "UsageSource",
+    "UsageStore",
+    "UsageTimeBucket",
+    "UsageTotal",
+    "WorkspaceProvider",
+    "__version__",
+    "apply_patches",
+    "apply_retention",
+    "erase",
+    "expired_session_cleanup",
+    "expired_session_cleanup_batches",
+    "merge_changes",
+    "new_id",
+    "prune_streams",
+    "require_state_store",
+]
 
 __version__ = "0.1.0"
+
+_NAMES_BY_HOME: Final = {
+    "helix_store.stores": """
+        DatabaseLockManager DatabaseStateStore DatabaseStreamManager DatabaseUsageStore InMemoryLockManager
+        InMemoryStateStore InMemoryStreamManager InMemoryUsageStore Lock MemoryWorld NoOpLockManager""",
+    "helix_store.checkpointers": """
+        Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
+    "helix_store.checkpointers.graph.types": """
+        GraphCheckpoint GraphContinuation GraphPage GraphSession GraphSessionSummary StoredMessage""",
+    "helix_store.checkpointers.snapshots.rules": "CheckpointMeta",
+    "helix_store.cleanup": """
+        CleanupReport CleanupSummary ErasureReceipt erase expired_session_cleanup
+        expired_session_cleanup_batches""",
+    "helix_store.retention": "RetentionReport apply_retention prune_streams",
+    "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
+    "helix_store.core.contracts": "StateStore UsageStore require_state_store",
+    "helix_store.core.ids": "new_id",
+    "helix_store.core.limits": "Limits",
+    "helix_store.core.merging": "merge_changes",
+    "helix_store.core.patches": "apply_patches",
+    "helix_store.core.retention": "RetentionPolicy",
+    "helix_store.core.streams": "PrunedStreams StoredChunk StreamInfo",
+    "helix_store.core.types": """
+        UNSET Checkpoint CheckpointHead CheckpointPage CheckpointSource InterruptKind InterruptRequest Message
+        MessagePage PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState
+        SessionStatus StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef
+        Submission SubmissionOutcome UsageKind""",
+    "helix_store.core.usage": """
+        CallStats TokenCounts ToolStats UsageBucket UsageEntry UsageGroup UsageGrouping UsagePage UsageReport
+        UsageReportGrouping UsageRollup UsageSource UsageTimeBucket UsageTotal""",
+    "helix_store.exceptions": """
+        CheckpointNotFound ConflictError FencedOutError HelixStoreError IdempotencyConflict IntegrityFault
+        InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
+        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionExists SessionNotFound
+        StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
+        StreamTruncated""",
+    "helix_store.locks.rules": "LockInfo",
+    "helix_store.streams.reader": "ResumableReader",
+    "helix_store.streams.writer": "StreamWriter",
+}
+_HOMES: Final = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # A type checker that sees it takes every misspelt name for a public one.
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,128 @@
+"""One import: `helix_store` has every public name, lazily, as the object of its long import path."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import helix_store
+from tests.test_layout import ALL_NAMES
+
+ROOT = Path(__file__).parent.parent
+
+# What a caller of the stores does not need: tables, contract suites, and functions with names for one module.
+LONG_PATH_ONLY = {
+    "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
+    "helix_store.core.ids": "checkpoint_id parse_checkpoint_id",
+    "helix_store.core.payloads": "decode encode",
+    "helix_store.core.typed_json": "dumps loads",
+    "helix_store.models": ALL_NAMES["helix_store.models", "helix_store.models"],
+    "helix_store.schema": "current_version",
+    "helix_store.testing": ALL_NAMES["helix_store.testing", "helix_store.testing"],
+    "helix_store.views": "stream_events",
+    "helix_store.workspaces": "configured_workspace_providers",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (path, name)
+        for (path, _), names in ALL_NAMES.items()
+        for name in names.split()
+        if name not in LONG_PATH_ONLY.get(path, "").split()
+    ],
+)
+def test_a_public_name_is_the_object_of_its_long_path(path: str, name: str) -> None:
+    assert name in helix_store.__all__
+    assert getattr(helix_store, name) is getattr(import_module(path), name)
+
+
+@pytest.mark.parametrize("module", ["core.types", "core.usage", "exceptions", "stores", "checkpointers"])
+def test_no_class_of_a_public_module_is_missing(module: str) -> None:
+    long_path = import_module(f"helix_store.{module}")
+    classes = [name for name in long_path.__all__ if isinstance(getattr(long_path, name), type)]
+    assert set(classes) - {"Unset"} <= set(helix_store.__all__)
+
+
+@pytest.mark.parametrize("name", helix_store.__all__)
+def test_a_listed_name_can_be_imported(name: str) -> None:
+    assert getattr(helix_store, name) is not None
+    assert name in dir(helix_store)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'DatabaseStatStore'"):
+        _ = helix_store.DatabaseStatStore  # type: ignore[attr-defined]
+
+
+def test_a_submodule_can_be_imported_by_name() -> None:
+    from helix_store import schema
+
+    assert schema.__name__ == "helix_store.schema"
+
+
+def test_what_type_checkers_read_is_what_python_imports() -> None:
+    tree = ast.parse((ROOT / "helix_store/__init__.py").read_text())
+    typed = {
+        alias.name: statement.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert typed == helix_store._HOMES
+    assert set(helix_store.__all__) == {"__version__", *typed}
+
+
+def test_the_package_can_be_imported_before_django_is_set_up() -> None:
+    _run("""
+import sys
+import helix_store
+assert "django" not in sys.modules
+from helix_store import Limits, SessionState, StaleStateError, StateStore, UsageEntry
+dir(helix_store)
+assert "django" not in sys.modules
+
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["helix_store"], HELIX_STORE={"LIMITS": {"max_state_bytes": 1024}})
+import django
+django.setup()
+from helix_store import DatabaseStateStore
+assert DatabaseStateStore().limits == Limits(max_state_bytes=1024)
+""")
+
+
+def test_strict_type_checks_know_the_names_and_no_other(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("""
+from typing import assert_type
+from helix_store import DatabaseStateStore, Mispelt, SessionState, StateStore, expired_session_cleanup
+
+store: StateStore = DatabaseStateStore()
+assert_type(store.load_state("a"), SessionState | None)
+assert_type(expired_session_cleanup().marked, int)
+""")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in checked.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1, checked.stdout
+    assert 'Module "helix_store" has no attribute "Mispelt"' in errors[0]
+
+
+def _run(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
