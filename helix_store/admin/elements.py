@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
-from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.timesince import timesince, timeuntil
 
-from helix_store.core import moments
+from helix_store.admin.times import distance, format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 
@@ -103,22 +100,6 @@ def under(text: str) -> SafeString:
 
 def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
-
-
-def format_time(value: datetime) -> str:
-    """A local time in the admin's format, as text, which a list may break into two lines."""
-    with suppress(OverflowError):  # The last hours of the year 9999 have no local time in the east.
-        value = timezone.localtime(value)
-    return str(formats.localize(value))
-
-
-def distance(value: datetime) -> SafeString:
-    """The distance of a time from now, with the time as a tooltip."""
-    is_past = value <= moments.now()
-    words = f"{timesince(value, depth=1)} ago" if is_past else f"in {timeuntil(value, depth=1)}"
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', value.isoformat(), format_time(value), words
-    )
 
 
 def text_block(text: str) -> SafeString:

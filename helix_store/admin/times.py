@@ -1,0 +1,88 @@
+"""Times on pages: exact to the second with their zone, distances from now, and durations."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.utils import formats, timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext_lazy
+
+from helix_store.core import moments
+
+__all__ = ["distance", "duration", "format_time"]
+
+_UNITS: Final[tuple[tuple[int, Any, Any], ...]] = (
+    (
+        365 * 86_400,
+        ngettext_lazy("%(count)d year ago", "%(count)d years ago", "count"),
+        ngettext_lazy("in %(count)d year", "in %(count)d years", "count"),
+    ),
+    (
+        30 * 86_400,
+        ngettext_lazy("%(count)d month ago", "%(count)d months ago", "count"),
+        ngettext_lazy("in %(count)d month", "in %(count)d months", "count"),
+    ),
+    (
+        86_400,
+        ngettext_lazy("%(count)d day ago", "%(count)d days ago", "count"),
+        ngettext_lazy("in %(count)d day", "in %(count)d days", "count"),
+    ),
+    (
+        3_600,
+        ngettext_lazy("%(count)d hour ago", "%(count)d hours ago", "count"),
+        ngettext_lazy("in %(count)d hour", "in %(count)d hours", "count"),
+    ),
+    (
+        60,
+        ngettext_lazy("%(count)d minute ago", "%(count)d minutes ago", "count"),
+        ngettext_lazy("in %(count)d minute", "in %(count)d minutes", "count"),
+    ),
+    (
+        1,
+        ngettext_lazy("%(count)d second ago", "%(count)d seconds ago", "count"),
+        ngettext_lazy("in %(count)d second", "in %(count)d seconds", "count"),
+    ),
+)
+"""A unit in seconds, and the words for a distance of so many into the past and into the future."""
+
+
+def format_time(value: datetime) -> str:
+    """A local time to the second with the name of its zone."""
+    with suppress(OverflowError):  # The last hours of the year 9999 have no local time in the east.
+        value = timezone.localtime(value)
+    # Translators: a time with its zone, in the format of Django's filter "date".
+    return str(formats.date_format(value, gettext("j M Y, H:i:s T")))
+
+
+def distance(value: datetime) -> SafeString:
+    """The distance of a time from now, with the exact time as a tooltip."""
+    seconds = int((value - moments.now()).total_seconds())
+    size, past, future = next(
+        (unit for unit in _UNITS if abs(seconds) >= unit[0]),
+        _UNITS[-1],
+    )
+    words = (future if seconds > 0 else past) % {"count": abs(seconds) // size}
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', value.isoformat(), format_time(value), words
+    )
+
+
+def duration(length: timedelta) -> str:
+    """A length of time in at most two units, such as ``420 ms``, ``3.2 s`` or ``2 d 4 h``."""
+    seconds = max(length.total_seconds(), 0.0)
+    if seconds < 1:
+        return gettext("%(count)d ms") % {"count": round(seconds * 1_000)}
+    if seconds < 60:
+        return gettext("%(count)s s") % {"count": formats.number_format(round(seconds, 1))}
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return gettext("%(minutes)d min %(seconds)d s") % {"minutes": minutes, "seconds": rest}
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return gettext("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes}
+    days, hours = divmod(hours, 24)
+    return gettext("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
