@@ -249,6 +249,7 @@ class StateStore(Protocol):
         step_count: int | None = None,
         completion_reason: str | None = None,
         error: Any = None,
+        fencing_token: int | None = None,
     ) -> Run: ...
 
     def get_current_run(self, session_id: str) -> Run | None: ...
@@ -292,6 +293,7 @@ class StateStore(Protocol):
         calls: Mapping[str, dict[str, Any]],
         *,
         owner_session_id: str | None = None,
+        fencing_token: int | None = None,
     ) -> None: ...
 
     def submit_tool_result(
@@ -307,7 +309,7 @@ class StateStore(Protocol):
     ) -> Submission: ...
 
     def take_tool_results(
-        self, session_id: str, *, expected_version: int | None = None
+        self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> dict[str, dict[str, Any]]: ...
 
     def find_expired_pending(
@@ -326,9 +328,12 @@ class StateStore(Protocol):
         tracing: dict[str, Any] | None = None,
         expires_at: int | None = None,
         expected_version: int | None = None,
+        fencing_token: int | None = None,
     ) -> int: ...
 
-    def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState: ...
+    def resume(
+        self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
+    ) -> SessionState: ...
 
 
 _SYNCHRONOUS: Final = tuple(name for name in vars(StateStore) if not name.startswith("_"))

@@ -154,7 +154,7 @@ class RunOperations(Protocol):
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run: ...
 
-    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run: ...
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run: ...
 
     def current_run(self, session_id: str) -> Run | None: ...
 
@@ -178,8 +178,13 @@ class RunOperations(Protocol):
 
 
 class WaitingOperations(Protocol):
-    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
-        """Add pending calls to the owner, and record the owner on the root of both sessions."""
+    def add_calls(
+        self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
+    ) -> None:
+        """Add pending calls to the owner, and record the owner on the root of both sessions.
+
+        The fence of the guard is that of ``session_id``.
+        """
         ...
 
     def submit_answer(

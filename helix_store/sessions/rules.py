@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from helix_store.core import validation
+from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import copy_json, encode
 from helix_store.core.types import (
@@ -30,6 +31,7 @@ __all__ = [
     "check_interruptible",
     "check_may_run",
     "check_no_other_runs",
+    "check_not_superseded",
     "check_same_ref",
     "check_supersedes",
     "checked_suspension",
@@ -96,6 +98,12 @@ def check_may_run(run_id: str, status: RunStatus | str, completion_reason: str |
     """
     if status in _OVER or (status != RunStatus.RUNNING and completion_reason == SUPERSEDED):
         raise ConflictError(f"The run {shown_id(run_id)} is over; start another run.", run_id=run_id)
+
+
+def check_not_superseded(run_id: str, completion_reason: str | None, guard: Guard) -> None:
+    """Raise `ConflictError` if the holder of a lock updates a run that another run has replaced."""
+    if guard.fencing_token is not None and completion_reason == SUPERSEDED:
+        raise ConflictError(f"The run {shown_id(run_id)} was superseded; stop this worker.", run_id=run_id)
 
 
 def check_interruptible(run_id: str, status: RunStatus | str) -> None:

@@ -60,12 +60,14 @@ class RunCalls(StoreCalls):
         step_count: int | None = None,
         completion_reason: str | None = None,
         error: Any = None,
+        fencing_token: int | None = None,
     ) -> Run:
         """Set a run's status; any status but ``running`` ends it. ``None`` leaves a field unchanged.
 
         A run that waits or was interrupted may be set to ``running`` again, which clears a pending interrupt
         request as `start_run` does. Raises `RunNotFound`, and `ConflictError` for status ``running`` while
-        another run is running, or for a run that has completed, failed or was superseded.
+        another run is running, or for a run that has completed, failed or was superseded. With a
+        ``fencing_token`` a superseded run takes no status at all.
         """
         update = RunUpdate(
             status=validation.enum(RunStatus, status, "status"),
@@ -74,7 +76,10 @@ class RunCalls(StoreCalls):
             error=None if error is None else self._encoded("error", error),
         )
         return self._backend.runs.update_run(
-            validation.identifier(session_id, "session_id"), validation.identifier(run_id, "run_id"), update
+            validation.identifier(session_id, "session_id"),
+            validation.identifier(run_id, "run_id"),
+            update,
+            guard(fencing_token=fencing_token),
         )
 
     def get_current_run(self, session_id: str) -> Run | None:

@@ -26,18 +26,21 @@ class WaitingCalls(StoreCalls):
         calls: Mapping[str, dict[str, Any]],
         *,
         owner_session_id: str | None = None,
+        fencing_token: int | None = None,
     ) -> None:
         """Add pending tool calls, by tool call id, for a client or a person to answer.
 
         The session owns them, or ``owner_session_id`` of the same tree. The root session records the owner,
         so that an answer from any session of the tree finds the call. One transaction that locks both rows;
-        each session that it changes gets one new version. Safe to repeat. Raises `ConflictError` for an id
-        that the tree has already or that was answered before, and `LimitExceeded`.
+        each session that it changes gets one new version. Safe to repeat. The ``fencing_token`` is that of
+        ``session_id``. Raises `ConflictError` for an id that the tree has already or that was answered
+        before, and `LimitExceeded`.
         """
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
         entries = checked_calls(calls, requested_at=_now(), limits=self.limits)
-        self._backend.waiting.add_calls(session_id, entries, owner_id)
+        fence = guard(fencing_token=fencing_token)
+        self._backend.waiting.add_calls(session_id, entries, owner_id, fence)
 
     def submit_tool_result(
         self,
@@ -75,7 +78,7 @@ class WaitingCalls(StoreCalls):
         )
 
     def take_tool_results(
-        self, session_id: str, *, expected_version: int | None = None
+        self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> dict[str, dict[str, Any]]:
         """Take the answers to the calls that the session owns, by tool call id, in the order of the calls.
 
@@ -85,7 +88,7 @@ class WaitingCalls(StoreCalls):
         is answered. Raises `StaleStateError`.
         """
         return self._backend.waiting.take_answers(
-            validation.identifier(session_id, "session_id"), guard(expected_version)
+            validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)
         )
 
     def find_expired_pending(
@@ -111,6 +114,7 @@ class WaitingCalls(StoreCalls):
         tracing: dict[str, Any] | None = None,
         expires_at: int | None = None,
         expected_version: int | None = None,
+        fencing_token: int | None = None,
     ) -> int:
         """Pause a session with the data that it continues with, and return the new version.
 
@@ -133,9 +137,11 @@ class WaitingCalls(StoreCalls):
             expires_at=expires_at,
             limits=limits,
         )
-        return self._backend.waiting.suspend(session_id, suspension, guard(expected_version))
+        return self._backend.waiting.suspend(session_id, suspension, guard(expected_version, fencing_token))
 
-    def resume(self, session_id: str, *, expected_version: int | None = None) -> SessionState:
+    def resume(
+        self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
+    ) -> SessionState:
         """Make a suspended session active and return its state, with the continuation that is now cleared.
 
         One transaction that clears the suspension and the expiry and adds one to ``resume_count``. The
@@ -145,7 +151,7 @@ class WaitingCalls(StoreCalls):
         session that is not suspended: of two concurrent resumes, one succeeds.
         """
         return self._backend.waiting.resume(
-            validation.identifier(session_id, "session_id"), guard(expected_version)
+            validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)
         )
 
     aadd_pending_tool_calls = async_twin(add_pending_tool_calls)

@@ -39,6 +39,7 @@ from helix_store.sessions.rules import (
     check_interruptible,
     check_may_run,
     check_no_other_runs,
+    check_not_superseded,
     check_same_ref,
     check_supersedes,
     end_of_run,
@@ -81,11 +82,12 @@ class DatabaseRuns(DatabaseOperations):
         return run_from(row, session_id)
 
     @writes
-    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
-        runs = self._runs_of(lock_session(self.db, session_id).pk)
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
+        runs = self._runs_of(lock_session(self.db, session_id, guard).pk)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
             raise RunNotFound(run_id)
+        check_not_superseded(run_id, row.completion_reason, guard)
         if update.status is RunStatus.RUNNING and row.status != RunStatus.RUNNING:
             running = _running(runs)
             check_no_other_runs(None if running is None else running.run_id, run_id)

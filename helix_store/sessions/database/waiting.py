@@ -31,6 +31,7 @@ from helix_store.exceptions import (
     ConflictError,
     SessionNotFound,
 )
+from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
 from helix_store.sessions.database.locking import (
     advance,
@@ -67,7 +68,9 @@ _CALL_COLUMNS: Final = (
 
 class DatabaseWaiting(DatabaseOperations):
     @writes
-    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+    def add_calls(
+        self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
+    ) -> None:
         heads = self._heads({session_id, owner_id})
         root_id = tree_of(session_id, heads[session_id].root_session_id)
         if tree_of(owner_id, heads[owner_id].root_session_id) != root_id:
@@ -78,6 +81,7 @@ class DatabaseWaiting(DatabaseOperations):
         owner = locked.get(owner_id)
         if owner is None:
             raise SessionNotFound(owner_id)
+        hold_fence(self.db, session_id, guard)
         columns = _asked_columns(self.db, owner, calls, locked.get(root_id))
         if columns:
             advance(self.db, owner, **columns)

@@ -26,6 +26,7 @@ from helix_store.sessions.rules import (
     check_interruptible,
     check_may_run,
     check_no_other_runs,
+    check_not_superseded,
     check_same_ref,
     check_supersedes,
     end_of_run,
@@ -71,11 +72,12 @@ class MemoryRuns:
                 draft.write(status=SessionStatus.ACTIVE.value)
             return started
 
-    def update_run(self, session_id: str, run_id: str, update: RunUpdate) -> Run:
-        with self._scope.writing(session_id) as draft:
+    def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
+        with self._scope.writing(session_id, guard) as draft:
             stored = draft.runs.get(run_id)
             if stored is None:
                 raise RunNotFound(run_id)
+            check_not_superseded(run_id, stored.run.completion_reason, guard)
             if update.status is RunStatus.RUNNING and not stored.is_running:
                 check_no_other_runs(draft.running_run_id, run_id)
                 check_may_run(run_id, stored.run.status, stored.run.completion_reason)

@@ -44,13 +44,16 @@ class MemoryWaiting:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
 
-    def add_calls(self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str) -> None:
+    def add_calls(
+        self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
+    ) -> None:
         with self._scope.lock:
             tree = _tree_of(self._scope.require(session_id))
             if _tree_of(self._scope.require(owner_id)) != tree:
                 raise ConflictError(
                     "The owner of the calls is in another tree; choose a session of the same tree."
                 )
+            self._scope.check_guard(self._scope.require(session_id), guard)
             with self._scope.writing(owner_id) as owner:
                 columns = _asked_columns(self._scope, owner, calls)
                 if columns:

@@ -149,7 +149,33 @@ GUARDED: dict[str, Callable[[StateStore, int], Any]] = {
     "start_run": lambda store, token: store.start_run(
         "session", "run-2", fencing_token=token, supersede=True
     ),
+    "update_run": lambda store, token: store.update_run(
+        "session", "run-1", status="completed", fencing_token=token
+    ),
+    "add_pending_tool_calls": lambda store, token: store.add_pending_tool_calls(
+        "session", {"call": {"tool_name": "ask"}}, fencing_token=token
+    ),
+    "take_tool_results": lambda store, token: store.take_tool_results("session", fencing_token=token),
+    "suspend": lambda store, token: store.suspend(
+        "session", kind="suspended_client_tool", context={}, fencing_token=token
+    ),
+    "resume": lambda store, token: store.resume("session", fencing_token=token),
 }
+
+
+def _answered(store: StateStore) -> None:
+    _ask(store)
+    store.submit_tool_result("session", "call", result=1)
+
+
+PREPARED: dict[str, Callable[[StateStore], Any]] = {"take_tool_results": _answered, "resume": _suspend}
+"""What a full session needs before some of the guarded writes."""
+
+
+def _session_for(store: StateStore, write: str) -> None:
+    full_session(store, "session")
+    if write in PREPARED:
+        PREPARED[write](store)
 
 
 class FencingContract(StoreTests):
@@ -172,7 +198,7 @@ class FencingContract(StoreTests):
     def test_a_token_older_than_the_newest_is_fenced_out_and_writes_nothing(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:
-        full_session(store, "session")
+        _session_for(store, write)
         old, new = self._next_token(locks), self._next_token(locks)
         before = contents(store, "session")
         with pytest.raises(FencedOutError) as caught:
@@ -182,7 +208,7 @@ class FencingContract(StoreTests):
 
     @pytest.mark.parametrize("write", GUARDED)
     def test_the_newest_token_may_write(self, store: StateStore, locks: LockManager, write: str) -> None:
-        full_session(store, "session")
+        _session_for(store, write)
         token = [self._next_token(locks) for _ in range(2)][-1]
         before = contents(store, "session")
         GUARDED[write](store, token)
@@ -192,7 +218,7 @@ class FencingContract(StoreTests):
     def test_only_the_lock_named_after_the_session_counts(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:
-        full_session(store, "session")
+        _session_for(store, write)
         token = self._next_token(locks)
         for _ in range(3):
             self._next_token(locks, "another session")
@@ -243,3 +269,15 @@ class FencingContract(StoreTests):
             RunStatus.INTERRUPTED,
             "superseded",
         )
+
+    def test_the_holder_of_a_lock_does_not_update_a_run_that_was_superseded(
+        self, store: StateStore, locks: LockManager, session_id: str
+    ) -> None:
+        token = self._next_token(locks, session_id)
+        store.start_run(session_id, "run-1", fencing_token=token)
+        store.start_run(session_id, "run-2", supersede=True)
+        before = store.list_runs(session_id)
+        with pytest.raises(ConflictError):
+            store.update_run(session_id, "run-1", status="completed", fencing_token=token)
+        assert store.list_runs(session_id) == before
+        assert store.update_run(session_id, "run-1", status="completed").status is RunStatus.COMPLETED
