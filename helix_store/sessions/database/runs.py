@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from django.db.models import Exists, Max, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
@@ -23,16 +23,23 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
-from helix_store.exceptions import RunNotFound
+from helix_store.exceptions import RunNotFound, SessionNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
+from helix_store.models import Session
 from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.database.locking import (
     advance,
     lock_session,
     session_key,
 )
-from helix_store.sessions.database.rows import first_row, interrupt_from, run_from, sub_session_ref_from
+from helix_store.sessions.database.rows import (
+    first_row,
+    interrupt_from,
+    run_from,
+    session_with_id,
+    sub_session_ref_from,
+)
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -60,17 +67,16 @@ class DatabaseRuns(DatabaseOperations):
         head = lock_session(self.db, session_id, guard)
         runs = self._runs_of(head.pk)
         at = moments.now()
-        if runs.filter(run_id=run_id).exists():
+        is_taken, running_key, running_token, last_turn = self._earlier_runs(head.pk, run_id)
+        if is_taken:
             raise taken_run(run_id)
-        running = _running(runs)
-        if running is not None:
-            check_supersedes(running.fencing_token, supersede=supersede, fencing_token=guard.fencing_token)
-            _end_superseded(runs, running, at)
-        last_turn = runs.aggregate(last=Max("turn"))["last"] or 0
+        if running_key is not None:
+            check_supersedes(running_token, supersede=supersede, fencing_token=guard.fencing_token)
+            _end_superseded(runs, running_key, at)
         row = runs.create(
             session_id=head.pk,
             run_id=run_id,
-            turn=last_turn + 1,
+            turn=(last_turn or 0) + 1,
             status=RunStatus.RUNNING.value,
             start_sequence=start_sequence,
             fencing_token=guard.fencing_token,
@@ -80,6 +86,23 @@ class DatabaseRuns(DatabaseOperations):
         if head.status != SessionStatus.ACTIVE:
             advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
+
+    def _earlier_runs(self, key: int, run_id: str) -> tuple[bool, int | None, int | None, int | None]:
+        """Whether the id is taken, the key and the token of the running run, and the last turn."""
+        runs = RunRow.objects.filter(session_id=OuterRef("pk"))
+        running = runs.filter(status=RunStatus.RUNNING.value)
+        found: tuple[bool, int | None, int | None, int | None] = (
+            Session.objects.using(self.db.alias)
+            .filter(pk=key)
+            .values_list(
+                Exists(runs.filter(run_id=run_id)),
+                Subquery(running.values("pk")[:1]),
+                Subquery(running.values("fencing_token")[:1]),
+                Subquery(runs.order_by("-turn").values("turn")[:1]),
+            )
+            .get()
+        )
+        return found
 
     @writes
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
@@ -179,8 +202,25 @@ class DatabaseRuns(DatabaseOperations):
 
     @reads
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        pending = self._pending(session_key(self.db, session_id), session_id)
-        return pending if pending is not None and is_bound_to(pending, run_id) else None
+        # One statement: a worker asks before each step.
+        running = RunRow.objects.filter(
+            session_id=OuterRef("pk"),
+            status=RunStatus.RUNNING.value,
+            run_id=OuterRef("interrupt_request__run_id"),
+        )
+        row = first_row(
+            session_with_id(self.db, session_id)
+            .select_related("interrupt_request")
+            .only("id", "interrupt_request")
+            .annotate(is_current=Exists(running))
+        )
+        if row is None:
+            raise SessionNotFound(session_id)
+        found = getattr(row, "interrupt_request", None)
+        if found is None or (found.run_id is not None and not row.is_current):
+            return None
+        pending = interrupt_from(found, session_id)
+        return pending if is_bound_to(pending, run_id) else None
 
     @writes
     def clear_interrupt(self, session_id: str) -> bool:
@@ -217,7 +257,5 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
     return first_row(runs.filter(status=RunStatus.RUNNING.value))
 
 
-def _end_superseded(runs: QuerySet[RunRow], running: RunRow, at: datetime) -> None:
-    runs.filter(pk=running.pk).update(
-        status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at
-    )
+def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:
+    runs.filter(pk=key).update(status=RunStatus.INTERRUPTED.value, completion_reason=SUPERSEDED, ended_at=at)

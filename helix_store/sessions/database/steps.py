@@ -17,7 +17,7 @@ from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.connections import release_once
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.rows import insert_row, update_row
-from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound
+from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound, SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
@@ -25,10 +25,10 @@ from helix_store.sessions.database.locking import (
     changed_columns,
     check_guard,
     lock_session,
-    session_key,
     touch,
 )
 from helix_store.sessions.database.messages import insert_messages
+from helix_store.sessions.database.rows import session_with_id
 from helix_store.sessions.database.sessions import replace_custom_state
 from helix_store.sessions.deltas import StoredPayload, origin_of, remember_step, stored_payload
 from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
@@ -78,9 +78,15 @@ class DatabaseStaging(DatabaseOperations):
 
     @reads
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
-        key = session_key(self.db, session_id)
-        rows = StagedChange.objects.using(self.db.alias).filter(session_id=key, step_id=step_id)
-        return decode_staged(text for _, text in sorted(rows.values_list("pk", "payload")))
+        # The row of the session comes also without staged changes: one statement, and it knows the session.
+        rows = list(
+            session_with_id(self.db, session_id)
+            .annotate(staged=FilteredRelation("staged_changes", condition=Q(staged_changes__step_id=step_id)))
+            .values_list("staged__pk", "staged__payload")
+        )
+        if not rows:
+            raise SessionNotFound(session_id)
+        return decode_staged(text for key, text in sorted(rows) if key is not None)
 
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
