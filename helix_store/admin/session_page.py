@@ -25,12 +25,15 @@ from helix_store.admin.elements import (
     table,
     text_block,
 )
+from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.payloads import (
     PayloadText,
     payload_of,
     whole_state,
     with_payloads,
 )
+from helix_store.admin.session_operations import SESSION_OPERATIONS
+from helix_store.admin.upkeep_operations import CLEAN_UP
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
@@ -80,8 +83,11 @@ _MAY_BE_EMPTY = {
 _IN_ENVELOPE_ONLY = ("output", "error", "workspace_refs")
 
 
-class SessionPage(ReadOnlyAdmin):
+class SessionPage(OperatedAdmin, ReadOnlyAdmin):
     """The page of a session: its columns, and related rows."""
+
+    row_operations = SESSION_OPERATIONS
+    table_operations = (CLEAN_UP,)
 
     fieldsets = (
         (
