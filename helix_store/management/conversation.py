@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from helix_store.management.output import Colours, Style, cell
 from helix_store.management.text import wrapped
-from helix_store.sessions.transcript import Part, parts_of, role_of
+from helix_store.sessions.transcript import Part, turns
 
 __all__ = ["capped", "conversation"]
 
@@ -25,23 +25,12 @@ def conversation(
 
     A result stands below its call. Long results are cut, unless ``width`` is ``None``.
     """
-    read = [(sequence, message, parts_of(message)) for sequence, message in messages]
-    calls = {part.call_id for _, _, parts in read for part in parts if part.kind == "call"} - {None}
-    results: dict[str, list[Part]] = {}
-    for _, _, parts in read:
-        for part in parts:
-            if part.kind == "result" and part.call_id in calls:
-                results.setdefault(part.call_id or "", []).append(part)
-    for sequence, message, parts in read:
-        own = [part for part in parts if part.kind != "result" or part.call_id not in calls]
-        if parts and not own:
-            continue
-        role = role_of(message)
-        lines = [colours(f"{sequence}  {cell(role)}", "bold", *_style(role))]
-        for part in own:
-            lines.extend(_lines(part, width, colours))
-            if part.kind == "call" and (answers := results.get(part.call_id or "")):
-                lines.extend(_result_lines(answers.pop(0), width, colours))
+    for turn in turns(messages):
+        lines = [colours(f"{turn.sequence}  {cell(turn.role)}", "bold", *_style(turn.role))]
+        for own in turn.parts:
+            lines.extend(_lines(own.part, width, colours))
+            if own.result is not None:
+                lines.extend(_result_lines(own.result, width, colours))
         yield "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-__all__ = ["Part", "parts_of", "role_of"]
+__all__ = ["Part", "Turn", "TurnPart", "parts_of", "role_of", "turns"]
 
 PartKind = Literal["text", "thinking", "call", "result", "other"]
 
@@ -37,6 +37,60 @@ class Part:
     name: str = ""
     call_id: str | None = None
     is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """A part of a message; a call with its result, and the sequence number of the message that holds it."""
+
+    part: Part
+    result: Part | None = None
+    result_sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one message says in a conversation, by its sequence number."""
+
+    sequence: int
+    role: str
+    parts: list[TurnPart]
+
+
+def turns(messages: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Turn]:
+    """A conversation in order, with each result at its call.
+
+    A message is left out if all that it says are results of calls among these messages.
+    """
+    read = [(sequence, role_of(message), parts_of(message)) for sequence, message in messages]
+    results = _results_of_calls(read)
+    shown_at_calls = {id(part) for part, _ in results.values()}
+    conversation = []
+    for sequence, role, parts in read:
+        own = [
+            TurnPart(part, *results.get(id(part), ())) for part in parts if id(part) not in shown_at_calls
+        ]
+        if own or not parts:
+            conversation.append(Turn(sequence, role, own))
+    return conversation
+
+
+def _results_of_calls(read: list[tuple[int, str, list[Part]]]) -> dict[int, tuple[Part, int]]:
+    """The result of each call and its sequence number, by the identity of the call's part.
+
+    An id that is used again has its results in the order of its calls.
+    """
+    waiting: dict[str, list[Part]] = {}
+    answered: dict[int, tuple[Part, int]] = {}
+    for sequence, _, parts in read:
+        for part in parts:
+            if part.call_id is None:
+                continue
+            if part.kind == "call":
+                waiting.setdefault(part.call_id, []).append(part)
+            elif part.kind == "result" and waiting.get(part.call_id):
+                answered[id(waiting[part.call_id].pop(0))] = part, sequence
+    return answered
 
 
 def role_of(message: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.sessions.transcript import Part, parts_of, role_of
+from helix_store.sessions.transcript import Part, parts_of, role_of, turns
 from tests.strategies import json_values
 
 TEXT = Part(kind="text", text="Hello")
@@ -131,3 +131,32 @@ def test_each_shape_is_read(message: dict[str, Any], parts: list[Part]) -> None:
 def test_no_message_is_too_strange_to_read(message: dict[str, Any]) -> None:
     assert isinstance(role_of(message), str)
     assert all(isinstance(part.text, str) and isinstance(part.name, str) for part in parts_of(message))
+
+
+def _called(call_id: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "tool_use", "id": call_id, "name": "f", "input": {}}]}
+
+
+def _returned(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def test_a_result_stands_at_its_call_and_its_message_is_left_out() -> None:
+    first, last = turns([(1, _called("a")), (2, _returned("a", "found")), (3, {"role": "user"})])
+    (own,) = first.parts
+    assert own.result is not None
+    assert (own.part.kind, own.result.text, own.result_sequence) == ("call", "found", 2)
+    assert (last.sequence, last.role, last.parts) == (3, "user", [])
+
+
+def test_a_result_without_its_call_is_not_lost() -> None:
+    (alone,) = turns([(7, _returned("a", "from the page before"))])
+    assert [(own.part.kind, own.part.text) for own in alone.parts] == [("result", "from the page before")]
+
+
+def test_an_id_that_is_used_again_has_its_results_in_order() -> None:
+    said = [_called("a"), _returned("a", "1"), _called("a"), _returned("a", "2"), _returned("a", "3")]
+    found = turns(enumerate(said, start=1))
+    assert [turn.sequence for turn in found] == [1, 3, 5]
+    texts = [own.part.text if own.result is None else own.result.text for turn in found for own in turn.parts]
+    assert texts == ["1", "2", "3"]
