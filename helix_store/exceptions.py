@@ -25,6 +25,7 @@ __all__ = [
     "OutcomeUnknown",
     "PatchError",
     "RunNotFound",
+    "SessionBusy",
     "SessionExists",
     "SessionNotFound",
     "StaleStateError",
@@ -35,6 +36,7 @@ __all__ = [
     "StreamClosed",
     "StreamNotFound",
     "StreamTruncated",
+    "TurnInterrupted",
 ]
 
 Applied = Literal["no", "yes", "unknown"]
@@ -212,6 +214,17 @@ class LockLostError(HelixStoreError):
     code = "lock_lost"
 
 
+class TurnInterrupted(HelixStoreError):
+    """Somebody asked this turn to stop; leave it, and the session can go on in another turn."""
+
+    code = "turn_interrupted"
+    kind: str
+    reason: str | None
+
+    def __init__(self, kind: str, reason: str | None = None) -> None:
+        super().__init__(kind=kind, reason=reason)
+
+
 # --- Refused input ---------------------------------------------------------------------------------
 
 
@@ -307,6 +320,16 @@ class StoreBusy(HelixStoreError):
 
     code = "store_busy"
     retryable = True
+
+
+class SessionBusy(StoreBusy):
+    """Another worker drives the session with this id; nothing was changed, try again later."""
+
+    code = "session_busy"
+    session_id: str
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(self._message_with(session_id), session_id=session_id)
 
 
 class StoreTimeout(HelixStoreError):

@@ -33,9 +33,10 @@ PUBLIC_NAMES = {
     "helix_store.exceptions": """
         CheckpointNotFound ConflictError FencedOutError HelixStoreError IdempotencyConflict IntegrityFault
         InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
-        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionExists SessionNotFound
+        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionBusy SessionExists SessionNotFound
         StaleStateError StoreBusy StoreFull StoreTimeout
-        StoreUnavailable StreamClosed StreamNotFound StreamTruncated""",
+        StoreUnavailable StreamClosed StreamNotFound StreamTruncated TurnInterrupted""",
+    "helix_store.handles": "SessionHandle Step Turn",
     "helix_store.models": """
         Checkpoint InterruptRequest Lock Message Operation Run Session StagedChange Stream StreamChunk
         SubSessionRef UsageEntry""",

@@ -10,7 +10,7 @@ Times are epoch milliseconds. A call with an ``approval_id`` asks for an approva
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ __all__ = [
     "ToolCalls",
     "checked_answer",
     "checked_calls",
+    "claimed_calls",
     "claimed_ownership",
     "default_answer",
     "due_calls",
@@ -171,11 +172,34 @@ def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
 
 
 class ToolCalls:
-    """The calls of one session, decoded from its columns."""
+    """The calls of one session: the pending ones and the completed ones, by tool call id."""
 
-    def __init__(self, pending: str | None, completed: str | None) -> None:
-        self.pending = _stored(pending)
-        self.completed = _stored(completed)
+    def __init__(self, pending: Mapping[str, Any], completed: Mapping[str, Any]) -> None:
+        self.pending = dict(pending)
+        self.completed = dict(completed)
+
+    @classmethod
+    def stored(cls, pending: str | None, completed: str | None) -> ToolCalls:
+        """Those in the columns of a session. Raises `IntegrityFault`."""
+        return cls(_stored(pending), _stored(completed))
+
+    @property
+    def answers(self) -> dict[str, dict[str, Any]]:
+        """The answers that were not taken yet."""
+        return {
+            tool_call_id: {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
+            for tool_call_id, entry in self.pending.items()
+            if "submitted_at" in _entry(entry)
+        }
+
+    @property
+    def unanswered(self) -> dict[str, dict[str, Any]]:
+        """The calls that somebody still has to answer."""
+        return {
+            tool_call_id: entry
+            for tool_call_id, value in self.pending.items()
+            if (entry := _entry(value)) and "submitted_at" not in entry
+        }
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
         """Add calls and return whether any is new. Raises `ConflictError` for another call with its id."""
@@ -203,21 +227,25 @@ class ToolCalls:
         self.pending[tool_call_id] = {**entry, **answer.fields, "submitted_at": submitted_at}
         return SubmissionOutcome.ACCEPTED
 
-    def take(self) -> dict[str, Any]:
-        """Move answered calls to the completed ones and return their answers."""
+    def take(self, only: Container[str] | None = None) -> dict[str, Any]:
+        """Move answered calls, or ``only`` these, to the completed ones and return their answers."""
         taken = {
-            tool_call_id: {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
-            for tool_call_id, entry in self.pending.items()
-            if "submitted_at" in _entry(entry)
+            tool_call_id: answer
+            for tool_call_id, answer in self.answers.items()
+            if only is None or tool_call_id in only
         }
         for tool_call_id in taken:
             del self.pending[tool_call_id]
         self.completed.update(taken)
         return taken
 
+    def kept(self, limits: Limits) -> dict[str, Any]:
+        """The completed calls as they are stored."""
+        return _within(self.completed, limits.max_state_bytes // _SHARE_OF_COMPLETED)
+
     def columns(self, limits: Limits) -> dict[str, Any]:
         """The columns of the session's head. Raises `LimitExceeded` when the pending calls are too large."""
-        completed = _within(self.completed, limits.max_state_bytes // _SHARE_OF_COMPLETED)
+        completed = self.kept(limits)
         return {
             "pending_client_tool_calls": _column("pending_client_tool_calls", self.pending, limits),
             "pending_deadline": earliest_deadline(self.pending),
@@ -310,13 +338,19 @@ def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
     return _text(_stored(ownership).get(tool_call_id))
 
 
+def claimed_calls(owners: Mapping[str, Any], tool_call_ids: Iterable[str], owner_id: str) -> dict[str, Any]:
+    """The root's record of owners with these calls. Raises `ConflictError`."""
+    claimed = dict(owners)
+    for tool_call_id in tool_call_ids:
+        if claimed.setdefault(tool_call_id, owner_id) != owner_id:
+            raise _taken(tool_call_id, "belongs to another session of the tree")
+    return claimed
+
+
 def claimed_ownership(
     ownership: str | None, tool_call_ids: Mapping[str, Any], owner_id: str, limits: Limits
 ) -> str | None:
     """The root's ownership column with these calls, or ``None`` if it has them. Raises `ConflictError`."""
     owners = _stored(ownership)
-    for tool_call_id in tool_call_ids:
-        if owners.get(tool_call_id, owner_id) != owner_id:
-            raise _taken(tool_call_id, "belongs to another session of the tree")
-    claimed = {**owners, **dict.fromkeys(tool_call_ids, owner_id)}
+    claimed = claimed_calls(owners, tool_call_ids, owner_id)
     return None if claimed == owners else _column("client_tool_call_ownership", claimed, limits)

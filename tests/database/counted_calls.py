@@ -238,6 +238,8 @@ def _of_store(method: str, *arguments: Any, **options: Any) -> Callable[[Faces],
 
 _STORE: Final[Calls] = {
     "create_session": _of("store", "create_session", agent_type="t"),
+    "new_session": _of("store", "new_session", agent_type="t"),
+    "session": _of_store("session"),
     "create_session of a child": _of("store", "create_session", agent_type="t", parent_session_id="s"),
     "session_exists": _of_store("session_exists"),
     "load_state": _of_store("load_state"),

@@ -23,6 +23,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "CheckpointNotFound": {"checkpoint_id": "c-1"},
     "RunNotFound": {"run_id": "r-1"},
     "StreamNotFound": {"stream_id": "st-1"},
+    "SessionBusy": {"session_id": "s-1"},
     "SessionExists": {"session_id": "s-1"},
     "IdempotencyConflict": {"operation_id": "o-1"},
     "StaleStateError": {"expected_version": 3, "current_version": 5},
@@ -33,6 +34,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PatchError": {"index": 2, "op": "add", "reason": "no such path"},
     "StreamTruncated": {"oldest": 17},
     "OutcomeUnknown": {"operation_id": "o-1"},
+    "TurnInterrupted": {"kind": "interrupt", "reason": "lunch"},
 }
 """What the classes with attributes of their own are made from; the others take a message or nothing."""
 
@@ -42,6 +44,7 @@ NAMES_ITS_ID = {
     "CheckpointNotFound",
     "RunNotFound",
     "StreamNotFound",
+    "SessionBusy",
     "SessionExists",
     "IdempotencyConflict",
 }

@@ -223,4 +223,4 @@ def _asked_columns(
 
 
 def _calls_of(head: Session) -> ToolCalls:
-    return ToolCalls(head.pending_client_tool_calls, head.completed_client_tool_calls)
+    return ToolCalls.stored(head.pending_client_tool_calls, head.completed_client_tool_calls)

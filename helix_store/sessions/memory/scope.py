@@ -30,9 +30,9 @@ class TenantScope:
     """The part of a world that one store works on: the tables of its tenant, and its limits."""
 
     def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
+        self.world = world
         self.lock = world.lock
         self.sessions = world.table(SessionTable, tenant)
-        self._world = world
         self._tenant = tenant
         self._locks = world.table(LockTable, tenant)
         self._streams = world.table(StreamTable, tenant)
@@ -40,7 +40,7 @@ class TenantScope:
 
     def table(self, kind: type[T]) -> T:
         """The table of this kind for this tenant."""
-        return self._world.table(kind, self._tenant)
+        return self.world.table(kind, self._tenant)
 
     @property
     def limits(self) -> Limits:
@@ -75,7 +75,7 @@ class TenantScope:
         stream_id = self.sessions.pop(session_id).columns["stream_id"]
         if stream_id in self._streams and not self._is_referenced(stream_id):
             self._streams.forget(stream_id)
-        self._world.session_is_gone(self._tenant, session_id, keep_usage=keep_usage)
+        self.world.session_is_gone(self._tenant, session_id, keep_usage=keep_usage)
 
     def _is_referenced(self, stream_id: str) -> bool:
         return any(record.columns["stream_id"] == stream_id for record in self.sessions.values())

@@ -40,6 +40,11 @@ class InMemoryStateStore(StateStoreBase):
         )
         super().__init__(backend, tenant=tenant, limits=limits)
 
+    @property
+    def world(self) -> MemoryWorld:
+        """The in-memory database that the store works on."""
+        return self._scope.world
+
     def clear(self) -> None:
         """Delete every session of the tenant, with its usage. Safe to repeat."""
         with self._scope.lock:

@@ -161,4 +161,4 @@ def _tree_of(record: SessionRecord) -> str:
 
 def _calls_of(record: SessionRecord) -> ToolCalls:
     columns = record.columns
-    return ToolCalls(columns["pending_client_tool_calls"], columns["completed_client_tool_calls"])
+    return ToolCalls.stored(columns["pending_client_tool_calls"], columns["completed_client_tool_calls"])

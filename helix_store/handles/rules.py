@@ -1,0 +1,118 @@
+"""What a session waits for, and how a state asks for it. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.types import RunStatus, SessionState, SessionStatus
+from helix_store.exceptions import InvalidPayload
+from helix_store.sessions.layout import SUSPENSION_FIELDS
+from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
+
+__all__ = [
+    "ask",
+    "calls_of",
+    "is_suspended",
+    "is_waiting",
+    "milliseconds",
+    "new_calls",
+    "outcome_of",
+    "take",
+]
+
+_SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+def calls_of(state: SessionState) -> ToolCalls:
+    return ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+
+
+def is_suspended(state: SessionState) -> bool:
+    """Whether `resume` takes the session up again."""
+    return state.status in _SUSPENDED and any(
+        getattr(state, name) is not None for name in SUSPENSION_FIELDS if name != "tracing_context"
+    )
+
+
+def is_waiting(state: SessionState) -> bool:
+    """Whether somebody still has to answer before the session can go on."""
+    return is_suspended(state) and bool(calls_of(state).unanswered)
+
+
+def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:
+    """The complete entries of the calls that a step waits for. Raises `InvalidPayload`.
+
+    A ``deadline`` may be a duration from now or an aware datetime. With ``on_expiry`` "reject" the call is
+    an approval, by default under its own id.
+    """
+    if not isinstance(calls, Mapping):
+        raise InvalidPayload(path="calls", reason="expected a dict of calls by tool call id")
+    asked_at = validation.datetime_to_milliseconds(now)
+    given = {
+        tool_call_id: _completed(tool_call_id, call, asked_at, run_id)
+        for tool_call_id, call in validation.items(calls.items(), "calls")
+    }
+    return checked_calls(given, requested_at=asked_at, limits=limits)
+
+
+def _completed(tool_call_id: Any, call: Any, asked_at: int, run_id: str | None) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    entry = dict(call)
+    entry.setdefault("run_id", run_id)
+    deadline = entry.get("deadline")
+    path = f"calls/{tool_call_id}/deadline"
+    if isinstance(deadline, timedelta):
+        entry["deadline"] = asked_at + milliseconds(deadline, path)
+    elif isinstance(deadline, datetime):
+        if deadline.utcoffset() is None:
+            raise InvalidPayload(path=path, reason="a time needs a time zone")
+        entry["deadline"] = validation.datetime_to_milliseconds(deadline)
+    if entry.get("on_expiry") == "reject" and entry.get("approval_id") is None:
+        entry["approval_id"] = tool_call_id
+    return entry
+
+
+def milliseconds(duration: Any, name: str) -> int:
+    """A duration, or a number of milliseconds, as milliseconds. Raises `InvalidPayload`."""
+    if isinstance(duration, timedelta):
+        duration = duration // _MILLISECOND
+    return validation.whole_number(duration, name)
+
+
+def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:
+    """Move answers that a turn was offered to the completed calls of a state."""
+    calls = calls_of(state)
+    if calls.take(tool_call_ids):
+        state.pending_client_tool_calls = calls.pending
+        state.completed_client_tool_calls = calls.kept(limits)
+
+
+def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> None:
+    """Make a state wait for calls, as `suspend` does. Raises `ConflictError` for one that it had before."""
+    calls = calls_of(state)
+    calls.add(entries)
+    state.pending_client_tool_calls = calls.pending
+    if state.root_session_id in (None, state.session_id):
+        state.client_tool_call_ownership = claimed_calls(
+            state.client_tool_call_ownership, entries, state.session_id
+        )
+    state.status = SessionStatus.PAUSED
+    state.suspension_kind = RunStatus.SUSPENDED_CLIENT_TOOL
+    state.suspension_context = {"tool_call_ids": list(entries)}
+    state.suspended_awaiting_children = None
+    state.suspended_step_id = step_id
+
+
+def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
+    """How a run ends whose last step stored this state, and why."""
+    if state.status == SessionStatus.FAILED:
+        return RunStatus.FAILED, validation.failure_reason(state.failure_reason)
+    if is_suspended(state):
+        return state.suspension_kind or RunStatus.SUSPENDED_STEP_PARTIAL, None
+    return RunStatus.COMPLETED, None
