@@ -96,6 +96,7 @@ class SubSessionRef(models.Model):
                 condition=Q(location__in=LOCATIONS), name=constraint_name("sub_ref_location_ck")
             ),
         ]
+        indexes = [models.Index(fields=["sub_session_id"], name=constraint_name("sub_ref_owner_idx"))]
 
     def __str__(self) -> str:
         return str(self.sub_session_id)

@@ -88,6 +88,11 @@ class UsageEntry(models.Model):
                 fields=["tenant", "session_agent_type", "timestamp", "id"],
                 name=constraint_name("usage_agent_idx"),
             ),
+            models.Index(
+                fields=["tenant", "sub_session_id"],
+                condition=Q(sub_session_id__isnull=False),
+                name=constraint_name("usage_sub_idx"),
+            ),
         ]
 
     def __str__(self) -> str:
