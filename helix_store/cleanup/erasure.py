@@ -242,7 +242,7 @@ class Erasure:
         keys = trees.lock_tree(db, session_id, wait=True)
         if not keys:
             return _Erased(Counter(), Counter())
-        if not self._force and trees.is_in_use(db, keys, lock=True):
+        if not self._force and trees.is_in_use(db, keys):
             raise _Left("it is in use")
         ids = _ids_of(db, keys)
         changed: Rows = Counter()
@@ -272,11 +272,12 @@ class Erasure:
         keys = set(tree_keys(db, session_id)) - self._counted
         if not keys:
             return _Erased(Counter(), Counter())
-        if not self._force and trees.is_in_use(db, keys, lock=False):
+        if not self._force and trees.in_use(db, keys):
             raise _Left("it is in use")
         self._counted |= keys
         ids = _ids_of(db, keys)
-        deleted = trees.row_counts(db, keys)
+        streams = trees.doomed_streams(db, keys)
+        deleted = trees.row_counts(db, keys, streams)
         changed: Rows = Counter()
         if self._of_tenant:
             # `_erase_rest` counts those of the whole tenant.
@@ -284,7 +285,7 @@ class Erasure:
             return _Erased(deleted, changed)
         if self._keep_branches:
             changed[Session] = len(references.branches_of(db, ids))
-        named = set(trees.streams_to_delete(db, keys).values_list("stream_id", flat=True))
+        named = {stream.stream_id for stream in streams}
         for stream in _streams_without_session(db).filter(stream_id__in=set(ids) - named):
             deleted[Stream] += 1
             deleted[StreamChunk] += stream.last_sequence - stream.floor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,21 +15,22 @@ from django.db.models import Exists, Model, OuterRef
 from helix_store import conf
 from helix_store.cleanup import trees
 from helix_store.cleanup.snapshots import MissingProvider
-from helix_store.cleanup.sql import ANONYMISE_USAGE, TOO_MANY_CHECKPOINTS
+from helix_store.cleanup.sql import ANONYMISE_USAGE, NOT_IDLE, SURPLUS_CHECKPOINTS, TOO_MANY_CHECKPOINTS
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
 from helix_store.core import validation
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.serialization import Serializable
+from helix_store.core.types import SessionStatus
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, list_parameter
-from helix_store.models import Checkpoint, Session, StreamChunk, UsageEntry
+from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.store import DatabaseStateStore
-from helix_store.sessions.database.trees import delete_tree_rows, tree_keys
+from helix_store.sessions.database.trees import delete_tree_rows, forest_keys
 from helix_store.streams.backend import PruneRequest
-from helix_store.streams.pruning import prune_batches
+from helix_store.streams.pruning import prune_batches, would_empty
 
-__all__ = ["Retention", "RetentionReport", "apply_retention"]
+__all__ = ["Retention", "RetentionReport", "RetentionRequest", "apply_retention"]
 
 logger = logging.getLogger("helix_store.cleanup")
 
@@ -60,6 +61,19 @@ class RetentionReport(Serializable):
     errors: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRequest:
+    """The arguments of `apply_retention`."""
+
+    using: str | None = None
+    tenant: str | None = None
+    policy: RetentionPolicy | None = None
+    workspace_providers: Mapping[str, WorkspaceProvider] | None = None
+    page_size: int | None = None
+    now: datetime | int | None = None
+    dry_run: bool = False
+
+
 def apply_retention(
     *,
     using: str | None = None,
@@ -84,7 +98,7 @@ def apply_retention(
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always
     follow that clock. ``progress`` is called after each batch. Raises `InvalidQuery` for invalid arguments.
     """
-    retention = Retention(
+    request = RetentionRequest(
         using=using,
         tenant=tenant,
         policy=policy,
@@ -93,6 +107,7 @@ def apply_retention(
         now=now,
         dry_run=dry_run,
     )
+    retention = Retention(request)
     for report in retention.batches():
         if progress is not None:
             progress(report)
@@ -100,33 +115,24 @@ def apply_retention(
 
 
 class Retention:
-    """One application of a policy, and its report so far. The arguments are those of `apply_retention`."""
+    """One application of a policy, and its report so far. Raises `InvalidQuery` for an invalid request."""
 
-    def __init__(
-        self,
-        *,
-        using: str | None = None,
-        tenant: str | None = None,
-        policy: RetentionPolicy | None = None,
-        workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
-        page_size: int | None = None,
-        now: datetime | int | None = None,
-        dry_run: bool = False,
-    ) -> None:
+    def __init__(self, request: RetentionRequest) -> None:
         conf.require_usable_prefix()
-        self._using = using
-        self._tenant = None if tenant is None else validation.tenant(tenant)
-        self._policy = conf.retention() if policy is None else policy
-        given = workspace_providers
+        self._using = request.using
+        self._tenant = None if request.tenant is None else validation.tenant(request.tenant)
+        self._policy = conf.retention() if request.policy is None else request.policy
+        given = request.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        page_size = conf.page_size() if page_size is None else page_size
+        page_size = conf.page_size() if request.page_size is None else request.page_size
         self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
-        self._now = None if now is None else validation.aware_datetime(now, "now")
-        self.report = RetentionReport(dry_run=dry_run)
-        self._dry_run = dry_run
-        # What a dry run would have deleted with its session.
-        self._doomed_sessions: set[int] = set()
-        self._doomed_streams: set[int] = set()
+        self._now = None if request.now is None else validation.aware_datetime(request.now, "now")
+        self._dry_run = request.dry_run
+        self.report = RetentionReport(dry_run=request.dry_run)
+        days = self._policy.streams_ended_days
+        self._prune_request = None if days is None else self._request_to_prune(timedelta(days=days))
+        # What a dry run would have deleted with its session, so that no other rule deletes it.
+        self._doomed: Counter[str] = Counter()
 
     def batches(self) -> Iterator[RetentionReport]:
         """Apply the policy batch by batch; whoever stops to iterate has stopped it between two batches."""
@@ -149,6 +155,9 @@ class Retention:
                 yield from rule(Database(self._using, tenant))
         yield from self._prune_streams()
 
+    def _request_to_prune(self, age: timedelta) -> PruneRequest:
+        return PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
+
     def _before(self, days: float) -> datetime:
         assert self._now is not None  # noqa: S101  `batches` sets it
         return self._now - timedelta(days=days)
@@ -165,8 +174,12 @@ class Retention:
     def _delete_idle_sessions(self, db: Database) -> Iterator[RetentionReport]:
         for status, days in self._policy.sessions_idle_days.items():
             for page in self._idle_pages(db, str(status), self._before(days)):
-                for session_id in self._closed_trees(db, page):
-                    self._delete(db, session_id)
+                closed = self._closed_trees(db, list(page))
+                if self._dry_run:
+                    self._count_trees(db, closed.values())
+                else:
+                    for top in closed:
+                        self._delete(db, page[top])
                 yield self.report
 
     def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
@@ -187,27 +200,23 @@ class Retention:
                 return
             after = dict(zip(order, (rows[-1][2], rows[-1][1]), strict=True))
 
-    def _closed_trees(self, db: Database, page: Mapping[int, str]) -> list[str]:
-        """Those of the sessions whose trees are idle, and have no session that is part of another tree."""
-        idle: dict[str, set[int]] = {}
-        for top in page.values():
-            keys = set(tree_keys(db, top))
-            is_idle = db.query(partial(self._is_idle, db, keys))
-            if keys and is_idle:
-                idle[top] = keys
-        if not idle:
-            return []
+    def _closed_trees(self, db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
+        """Those of the trees that are idle, and have no session that is part of another tree."""
+        found = forest_keys(db, tops)
+        used = self._not_idle(db, set().union(*found.values()))
+        idle = {top: keys for top, keys in found.items() if not keys & used}
         links = trees.links_into(db, set().union(*idle.values()))
-        return [
-            top for top, keys in idle.items() if not any(links[key] - keys for key in keys if key in links)
-        ]
+        return {
+            top: keys
+            for top, keys in idle.items()
+            if not any(links[key] - keys for key in keys if key in links)
+        }
 
-    def _is_idle(self, db: Database, keys: Collection[int]) -> bool:
-        rows = trees.sessions_with_keys(db, keys).values_list("status", "updated_at")
-        rules = self._policy.sessions_idle_days
-        return all(
-            status in rules and updated_at <= self._before(rules[status]) for status, updated_at in rows
-        )
+    def _not_idle(self, db: Database, keys: Collection[int]) -> set[int]:
+        ages: dict[str, datetime | None] = dict.fromkeys(SessionStatus)
+        ages |= {str(status): self._before(days) for status, days in self._policy.sessions_idle_days.items()}
+        parameters = {**ages, "keys": list_parameter(db, list(keys))}
+        return {key for (key,) in db.read(NOT_IDLE, parameters)}
 
     def _delete(self, db: Database, session_id: str) -> None:
         """Delete one tree, unless it is in use. An error is that of this tree alone."""
@@ -217,9 +226,9 @@ class Retention:
             """The deleted rows; ``None`` for a tree in use."""
             nonlocal deleted_snapshots
             keys = trees.lock_tree(db, session_id, wait=False)
-            if not keys or not self._is_idle(db, keys):
+            if not keys or self._not_idle(db, keys):
                 return Counter()
-            if trees.is_in_use(db, keys, lock=True):
+            if trees.is_in_use(db, keys):
                 return None
             for snapshot in trees.snapshots_of_tree(db, keys, self._providers):
                 snapshot.delete()
@@ -227,10 +236,7 @@ class Retention:
             return delete_tree_rows(db, session_id, keep_usage=True)
 
         try:
-            if self._dry_run:
-                rows = db.query(lambda: self._would_delete(db, session_id))
-            else:
-                rows = db.transaction(delete_if_still_idle)
+            rows = db.transaction(delete_if_still_idle)
         except trees.TreeBusy:
             rows = None
         except MissingProvider as exc:
@@ -252,13 +258,32 @@ class Retention:
         elif rows:
             self._count("sessions", rows, trees=1)
 
-    def _would_delete(self, db: Database, session_id: str) -> Rows | None:
-        keys = tree_keys(db, session_id)
-        if not keys or trees.is_in_use(db, keys, lock=False):
-            return None if keys else Counter()
-        self._doomed_sessions.update(keys)
-        self._doomed_streams.update(trees.streams_to_delete(db, keys).values_list("pk", flat=True))
-        return trees.row_counts(db, keys)
+    def _count_trees(self, db: Database, closed: Iterable[set[int]]) -> None:
+        """Count what `_delete` would do with these trees."""
+        distinct = set(map(frozenset, closed))
+        used = trees.in_use(db, set().union(*distinct))
+        free = [keys for keys in distinct if not keys & used]
+        self._count(in_use=len(distinct) - len(free))
+        keys = set().union(*free)
+        streams = trees.doomed_streams(db, keys)
+        self._count("sessions", trees.row_counts(db, keys, streams), trees=len(free))
+        self._doom(db, keys, streams)
+
+    def _doom(self, db: Database, keys: Collection[int], streams: Sequence[trees.DoomedStream]) -> None:
+        """Note what the other rules would have found here."""
+        if self._policy.checkpoints_keep is not None:
+            parameters = {"keep": self._policy.checkpoints_keep, "keys": list_parameter(db, list(keys))}
+            ((surplus,),) = db.read(SURPLUS_CHECKPOINTS, parameters)
+            self._doomed["checkpoints"] += int(surplus)
+        if (request := self._prune_request) is not None:
+            rows = Stream.objects.using(db.alias).filter(pk__in=[stream.key for stream in streams])
+            self._doomed["chunks"] += would_empty(db, rows, request).chunks
+            self._doomed["lost"] += sum(stream.is_lost for stream in streams)
+
+    def _without_doomed(self, kind: str, number: int) -> int:
+        doomed = min(number, self._doomed[kind])
+        self._doomed[kind] -= doomed
+        return number - doomed
 
     # --- Checkpoints ----------------------------------------------------------------------------------
 
@@ -269,9 +294,9 @@ class Retention:
         while True:
             parameters = {"tenant": db.tenant, "after": after, "keep": keep, "limit": self._page_size}
             rows = db.read(TOO_MANY_CHECKPOINTS, parameters)
-            for key, session_id, surplus in rows:
+            for session_id, surplus in rows:
                 if self._dry_run:
-                    pruned = 0 if key in self._doomed_sessions else surplus
+                    pruned = self._without_doomed("checkpoints", surplus)
                 else:
                     pruned = store.prune_checkpoints(session_id, keep=keep or 1)
                 self._count("checkpoints", {Checkpoint: pruned})
@@ -279,20 +304,20 @@ class Retention:
                 yield self.report
             if len(rows) < self._page_size:
                 return
-            after = rows[-1][1]
+            after = rows[-1][0]
 
     # --- Streams --------------------------------------------------------------------------------------
 
     def _prune_streams(self) -> Iterator[RetentionReport]:
-        if self._policy.streams_ended_days is None:
+        if self._prune_request is None:
             return
-        age = timedelta(days=self._policy.streams_ended_days)
-        request = PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
         before = self.report
         db = Database(self._using, self._tenant or "")
-        for pruned in prune_batches(db, self._tenant, request, leave=self._doomed_streams):
+        for pruned in prune_batches(db, self._tenant, self._prune_request):
             self.report = before
-            self._count("streams", {StreamChunk: pruned.chunks}, streams_failed=pruned.failed)
+            chunks = self._without_doomed("chunks", pruned.chunks)
+            failed = self._without_doomed("lost", pruned.failed)
+            self._count("streams", {StreamChunk: chunks}, streams_failed=failed)
             yield self.report
 
     # --- Usage ----------------------------------------------------------------------------------------

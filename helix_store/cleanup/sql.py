@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
-from helix_store.core.types import RunStatus
+from helix_store.core.types import RunStatus, SessionStatus, StreamStatus
 from helix_store.engine.clocks import POSTGRESQL, SQLITE, Clock
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Checkpoint, CheckpointKind, Lock, Run, Session, SubSessionRef, UsageEntry
+from helix_store.models import (
+    Checkpoint,
+    CheckpointKind,
+    Lock,
+    Run,
+    Session,
+    Stream,
+    SubSessionRef,
+    UsageEntry,
+)
+from helix_store.sessions.database.trees import children_of_sessions
 
-__all__ = ["ANONYMISE_USAGE", "LINKS_INTO", "TOO_MANY_CHECKPOINTS"]
+__all__ = [
+    "ANONYMISE_USAGE",
+    "IN_USE",
+    "LINKS_INTO",
+    "NOT_IDLE",
+    "STREAMS_OF_NO_OTHER",
+    "SURPLUS_CHECKPOINTS",
+    "TOO_MANY_CHECKPOINTS",
+    "row_counts",
+]
 
 _SESSION: Final = table(Session)
 _REF: Final = table(SubSessionRef)
+_STREAM: Final = table(Stream)
 
 
-def _in_keys(form: Callable[[str], str], column: str) -> Statement:
+def _in_keys(form: Callable[[str, Clock], str], column: str) -> Statement:
     """A statement with a condition on the keys in the parameter ``keys``, in the form of each database."""
     postgresql, sqlite = is_in_list(column, "keys", "bigint")
-    return Statement(postgresql=form(postgresql), sqlite=form(sqlite))
+    return Statement(postgresql=form(postgresql, POSTGRESQL), sqlite=form(sqlite, SQLITE))
 
+
+# --- Sessions by their keys ---------------------------------------------------------------------------
 
 LINKS_INTO: Final = _in_keys(
-    lambda in_keys: (
+    lambda in_keys, clock: (
         f"""
     SELECT child.id, parent.id FROM {_SESSION} AS child JOIN {_SESSION} AS parent
         ON parent.tenant = child.tenant AND parent.session_id = child.parent_session_id
@@ -39,10 +62,93 @@ LINKS_INTO: Final = _in_keys(
 )
 """The keys of these sessions, each with the key of a session that has it as a sub-session."""
 
+_AGES: Final = " ".join(f"WHEN '{status}' THEN updated_at <= %({status})s" for status in SessionStatus)
 
-def _anonymise(random_id: str) -> Callable[[str], str]:
+NOT_IDLE: Final = _in_keys(
+    lambda in_keys, clock: (
+        f"""
+        SELECT id FROM {_SESSION}
+        WHERE {in_keys} AND NOT coalesce(CASE status {_AGES} END, FALSE)"""
+    ),
+    "id",
+)
+"""The keys of those that were written after the moment of their status; a status without one is not idle."""
+
+IN_USE: Final = _in_keys(
+    lambda in_keys, clock: (
+        f"""
+        SELECT s.id FROM {_SESSION} AS s WHERE {in_keys} AND (
+            EXISTS (
+                SELECT 1 FROM {table(Run)} AS r
+                WHERE r.session_id = s.id AND r.status = '{RunStatus.RUNNING.value}'
+            ) OR EXISTS (
+                SELECT 1 FROM {table(Lock)} AS l
+                WHERE l.tenant = s.tenant AND l.name = s.session_id AND l.expires_at > {clock.now}
+            ) OR EXISTS (
+                SELECT 1 FROM {_STREAM} AS st
+                WHERE st.tenant = s.tenant AND st.stream_id = s.stream_id
+                    AND st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at > {clock.now}
+            )
+        )"""
+    ),
+    "s.id",
+)
+"""The keys of those with a running run, a live lock, or a stream with a live writer."""
+
+
+def _streams_of_no_other(chosen: str, not_chosen: str, clock: Clock) -> str:
+    # Another session is looked for in two parts, so that each is one look-up in an index.
+    other = f"SELECT 1 FROM {_SESSION} AS o WHERE o.tenant = st.tenant AND o.stream_id = st.stream_id"
+    return f"""
+        SELECT st.id, st.stream_id, st.last_sequence - st.floor,
+            st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at <= {clock.now}
+        FROM {_STREAM} AS st
+        WHERE st.tenant = (SELECT %(tenant)s)
+            AND st.stream_id IN (SELECT s.stream_id FROM {_SESSION} AS s WHERE {chosen})
+            AND NOT EXISTS ({other} AND o.session_id = st.stream_id AND {not_chosen})
+            AND NOT EXISTS (
+                {other} AND (o.stream_id < o.session_id OR o.stream_id > o.session_id) AND {not_chosen}
+            )"""
+
+
+STREAMS_OF_NO_OTHER: Final = Statement(
+    *(
+        _streams_of_no_other(chosen, f"NOT ({of_other})", clock)
+        for chosen, of_other, clock in zip(
+            is_in_list("s.id", "keys", "bigint"),
+            is_in_list("o.id", "keys", "bigint"),
+            (POSTGRESQL, SQLITE),
+            strict=True,
+        )
+    )
+)
+"""Key, id, number of chunks, and whether the writer is lost, of streams that only these sessions refer to."""
+
+
+@cache
+def row_counts() -> Statement:
+    """The numbers of rows of these sessions, in the order of `children_of_sessions`.
+
+    Made when it is first needed: only then every model is known.
+    """
+
+    def form(in_keys: str, clock: Clock) -> str:
+        counts = (
+            f"(SELECT count(*) FROM {table(child.related_model)} AS c "
+            f"WHERE {in_keys.replace('key_of_session', f'c.{child.field.column}')})"
+            for child in children_of_sessions()
+        )
+        return f"SELECT {', '.join(counts)}"
+
+    return _in_keys(form, "key_of_session")
+
+
+# --- Usage --------------------------------------------------------------------------------------------
+
+
+def _anonymise(random_id: str) -> Callable[[str, Clock], str]:
     # A row that is anonymous already is not written again.
-    return lambda in_keys: (
+    return lambda in_keys, clock: (
         f"""
         UPDATE {table(UsageEntry)} SET user_id = NULL, session_id = NULL, run_id = NULL,
             sub_session_id = NULL, recorded_for = '', entry_id = {random_id}
@@ -60,12 +166,17 @@ The id of an entry is replaced too: it may be made from that of the session.
 """
 
 
+# --- Checkpoints --------------------------------------------------------------------------------------
+
+_IS_STEP: Final = f"c.kind = '{CheckpointKind.STEP.value}' AND c.namespace = ''"
+
+
 def _too_many_checkpoints(clock: Clock) -> str:
     checkpoints = f"""
         {table(Checkpoint)} AS c
-        WHERE c.session_id = s.id AND c.kind = '{CheckpointKind.STEP.value}' AND c.namespace = ''"""
+        WHERE c.session_id = s.id AND {_IS_STEP}"""
     return f"""
-        SELECT s.id, s.session_id, (SELECT count(*) FROM {checkpoints}) - %(keep)s
+        SELECT s.session_id, (SELECT count(*) FROM {checkpoints}) - %(keep)s
         FROM {_SESSION} AS s
         WHERE s.tenant = (SELECT %(tenant)s) AND s.session_id > %(after)s
             AND (SELECT c.version FROM {checkpoints} ORDER BY c.version DESC LIMIT 1 OFFSET %(keep)s)
@@ -84,4 +195,16 @@ def _too_many_checkpoints(clock: Clock) -> str:
 TOO_MANY_CHECKPOINTS: Final = Statement(
     postgresql=_too_many_checkpoints(POSTGRESQL), sqlite=_too_many_checkpoints(SQLITE)
 )
-"""Key, id and number of surplus step checkpoints of sessions that are not in use, in the order of the id."""
+"""Id and number of surplus step checkpoints of sessions that are not in use, in the order of the id."""
+
+SURPLUS_CHECKPOINTS: Final = _in_keys(
+    lambda in_keys, clock: (
+        f"""
+        SELECT coalesce(sum(grouped.surplus), 0) FROM (
+            SELECT count(*) - %(keep)s AS surplus FROM {table(Checkpoint)} AS c
+            WHERE {in_keys} AND {_IS_STEP} GROUP BY c.session_id HAVING count(*) > %(keep)s
+        ) AS grouped"""
+    ),
+    "c.session_id",
+)
+"""The number of surplus step checkpoints of these sessions together."""

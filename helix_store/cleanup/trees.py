@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db.models import Model, QuerySet
 
 from helix_store import conf
+from helix_store.cleanup import sql
 from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.snapshots import Snapshot, owned_snapshots
-from helix_store.cleanup.sql import LINKS_INTO
+from helix_store.cleanup.sql import IN_USE, LINKS_INTO, STREAMS_OF_NO_OTHER
 from helix_store.cleanup.workspaces import WorkspaceProvider
 from helix_store.core.payloads import decode_object
-from helix_store.core.types import RunStatus, StreamStatus
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
-from helix_store.models import Lock, Run, Session, Stream, StreamChunk
+from helix_store.models import Lock, Session, Stream, StreamChunk
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.trees import children_of_sessions, tree_keys
-from helix_store.streams.database import streams_of
 
 __all__ = [
+    "DoomedStream",
     "TreeBusy",
     "by_table",
+    "doomed_streams",
+    "in_use",
     "is_in_use",
     "links_into",
     "lock_tree",
@@ -34,7 +35,6 @@ __all__ = [
     "row_counts",
     "sessions_with_keys",
     "snapshots_of_tree",
-    "streams_to_delete",
     "tenants_of",
 ]
 
@@ -93,25 +93,22 @@ def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
     return links
 
 
-def is_in_use(db: Database, keys: Collection[int], *, lock: bool) -> bool:
-    """Whether a session has a running run, a live lock, or a stream with a live writer. Call in a query.
+def is_in_use(db: Database, keys: Collection[int]) -> bool:
+    """Whether one of the sessions is in use, and stays as it is. Call in a transaction.
 
-    ``lock`` holds the rows of the locks until the transaction ends: then nobody acquires one meanwhile.
+    The rows of their locks are locked: nobody acquires one until the transaction ends.
     """
-    running = Run.objects.using(db.alias).filter(session_id__in=keys, status=RunStatus.RUNNING.value)
-    if running.exists():
-        return True
     locks = locks_of(db, keys)
-    if lock:
-        # A row that is locked is being acquired: its lock is live in a moment.
-        free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
-        if set(locks.values_list("pk", flat=True)) - free:
-            return True
-    now = database_now(db)
-    if locks.filter(expires_at__gt=now).exists():
+    # A row that is locked is being acquired: its lock is live in a moment.
+    free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
+    if set(locks.values_list("pk", flat=True)) - free:
         return True
-    streams = Stream.objects.using(db.alias).filter(tenant=db.tenant, stream_id__in=streams_of(db, keys))
-    return streams.filter(status=StreamStatus.ACTIVE.value, lease_expires_at__gt=now).exists()
+    return bool(in_use(db, keys))
+
+
+def in_use(db: Database, keys: Collection[int]) -> set[int]:
+    """Those of the sessions with a running run, a live lock, or a stream with a live writer."""
+    return {key for (key,) in db.read(IN_USE, {"keys": list_parameter(db, list(keys))})}
 
 
 def locks_of(db: Database, keys: Collection[int]) -> QuerySet[Lock]:
@@ -139,22 +136,29 @@ def snapshots_of_tree(
     ]
 
 
-def streams_to_delete(db: Database, keys: Collection[int]) -> QuerySet[Stream]:
-    """The streams that no session refers to when these are gone."""
-    others = Session.objects.using(db.alias).filter(tenant=db.tenant).exclude(pk__in=keys)
-    found = streams_of(db, keys)
-    shared = others.filter(stream_id__in=found).values_list("stream_id", flat=True)
-    ids = set(found) - set(shared)
-    return Stream.objects.using(db.alias).filter(tenant=db.tenant, stream_id__in=ids)
+class DoomedStream(NamedTuple):
+    """A stream that no session refers to when some sessions are gone."""
+
+    key: int
+    stream_id: str
+    chunks: int
+    is_lost: bool
+    """Its writer died: a prune would fail it."""
 
 
-def row_counts(db: Database, keys: Collection[int]) -> Counter[type[Model]]:
-    """The number of rows of each model that the deletion of these sessions deletes; usage is not counted."""
-    counts: Counter[type[Model]] = Counter({Session: len(keys)})
-    for relation in children_of_sessions():
-        rows = relation.related_model._base_manager.using(db.alias)
-        counts[relation.related_model] = rows.filter(**{f"{relation.field.name}__in": keys}).count()
-    for last_sequence, floor in streams_to_delete(db, keys).values_list("last_sequence", "floor"):
-        counts[Stream] += 1
-        counts[StreamChunk] += last_sequence - floor
+def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
+    parameters = {"tenant": db.tenant, "keys": list_parameter(db, list(keys))}
+    return [DoomedStream(*row) for row in db.read(STREAMS_OF_NO_OTHER, parameters)]
+
+
+def row_counts(
+    db: Database, keys: Collection[int], streams: Collection[DoomedStream]
+) -> Counter[type[Model]]:
+    """The number of rows of each model that go with these sessions and streams; usage is not counted."""
+    (numbers,) = db.read(sql.row_counts(), {"keys": list_parameter(db, list(keys))})
+    models = (relation.related_model for relation in children_of_sessions())
+    counts: Counter[type[Model]] = Counter(dict(zip(models, numbers, strict=True)))
+    counts[Session] = len(keys)
+    counts[Stream] = len(streams)
+    counts[StreamChunk] = sum(stream.chunks for stream in streams)
     return counts

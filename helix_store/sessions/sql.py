@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Lock, Message, Run, Session, StagedChange, SubSessionRef
 from helix_store.sessions.layout import STATE_COLUMNS, WRITTEN_COLUMNS
@@ -22,6 +23,7 @@ __all__ = [
     "COMPARE_AND_SET_STATUS",
     "COPY_MESSAGES",
     "CURRENT_COLUMNS",
+    "FOREST_KEYS",
     "LATEST_CHECKPOINT",
     "LOAD_STATE",
     "MAX_SINGLE_MESSAGES",
@@ -139,15 +141,20 @@ MESSAGE_PAGE: Final = Statement(
         ) AS m"""
 )
 
-# A session and its local descendants, reachable by parent or by local ref. UNION drops what was seen, so
-# that a cycle ends. On SQLite, what is always true is marked as unlikely: SQLite expects a tree to be huge,
-# and with statistics it would build a Bloom filter of all sessions for every walk.
-TREE_KEYS: Final = Statement(
-    postgresql=f"""
-        WITH RECURSIVE tree(id, session_id) AS (
-            SELECT id, session_id FROM {_SESSION} WHERE {SESSION_BY_ID}
+
+def _trees(chosen: tuple[str, str], columns: str) -> Statement:
+    """The chosen sessions (``top``) and their local descendants, reachable by parent or by local ref.
+
+    UNION drops what was seen, so that a cycle ends. On SQLite, what is always true is marked as unlikely:
+    SQLite expects a tree to be huge, and with statistics it would build a Bloom filter of all sessions for
+    every walk.
+    """
+    return Statement(
+        postgresql=f"""
+        WITH RECURSIVE tree(top, id, session_id) AS (
+            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen[0]}
           UNION
-            SELECT child.id, child.session_id FROM tree CROSS JOIN LATERAL (
+            SELECT tree.top, child.id, child.session_id FROM tree CROSS JOIN LATERAL (
                 SELECT id, session_id FROM {_SESSION}
                 WHERE tenant = (SELECT %(tenant)s) AND parent_session_id = tree.session_id
               UNION ALL
@@ -157,24 +164,31 @@ TREE_KEYS: Final = Statement(
                     AND target.tenant = (SELECT %(tenant)s)
             ) AS child
         )
-        SELECT id FROM tree""",
-    sqlite=f"""
-        WITH RECURSIVE tree(id, session_id) AS (
-            SELECT id, session_id FROM {_SESSION} WHERE {SESSION_BY_ID}
+        SELECT {columns} FROM tree""",
+        sqlite=f"""
+        WITH RECURSIVE tree(top, id, session_id) AS (
+            SELECT id, id, session_id FROM {_SESSION} WHERE {chosen[1]}
           UNION
-            SELECT child.id, child.session_id FROM tree
+            SELECT tree.top, child.id, child.session_id FROM tree
             JOIN {_SESSION} AS child
                 ON child.tenant = %(tenant)s AND child.parent_session_id = tree.session_id
                 AND likelihood(tree.session_id <> '', 0.000001)
           UNION
-            SELECT target.id, target.session_id FROM tree
+            SELECT tree.top, target.id, target.session_id FROM tree
             JOIN {_REF} AS ref ON ref.session_id = tree.id AND ref.location = 'local'
             JOIN {_SESSION} AS target
                 ON target.tenant = %(tenant)s AND target.session_id = ref.sub_session_id
                 AND likelihood(tree.session_id <> '', 0.000001)
         )
-        SELECT id FROM tree""",
-)
+        SELECT {columns} FROM tree""",
+    )
+
+
+TREE_KEYS: Final = _trees((SESSION_BY_ID, SESSION_BY_ID), "id")
+"""The keys of one tree, by the id of its top."""
+
+FOREST_KEYS: Final = _trees(is_in_list("id", "keys", "bigint"), "top, id")
+"""The keys of many trees, each with the key of its top, by the keys of the tops."""
 
 
 # --- Writes under the session's lock ----------------------------------------------------------------

@@ -5,13 +5,13 @@ The row of a stream stays, with the floor that tells readers which chunks were r
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
@@ -25,7 +25,7 @@ from helix_store.streams import sql
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.notifications import notify_after_commit
 
-__all__ = ["prune", "prune_batches", "prune_streams"]
+__all__ = ["prune", "prune_batches", "prune_streams", "would_empty"]
 
 _CHUNKS_PER_TRANSACTION: Final = 5_000
 
@@ -37,6 +37,14 @@ _SORTED_BY_KEY: Final = F("id") + 0
 
 By the plain key, the database would read all streams in the order of the key.
 """
+
+
+class _Rule(NamedTuple):
+    """The streams that it concerns keep so many of their newest chunks."""
+
+    condition: Q
+    keep: int
+    order: Combinable
 
 
 def prune_streams(
@@ -74,42 +82,39 @@ def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStre
     return pruned
 
 
-def prune_batches(
-    db: Database, tenant: str | None, request: PruneRequest, *, leave: Container[int] = ()
-) -> Iterator[PrunedStreams]:
-    """`prune`, with the sum so far after each step. ``leave`` are keys of streams to leave as they are."""
+def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[PrunedStreams]:
+    """`prune`, with the sum so far after each step."""
+    if request.dry_run:
+        yield _would_prune(db, tenant, request)
+        return
     pruned = _NOTHING
-    for failed in _failed(db, tenant, request):
+    for failed in _fail_lost(db, tenant, request):
         pruned = replace(pruned, failed=pruned.failed + failed)
         yield pruned
-    expired = _is_expired(request)
-    rules: list[tuple[Q, int, Combinable]] = [(expired, 0, _SORTED_BY_KEY)]
-    if request.keep_chunks is not None:
-        keep = request.keep_chunks
-        rules.append((Q(last_sequence__gt=F("floor") + keep) & ~expired, keep, _BY_KEY))
-    for condition, keep, by in rules:
-        for stream in _each(db, tenant, condition, by):
-            if stream.pk in leave:
-                continue
-            if request.dry_run:
-                removed = max(0, stream.last_sequence - keep - stream.floor)
-            else:
-                removed = _remove(db, stream.pk, condition, keep)
+    for rule in _rules(request):
+        for key in _each(db, tenant, rule):
+            removed = _remove(db, key, rule)
             pruned = replace(pruned, streams=pruned.streams + (removed > 0), chunks=pruned.chunks + removed)
             yield pruned
 
 
-def _failed(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[int]:
-    """The numbers of streams with a dead writer, which it fails; a dry run only counts."""
-    if request.dry_run:
-        yield _count_lost(db, tenant)
-    else:
-        yield from _fail_lost(db, tenant, request)
+def _would_prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
+    """What `prune` would do."""
+    ((lost,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
+    return replace(would_empty(db, _of_tenant(db, tenant), request), failed=int(lost))
 
 
-def _count_lost(db: Database, tenant: str | None) -> int:
-    ((count,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
-    return int(count)
+def would_empty(db: Database, streams: QuerySet[Stream], request: PruneRequest) -> PrunedStreams:
+    """How many chunks of these streams are too old or too many, and how many streams have them."""
+    pruned = _NOTHING
+    for rule in _rules(request):
+        surplus = F("last_sequence") - rule.keep - F("floor")
+        found = streams.filter(rule.condition, last_sequence__gt=F("floor") + rule.keep)
+        sums = db.query(partial(found.aggregate, streams=Count("pk"), chunks=Sum(surplus, default=0)))
+        pruned = replace(
+            pruned, streams=pruned.streams + sums["streams"], chunks=pruned.chunks + sums["chunks"]
+        )
+    return pruned
 
 
 def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[int]:
@@ -136,39 +141,53 @@ def _is_expired(request: PruneRequest) -> Q:
     return expired
 
 
-def _each(db: Database, tenant: str | None, condition: Q, by: Combinable) -> Iterator[Stream]:
-    """The streams that meet a condition, read in pages by key."""
-    streams = Stream.objects.using(db.alias).filter(condition)
-    if tenant is not None:
-        streams = streams.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=tenant)
-    streams = streams.only("id", "last_sequence", "floor").alias(position=by).order_by("position")
-    key = 0
-    while page := db.query(partial(_page_after, streams, key)):
+def _rules(request: PruneRequest) -> list[_Rule]:
+    expired = _is_expired(request)
+    rules = [_Rule(expired, 0, _SORTED_BY_KEY)]
+    if request.keep_chunks is not None:
+        too_many = Q(last_sequence__gt=F("floor") + request.keep_chunks) & ~expired
+        rules.append(_Rule(too_many, request.keep_chunks, _BY_KEY))
+    return rules
+
+
+def _of_tenant(db: Database, tenant: str | None) -> QuerySet[Stream]:
+    streams = Stream.objects.using(db.alias)
+    if tenant is None:
+        return streams
+    return streams.alias(unindexed_tenant=NoIndexHint("tenant")).filter(unindexed_tenant=tenant)
+
+
+def _each(db: Database, tenant: str | None, rule: _Rule) -> Iterator[int]:
+    """The keys of the streams that a rule concerns, read in pages."""
+    streams = _of_tenant(db, tenant).filter(rule.condition)
+    keys = streams.alias(position=rule.order).order_by("position").values_list("pk", flat=True)
+    last = 0
+    while page := db.query(partial(_page_after, keys, last)):
         yield from page
-        key = page[-1].pk
+        last = page[-1]
 
 
-def _page_after(streams: QuerySet[Any], key: int) -> list[Stream]:
-    return list(streams.filter(position__gt=key)[: conf.page_size()])
+def _page_after(keys: QuerySet[Any, int], last: int) -> list[int]:
+    return list(keys.filter(position__gt=last)[: conf.page_size()])
 
 
-def _remove(db: Database, key: int, condition: Q, keep: int) -> int:
+def _remove(db: Database, key: int, rule: _Rule) -> int:
     removed = 0
-    while count := db.transaction(lambda: _remove_batch(db, key, condition, keep)):
+    while count := db.transaction(lambda: _remove_batch(db, key, rule)):
         removed += count
     return removed
 
 
-def _remove_batch(db: Database, key: int, condition: Q, keep: int) -> int:
+def _remove_batch(db: Database, key: int, rule: _Rule) -> int:
     """Remove the oldest chunks of a stream and return their number; 0 when nothing is left to remove.
 
     The condition is checked again under the lock: the stream may have been reactivated. A locked stream is
     in use; the next run prunes it.
     """
     streams = Stream.objects.using(db.alias).filter(pk=key)
-    locked = streams.filter(condition).select_for_update(skip_locked=True, no_key=True)
+    locked = streams.filter(rule.condition).select_for_update(skip_locked=True, no_key=True)
     for stream in locked.only("id", "last_sequence", "floor", "ended_at"):
-        target = max(stream.floor, stream.last_sequence - keep)
+        target = max(stream.floor, stream.last_sequence - rule.keep)
         floor = min(target, stream.floor + _CHUNKS_PER_TRANSACTION)
         db.execute(sql.DELETE_CHUNKS, {"key": key, "last": floor})
         is_emptied = stream.ended_at is not None and floor == stream.last_sequence

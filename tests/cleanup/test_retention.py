@@ -11,11 +11,13 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checks import check_settings
-from helix_store.cleanup.retention import Retention
+from helix_store.cleanup.retention import Retention, RetentionRequest
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
@@ -170,7 +172,7 @@ def test_a_session_used_between_the_look_and_the_deletion_stays(store: DatabaseS
             store.append_messages(session_id, [{"role": "user", "content": "wait"}])
             super()._delete(db, session_id)
 
-    retention = Interrupted(using=store.alias, policy=IDLE)
+    retention = Interrupted(RetentionRequest(using=store.alias, policy=IDLE))
     assert [report.trees for report in retention.batches()] == [0]
     assert store.session_exists("old")
 
@@ -183,7 +185,9 @@ def test_a_child_made_between_the_look_and_the_deletion_saves_its_tree(store: Da
             store.create_session("new", agent_type="agent", parent_session_id=session_id)
             super()._delete(db, session_id)
 
-    assert [report.trees for report in Interrupted(using=store.alias, policy=IDLE).batches()] == [0]
+    assert [
+        report.trees for report in Interrupted(RetentionRequest(using=store.alias, policy=IDLE)).batches()
+    ] == [0]
     assert known(store) == {"old", "new"}
 
 
@@ -344,10 +348,39 @@ def test_a_dry_run_says_what_the_run_then_does_and_changes_nothing(store: Databa
     assert RetentionReport.from_dict(said.to_dict()) == said
 
 
+def test_a_dry_run_does_not_count_the_writer_of_a_stream_that_goes_with_its_session(
+    store: DatabaseStateStore,
+) -> None:
+    streams = DatabaseStreamManager(store.alias, tenant=store.tenant)
+    for session_id in ("old", "young"):
+        store.create_session(session_id, agent_type="agent")
+        async_to_sync(streams.create_writer)(session_id, "run-1", "agent")
+        store.update_status(session_id, "completed")
+    rows(store, Stream).update(lease_expires_at=moments.now() - DAY)
+    age(store, "old", by=LONG)
+    policy = RetentionPolicy(sessions_idle_days={"completed": 30}, streams_ended_days=7)
+    said = retain(store, policy, dry_run=True)
+    assert (said.trees, said.streams_failed) == (1, 1)
+    assert replace(said, dry_run=False) == retain(store, policy)
+
+
+def test_a_dry_run_takes_as_many_statements_for_many_trees_as_for_one(store: DatabaseStateStore) -> None:
+    policy = RetentionPolicy(sessions_idle_days={"completed": 30}, checkpoints_keep=1, streams_ended_days=7)
+    counts = []
+    for number in range(6):
+        completed(store, f"old-{number}")
+        completed(store, f"old-{number}-child", parent_session_id=f"old-{number}")
+        if number in (0, 5):
+            with CaptureQueriesContext(connections[store.alias]) as captured:
+                assert retain(store, policy, dry_run=True).trees == number + 1
+            counts.append(len(captured))
+    assert counts[0] == counts[1] > 0
+
+
 def test_batches_can_be_stopped_and_started_again(store: DatabaseStateStore) -> None:
     for number in range(5):
         completed(store, f"old-{number}")
-    assert next(Retention(using=store.alias, policy=IDLE, page_size=2).batches()).trees == 2
+    assert next(Retention(RetentionRequest(using=store.alias, policy=IDLE, page_size=2)).batches()).trees == 2
     assert len(known(store)) == 3
     assert retain(store, IDLE).trees == 3
 

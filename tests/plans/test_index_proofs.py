@@ -9,12 +9,21 @@ from tests.plans.calls import PORTABLE, POSTGRES, Call
 from tests.plans.checkpointer_calls import CHECKPOINTER_CALLS
 from tests.plans.doctor_calls import DOCTOR_CALLS
 from tests.plans.explained import Plan, plans_of
+from tests.plans.retention_calls import RETENTION_CALLS
 from tests.plans.rows import World
 from tests.plans.session_calls import SESSION_CALLS
 from tests.plans.session_lists import SESSION_LISTS
 from tests.plans.usage_and_stream_calls import STREAM_CALLS, USAGE_CALLS
 
-CALLS = [*SESSION_LISTS, *SESSION_CALLS, *CHECKPOINTER_CALLS, *USAGE_CALLS, *STREAM_CALLS, *DOCTOR_CALLS]
+CALLS = [
+    *SESSION_LISTS,
+    *SESSION_CALLS,
+    *CHECKPOINTER_CALLS,
+    *USAGE_CALLS,
+    *STREAM_CALLS,
+    *RETENTION_CALLS,
+    *DOCTOR_CALLS,
+]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)

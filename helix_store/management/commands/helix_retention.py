@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store import conf
-from helix_store.cleanup.retention import Retention, RetentionReport
+from helix_store.cleanup.retention import Retention, RetentionReport, RetentionRequest
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
 from helix_store.management.output import Column, pairs, table
 
@@ -43,12 +43,13 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            retention = Retention(
+            request = RetentionRequest(
                 using=options["database"],
                 tenant=options["tenant"],
                 page_size=options["batch_size"],
                 dry_run=options["dry_run"],
             )
+            retention = Retention(request)
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
         if conf.retention().keeps_everything:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import CASCADE, Model
 
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import list_parameter
 from helix_store.models import (
     Session,
     UsageEntry,
 )
 from helix_store.sessions.database.locking import lock_sessions
-from helix_store.sessions.sql import TREE_KEYS
+from helix_store.sessions.sql import FOREST_KEYS, TREE_KEYS
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
-__all__ = ["children_of_sessions", "delete_tree", "delete_tree_rows", "tree_keys"]
+__all__ = ["children_of_sessions", "delete_tree", "delete_tree_rows", "forest_keys", "tree_keys"]
 
 
 def tree_keys(db: Database, session_id: str) -> list[int]:
     """Surrogate keys of the tree below and including a session; empty for an unknown one. One query."""
     rows = db.read(TREE_KEYS, {"tenant": db.tenant, "session_id": session_id})
     return [key for (key,) in rows]
+
+
+def forest_keys(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
+    """`tree_keys` of many sessions by their keys, in their order, without unknown ones. One query."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for top, key in db.read(FOREST_KEYS, {"tenant": db.tenant, "keys": list_parameter(db, tops)}):
+        found[top].add(key)
+    return {top: found[top] for top in tops if top in found}
 
 
 def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
