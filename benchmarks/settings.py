@@ -42,8 +42,15 @@ DATABASES = {
         "NAME": _server["sqlite_file"],
         "OPTIONS": SQLITE_OPTIONS,
     },
+    "second_sqlite": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": _server["sqlite_file"] + ".second",
+        "OPTIONS": SQLITE_OPTIONS,
+    },
 }
 INSTALLED_APPS = ["django.contrib.contenttypes", "helix_store"]
 USE_TZ = True
 SECRET_KEY = "benchmarks"  # noqa: S105  signs cursors for the length of a run
-HELIX_STORE: dict[str, Any] = {}
+HELIX_STORE: dict[str, Any] = {
+    "RETENTION": {"sessions_idle_days": {"completed": 30}, "checkpoints_keep": 2, "streams_ended_days": 7}
+}
