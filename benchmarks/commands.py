@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from django.core.management import call_command
+
 from benchmarks.server import benchmark_server, create_database
 from tests.postgres import PostgresCluster
 
@@ -77,7 +79,7 @@ def main() -> int:
                         flush=True,
                     )
                 for alias in (full, empty):
-                    _empty(alias)
+                    call_command("flush", database=alias, interactive=False, verbosity=0)
     return 0
 
 
@@ -110,8 +112,6 @@ def _run(arguments: Sequence[str]) -> Ran:
 
 def _databases(kind: str, cluster: PostgresCluster) -> tuple[str, str]:
     """The aliases of two empty databases."""
-    from django.core.management import call_command
-
     aliases = DATABASES[kind]
     for alias in aliases:
         if kind == "postgres":
@@ -119,12 +119,6 @@ def _databases(kind: str, cluster: PostgresCluster) -> tuple[str, str]:
         else:
             call_command("migrate", database=alias, verbosity=0, skip_checks=True)
     return aliases
-
-
-def _empty(alias: str) -> None:
-    from tests.databases import delete_all_rows
-
-    delete_all_rows(alias)
 
 
 def _fill(alias: str, sessions: int) -> None:

@@ -7,21 +7,30 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet
+from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store import conf
 from helix_store.cleanup import references, trees
 from helix_store.cleanup.backend import SessionKey
+from helix_store.cleanup.forecast import (
+    IN_USE,
+    Erased,
+    Forecast,
+    Left,
+    rows_of_streams,
+    streams_without_session,
+)
 from helix_store.cleanup.receipt import ErasureReceipt, digest_of
+from helix_store.cleanup.requests import ErasureRequest
 from helix_store.cleanup.snapshots import MissingProvider
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
-from helix_store.core import moments, validation
+from helix_store.core import moments
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
-from helix_store.models import Lock, Session, Stream, StreamChunk, SubSessionRef, UsageEntry
+from helix_store.models import Lock, Session, Stream, SubSessionRef, UsageEntry
 from helix_store.sessions.database.trees import delete_tree_rows, tree_keys
 from helix_store.streams.database import delete_orphaned_streams
 
@@ -32,20 +41,6 @@ logger = logging.getLogger("helix_store.cleanup")
 _ROWS_PER_PAGE: Final = 1_000
 
 Rows = Counter[type[Model]]
-
-
-class _Erased(NamedTuple):
-    deleted: Rows
-    changed: Rows
-    snapshots: int = 0
-
-
-class _Left(Exception):
-    """The tree is left as it is."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class _NewBranches(Exception):
@@ -78,7 +73,7 @@ def erase(
     ``keep_branches`` branches stay, without the id of their source. Raises `InvalidQuery` for any other
     combination of arguments, and for a session id that several tenants have.
     """
-    erasure = Erasure(
+    request = ErasureRequest(
         using=using,
         user_id=user_id,
         session_id=session_id,
@@ -89,6 +84,7 @@ def erase(
         force=force,
         dry_run=dry_run,
     )
+    erasure = Erasure(request)
     for receipt in erasure.batches():
         if progress is not None:
             progress(receipt)
@@ -96,70 +92,52 @@ def erase(
 
 
 class Erasure:
-    """One erasure, and its receipt so far. The arguments are those of `erase`.
+    """One erasure, and its receipt so far.
 
     ``left`` are the sessions that it left, with the reason; they are not part of the receipt.
     """
 
-    def __init__(
-        self,
-        *,
-        using: str | None = None,
-        user_id: str | None = None,
-        session_id: str | None = None,
-        tenant: str | None = None,
-        workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
-        keep_branches: bool = False,
-        leave_snapshots: bool = False,
-        force: bool = False,
-        dry_run: bool = False,
-    ) -> None:
+    def __init__(self, request: ErasureRequest) -> None:
         conf.require_usable_prefix()
-        if user_id is not None and session_id is not None:
-            raise InvalidQuery("Give user_id or session_id, not both.", path="user_id")
-        if user_id is None and session_id is None and tenant is None:
-            raise InvalidQuery("Give user_id, session_id or tenant.", path="user_id")
-        self._using = using
-        self._user_id = validation.optional_identifier(user_id, "user_id")
-        self._session_id = validation.optional_identifier(session_id, "session_id")
-        self._tenant = None if tenant is None else validation.tenant(tenant)
-        self._of_tenant = user_id is None and session_id is None
-        given = workspace_providers
+        self._request = request
+        given = request.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        self._keep_branches = keep_branches
-        self._leave_snapshots = leave_snapshots
-        self._force = force
-        self._dry_run = dry_run
-        self._counted: set[int] = set()
+        self._forecast = Forecast(request)
         self.left: list[tuple[SessionKey, str]] = []
-        subject = "tenant" if self._of_tenant else "session" if user_id is None else "user"
+        subject, name = request.subject
         self.receipt = ErasureReceipt(
             subject=subject,
-            subject_sha256=digest_of(user_id or session_id or tenant or ""),
-            tenant_sha256=None if tenant is None else digest_of(tenant),
-            dry_run=dry_run,
+            subject_sha256=digest_of(name),
+            tenant_sha256=None if request.tenant is None else digest_of(request.tenant),
+            dry_run=request.dry_run,
             started_at=moments.now(),
         )
 
     def batches(self) -> Iterator[ErasureReceipt]:
         """Erase tree by tree; whoever stops to iterate has stopped it between two transactions."""
         for tenant in self._tenants():
-            db = Database(self._using, tenant)
-            for session_id in self._sessions(db):
-                yield from self._erase_with_branches(db, session_id)
+            db = Database(self._request.using, tenant)
+            if self._request.is_of_tenant and self._request.dry_run:
+                yield from self._count_trees(db)
+            else:
+                for page in self._session_pages(db):
+                    for session_id in page.values():
+                        yield from self._erase_with_branches(db, session_id)
             yield from self._erase_rest(db)
         receipt = self.receipt
-        is_complete = not (self._dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors)
+        is_complete = not (
+            self._request.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors
+        )
         self.receipt = replace(receipt, finished_at=moments.now(), complete=is_complete)
         yield self.receipt
 
     def _tenants(self) -> list[str]:
-        if self._tenant is not None:
-            return [self._tenant]
-        known = trees.tenants_of(self._using, [Session, UsageEntry, Lock, Stream])
-        if self._session_id is None:
+        if self._request.tenant is not None:
+            return [self._request.tenant]
+        known = trees.tenants_of(self._request.using, [Session, UsageEntry, Lock, Stream])
+        if self._request.session_id is None:
             return known
-        having = [tenant for tenant in known if self._has_traces(Database(self._using, tenant))]
+        having = [tenant for tenant in known if self._has_traces(Database(self._request.using, tenant))]
         if len(having) > 1:
             raise InvalidQuery(
                 f"{len(having)} tenants have a session with this id; give the tenant.", path="tenant"
@@ -168,7 +146,7 @@ class Erasure:
 
     def _has_traces(self, db: Database) -> bool:
         """Whether the tenant has the session, or what is left of it."""
-        session_id = self._session_id or ""
+        session_id = self._request.session_id or ""
         rows: list[QuerySet[Any]] = [
             Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id),
             references.kept_usage(db, [session_id]),
@@ -177,16 +155,14 @@ class Erasure:
         ]
         return any(db.query(each.exists) for each in rows)
 
-    def _sessions(self, db: Database) -> Iterator[str]:
-        """The sessions to erase, in pages by key: one that is left is not met again."""
+    def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
+        """The ids of the sessions to erase by their key, in its order: one that is left is not met again."""
         sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
-        if self._user_id is not None:
-            sessions = sessions.filter(user_id=self._user_id)
-        elif self._session_id is not None:
-            sessions = sessions.filter(session_id=self._session_id)
-        for page in _pages(db, sessions, "session_id"):
-            for _, session_id in page:
-                yield session_id
+        if self._request.user_id is not None:
+            sessions = sessions.filter(user_id=self._request.user_id)
+        elif self._request.session_id is not None:
+            sessions = sessions.filter(session_id=self._request.session_id)
+        yield from map(dict, _pages(db, sessions, "session_id"))
 
     # --- Trees and their branches -------------------------------------------------------------------
 
@@ -208,18 +184,18 @@ class Erasure:
             yield self.receipt
 
     def _branches(self, db: Database, session_id: str) -> set[str]:
-        if self._keep_branches or self._of_tenant:
+        if self._request.keep_branches or self._request.is_of_tenant:
             return set()
-        return set(references.branches_of(db, _ids_of(db, tree_keys(db, session_id))))
+        return set(references.branches_of(db, trees.ids_of(db, tree_keys(db, session_id))))
 
     def _erase_tree(self, db: Database, session_id: str, met: Collection[str], *, is_branch: bool) -> None:
         """Erase one tree, or note why it is left. An error is that of this tree alone."""
         try:
-            if self._dry_run:
-                erased = db.query(partial(self._would_erase, db, session_id))
+            if self._request.dry_run:
+                erased = db.query(partial(self._forecast.of_tree, db, session_id))
             else:
                 erased = db.transaction(partial(self._erase_now, db, session_id, met))
-        except _Left as exc:
+        except Left as exc:
             self._leave(db, session_id, exc.reason, sessions_left=1)
         except _NewBranches:
             raise
@@ -237,25 +213,27 @@ class Erasure:
                 snapshots_deleted=erased.snapshots,
             )
 
-    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> _Erased:
+    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> Erased:
         """The transaction of one tree."""
         keys = trees.lock_tree(db, session_id, wait=True)
         if not keys:
-            return _Erased(Counter(), Counter())
-        if not self._force and trees.is_in_use(db, keys):
-            raise _Left("it is in use")
-        ids = _ids_of(db, keys)
+            return Erased(Counter(), Counter())
+        if not self._request.force and trees.is_in_use(db, keys):
+            raise Left(IN_USE)
+        ids = trees.ids_of(db, keys)
         changed: Rows = Counter()
-        branches = set() if self._of_tenant else set(references.branches_of(db, ids))
-        if self._keep_branches:
+        branches = set() if self._request.is_of_tenant else set(references.branches_of(db, ids))
+        if self._request.keep_branches:
             for branch in sorted(branches):
                 references.forget_branching_point(db, branch)
             changed[Session] += len(branches)
         elif branches.difference(met):
             raise _NewBranches
         elif branches.intersection(key.session_id for key, _ in self.left if key.tenant == db.tenant):
-            raise _Left("a branch of it is left")
-        snapshots = [] if self._leave_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
+            raise Left("a branch of it is left")
+        snapshots = (
+            [] if self._request.leave_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
+        )
         for snapshot in snapshots:
             snapshot.delete()
         deleted: Rows = Counter()
@@ -266,50 +244,25 @@ class Erasure:
         deleted += delete_tree_rows(db, session_id, keep_usage=False)
         # A stream of the session's own id, which no session names.
         deleted += delete_orphaned_streams(db, ids)
-        return _Erased(deleted, changed, len(snapshots))
+        return Erased(deleted, changed, len(snapshots))
 
-    def _would_erase(self, db: Database, session_id: str) -> _Erased:
-        keys = set(tree_keys(db, session_id)) - self._counted
-        if not keys:
-            return _Erased(Counter(), Counter())
-        if not self._force and trees.in_use(db, keys):
-            raise _Left("it is in use")
-        self._counted |= keys
-        ids = _ids_of(db, keys)
-        streams = trees.doomed_streams(db, keys)
-        deleted = trees.row_counts(db, keys, streams)
-        changed: Rows = Counter()
-        if self._of_tenant:
-            # `_erase_rest` counts those of the whole tenant.
-            del deleted[Stream], deleted[StreamChunk]
-            return _Erased(deleted, changed)
-        if self._keep_branches:
-            changed[Session] = len(references.branches_of(db, ids))
-        named = {stream.stream_id for stream in streams}
-        for stream in _streams_without_session(db).filter(stream_id__in=set(ids) - named):
-            deleted[Stream] += 1
-            deleted[StreamChunk] += stream.last_sequence - stream.floor
-        deleted[SubSessionRef] += references.foreign_refs(db, keys, ids).count()
-        deleted[Lock] = trees.locks_of(db, keys).count()
-        # Entries of the user are counted by `_erase_rest`.
-        of_user = Q(user_id=self._user_id) if self._user_id is not None else Q(pk__in=())
-        for entries in (
-            UsageEntry.objects.using(db.alias).filter(session_id__in=keys),
-            references.kept_usage(db, ids),
-        ):
-            deleted[UsageEntry] += entries.filter(~of_user | Q(user_id__isnull=True)).count()
-        others = references.usage_of_sub_sessions(db, keys, ids).exclude(recorded_for__in=ids)
-        changed[UsageEntry] = others.filter(~of_user | Q(user_id__isnull=True)).count()
-        return _Erased(deleted, changed)
+    def _count_trees(self, db: Database) -> Iterator[ErasureReceipt]:
+        """Count what the erasure of a tenant does with its trees, page by page."""
+        for page in self._session_pages(db):
+            foreseen = self._forecast.of_page(db, list(page))
+            for key in foreseen.in_use:
+                self._leave(db, page[key], IN_USE, sessions_left=1)
+            self._count(foreseen.deleted, trees=foreseen.trees)
+            yield self.receipt
 
     # --- What belongs to no tree ----------------------------------------------------------------------
 
     def _erase_rest(self, db: Database) -> Iterator[ErasureReceipt]:
         usage = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
-        if self._user_id is not None:
-            yield from self._delete_pages(db, usage.filter(user_id=self._user_id))
-        elif self._session_id is not None:
-            yield from self._erase_deleted_session(db, self._session_id)
+        if self._request.user_id is not None:
+            yield from self._delete_pages(db, usage.filter(user_id=self._request.user_id))
+        elif self._request.session_id is not None:
+            yield from self._erase_deleted_session(db, self._request.session_id)
         else:
             yield from self._erase_rest_of_tenant(db, usage)
 
@@ -321,18 +274,18 @@ class Erasure:
         yield from self._delete_pages(db, references.kept_usage(db, [session_id]))
         locks = Lock.objects.using(db.alias).filter(tenant=db.tenant, name=session_id)
         yield from self._delete_pages(db, self._free(db, locks))
-        streams = _streams_without_session(db).filter(stream_id=session_id)
+        streams = streams_without_session(db).filter(stream_id=session_id)
         yield from self._delete_streams(db, streams)
 
     def _erase_rest_of_tenant(self, db: Database, usage: QuerySet[UsageEntry]) -> Iterator[ErasureReceipt]:
-        if not self._dry_run:
+        if not self._request.dry_run:
             # The usage, streams and locks of a session that was left stay with it.
             usage = usage.filter(session__isnull=True)
         yield from self._delete_pages(db, usage)
         streams = Stream.objects.using(db.alias).filter(tenant=db.tenant)
-        yield from self._delete_streams(db, streams if self._dry_run else _streams_without_session(db))
+        yield from self._delete_streams(db, streams if self._request.dry_run else streams_without_session(db))
         locks = Lock.objects.using(db.alias).filter(tenant=db.tenant)
-        if not self._dry_run:
+        if not self._request.dry_run:
             session = Session.objects.using(db.alias).filter(
                 tenant=OuterRef("tenant"), session_id=OuterRef("name")
             )
@@ -341,7 +294,7 @@ class Erasure:
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
         """Those of the locks that nobody holds; the others are left, unless forced."""
-        if self._force:
+        if self._request.force:
             return locks
         now = db.query(lambda: database_now(db))
         held = locks.filter(expires_at__gt=now)
@@ -349,7 +302,7 @@ class Erasure:
         return locks.exclude(expires_at__gt=now)
 
     def _delete_pages(self, db: Database, rows: QuerySet[Any]) -> Iterator[ErasureReceipt]:
-        if self._dry_run:
+        if self._request.dry_run:
             self._count({rows.model: db.query(rows.count)})
             yield self.receipt
             return
@@ -359,13 +312,13 @@ class Erasure:
             yield self.receipt
 
     def _delete_streams(self, db: Database, streams: QuerySet[Stream]) -> Iterator[ErasureReceipt]:
+        if self._request.dry_run:
+            self._count(db.query(partial(rows_of_streams, streams)))
+            yield self.receipt
+            return
         for page in _pages(db, streams, "stream_id"):
-            for key, stream_id in page:
-                if self._dry_run:
-                    last, floor = db.query(streams.filter(pk=key).values_list("last_sequence", "floor").get)
-                    self._count({Stream: 1, StreamChunk: last - floor})
-                else:
-                    self._count(db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
+            for _, stream_id in page:
+                self._count(db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
             yield self.receipt
 
     # --- The receipt ----------------------------------------------------------------------------------
@@ -388,15 +341,6 @@ class Erasure:
                 total = Counter(getattr(self.receipt, name)) + Counter(trees.by_table(rows))
                 sums[name] = dict(sorted(total.items()))
         self.receipt = replace(self.receipt, **sums)
-
-
-def _ids_of(db: Database, keys: Collection[int]) -> list[str]:
-    return list(trees.sessions_with_keys(db, keys).values_list("session_id", flat=True))
-
-
-def _streams_without_session(db: Database) -> QuerySet[Stream]:
-    named = Session.objects.using(db.alias).filter(tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id"))
-    return Stream.objects.using(db.alias).filter(~Exists(named), tenant=db.tenant)
 
 
 def _pages(db: Database, rows: QuerySet[Any], column: str) -> Iterator[list[tuple[int, Any]]]:

@@ -14,6 +14,7 @@ from django.db.models import Exists, Model, OuterRef
 
 from helix_store import conf
 from helix_store.cleanup import trees
+from helix_store.cleanup.requests import RetentionRequest
 from helix_store.cleanup.snapshots import MissingProvider
 from helix_store.cleanup.sql import ANONYMISE_USAGE, NOT_IDLE, SURPLUS_CHECKPOINTS, TOO_MANY_CHECKPOINTS
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
@@ -30,7 +31,7 @@ from helix_store.sessions.database.trees import delete_tree_rows, forest_keys
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.pruning import prune_batches, would_empty
 
-__all__ = ["Retention", "RetentionReport", "RetentionRequest", "apply_retention"]
+__all__ = ["Retention", "RetentionReport", "apply_retention"]
 
 logger = logging.getLogger("helix_store.cleanup")
 
@@ -59,19 +60,6 @@ class RetentionReport(Serializable):
     snapshots_deleted: int = 0
     streams_failed: int = 0
     errors: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionRequest:
-    """The arguments of `apply_retention`."""
-
-    using: str | None = None
-    tenant: str | None = None
-    policy: RetentionPolicy | None = None
-    workspace_providers: Mapping[str, WorkspaceProvider] | None = None
-    page_size: int | None = None
-    now: datetime | int | None = None
-    dry_run: bool = False
 
 
 def apply_retention(

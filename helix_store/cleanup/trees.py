@@ -27,6 +27,7 @@ __all__ = [
     "TreeBusy",
     "by_table",
     "doomed_streams",
+    "ids_of",
     "in_use",
     "is_in_use",
     "links_into",
@@ -68,6 +69,10 @@ def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
 
 def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]:
     return Session.objects.using(db.alias).filter(pk__in=keys)
+
+
+def ids_of(db: Database, keys: Collection[int]) -> list[str]:
+    return list(sessions_with_keys(db, keys).values_list("session_id", flat=True))
 
 
 def lock_tree(db: Database, session_id: str, *, wait: bool) -> set[int]:

@@ -13,9 +13,12 @@ from django.test import override_settings
 
 from helix_store.cleanup import ErasureReceipt, erase
 from helix_store.cleanup.erasure import Erasure
+from helix_store.cleanup.forecast import Forecast
 from helix_store.cleanup.receipt import digest_of
+from helix_store.cleanup.requests import ErasureRequest
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
+from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
 from helix_store.models import Lock, Session, Stream, SubSessionRef
 from helix_store.models import UsageEntry as UsageRow
@@ -204,7 +207,8 @@ def test_a_branch_made_meanwhile_goes_too(store: DatabaseStateStore) -> None:
                 store.branch_session("source", new_session_id="branch")
             super()._erase_tree(db, session_id, *args, **kwargs)
 
-    receipts = list(Interrupted(using=store.alias, session_id="source").batches())
+    request = ErasureRequest(using=store.alias, session_id="source")
+    receipts = list(Interrupted(request).batches())
     assert (receipts[-1].trees, receipts[-1].branches) == (2, 1)
     assert known(store) == set()
 
@@ -247,13 +251,49 @@ def test_other_combinations_are_refused(arguments: Any) -> None:
         erase(**arguments)
 
 
+def tenant_with_trees(store: DatabaseStateStore) -> None:
+    """Sub-sessions before and after their owners, by the order of their keys."""
+    for session_id, parent in (("sub-before", None), ("root", None), ("child", "root"), ("alone", None)):
+        filled(store, session_id, parent_session_id=parent)
+    ref = {"sub_session_id": "sub-before", "agent_type": "agent", "status": "running"}
+    store.add_sub_session_refs("root", [ref])
+
+
+def test_a_dry_run_of_a_tenant_counts_each_session_once(store: DatabaseStateStore) -> None:
+    tenant_with_trees(store)
+    said = erase(using=store.alias, tenant=store.tenant, dry_run=True)
+    receipt = erase(using=store.alias, tenant=store.tenant)
+    assert (said.trees, said.deleted, said.changed) == (receipt.trees, receipt.deleted, receipt.changed)
+    assert (receipt.trees, receipt.deleted["session"]) == (3, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_pages_of_a_tenant_count_each_session_once(store: DatabaseStateStore, size: int) -> None:
+    tenant_with_trees(store)
+    db = Database(store.alias, store.tenant)
+    forecast = Forecast(ErasureRequest(tenant=store.tenant))
+    keys = list(rows(store, Session).order_by("pk").values_list("pk", flat=True))
+    pages = [forecast.of_page(db, keys[first : first + size]) for first in range(0, len(keys), size)]
+    assert sum(page.trees for page in pages) == 3
+    assert sum(page.deleted[Session] for page in pages) == 4
+
+
+def test_a_dry_run_of_a_tenant_leaves_a_tree_with_a_session_in_use(store: DatabaseStateStore) -> None:
+    tenant_with_trees(store)
+    assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire("sub-before")
+    for dry_run in (True, False):
+        receipt = erase(using=store.alias, tenant=store.tenant, dry_run=dry_run)
+        # The sub-session in use and its owner stay; the other sub-session is free.
+        assert (receipt.sessions_left, receipt.trees, receipt.deleted["session"]) == (2, 2, 2)
+
+
 # --- What is left ------------------------------------------------------------------------------------
 
 
 def test_a_session_in_use_is_left_unless_forced(store: DatabaseStateStore) -> None:
     assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire(filled(store, "locked"))
     filled(store, "free")
-    erasure = Erasure(using=store.alias, user_id="ada")
+    erasure = Erasure(ErasureRequest(using=store.alias, user_id="ada"))
     *_, receipt = erasure.batches()
     assert (receipt.sessions_left, receipt.trees, receipt.complete) == (1, 1, False)
     assert [(key.session_id, reason) for key, reason in erasure.left] == [("locked", "it is in use")]
@@ -298,7 +338,7 @@ def test_snapshots_without_a_provider_keep_the_session(store: DatabaseStateStore
 def test_an_erasure_that_was_stopped_is_completed_by_a_repeat(store: DatabaseStateStore) -> None:
     for number in range(3):
         filled(store, f"session-{number}")
-    assert next(Erasure(using=store.alias, user_id="ada").batches()).trees == 1
+    assert next(Erasure(ErasureRequest(using=store.alias, user_id="ada")).batches()).trees == 1
     assert erase(using=store.alias, user_id="ada").trees == 2
 
 

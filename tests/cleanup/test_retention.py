@@ -17,7 +17,8 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checks import check_settings
-from helix_store.cleanup.retention import Retention, RetentionRequest
+from helix_store.cleanup.requests import RetentionRequest
+from helix_store.cleanup.retention import Retention
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource

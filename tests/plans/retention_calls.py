@@ -9,7 +9,8 @@ from typing import Any, Final
 from django.db.models import QuerySet
 
 from helix_store.cleanup import erase, references, trees
-from helix_store.cleanup.retention import Retention, RetentionRequest
+from helix_store.cleanup.requests import RetentionRequest
+from helix_store.cleanup.retention import Retention
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.types import SessionStatus
 from helix_store.engine.database import Database

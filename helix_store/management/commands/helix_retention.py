@@ -8,7 +8,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store import conf
-from helix_store.cleanup.retention import Retention, RetentionReport, RetentionRequest
+from helix_store.cleanup.requests import RetentionRequest
+from helix_store.cleanup.retention import Retention, RetentionReport
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
 from helix_store.management.output import Column, pairs, table
 
