@@ -70,6 +70,7 @@ BESIDE_THE_DOOR = {
     "contrib/row_level_security.py": "a migration has a schema editor",
     "migrations/_operations.py": "a migration has a schema editor",
     "models/fields.py": "Django asks a field for its type by the connection",
+    "transfer/sources/postgres.py": "the database of another store, which is no alias of the project",
 }
 
 

@@ -84,6 +84,13 @@ class Table:
                 record[self.reference] = reference
         return record
 
+    def record_from(self, row: models.Model, reference: Reference | None = None) -> dict[str, Any]:
+        """The record of a row that is not stored yet. Raises `IntegrityFault`."""
+        values = tuple(getattr(row, column.name) for column in self.columns)
+        if self.reference is not None:
+            values += (None,) * 5 if reference is None else (0, *reference, 0)
+        return self.record_of(values, 0)
+
     def values_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """The columns of a record, checked, without the reference. Raises `InvalidPayload`."""
         values = {}

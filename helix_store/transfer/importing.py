@@ -36,15 +36,17 @@ def import_units(
     tenant: str | None = None,
     progress: Callable[[ImportSummary], object] | None = None,
     is_stopped: Callable[[], bool] | None = None,
+    reads_back: bool = False,
 ) -> ImportSummary:
     """Store units, each in one transaction, and return what was done. A repeat stores nothing twice.
 
     What is stored already is compared: if it is identical, the unit is skipped; if not, it is a problem, and
     nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
     refuses is a problem too, and does not stop the import. With a ``tenant``, units of other tenants are left
-    out. ``progress`` is called after each unit, and ``is_stopped`` is asked before each.
+    out. ``progress`` is called after each unit, and ``is_stopped`` is asked before each. With ``reads_back``,
+    a unit is stored only if it is read back as it was written.
     """
-    importer = _Importer(Database(using, tenant or ""))
+    importer = _Importer(Database(using, tenant or ""), reads_back=reads_back)
     for unit in units:
         if is_stopped is not None and is_stopped():
             return importer.summary
@@ -59,9 +61,10 @@ def import_units(
 
 
 class _Importer:
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, *, reads_back: bool) -> None:
         self._db = db
-        self._stored = DatabaseSource(db.alias)
+        self._reads_back = reads_back
+        self._stored = DatabaseSource(db.alias, tenant=db.tenant or None)
         self._position = 0
         self.summary = ImportSummary()
 
@@ -95,13 +98,19 @@ class _Importer:
             return self._raise_tokens(unit)
         is_identical = self._is_identical(unit)
         if is_identical is None:
-            return self._db.transaction(partial(self._insert, unit))
+            return self._db.transaction(partial(self._insert_checked, unit))
         return Counter() if is_identical else None
 
     def _is_identical(self, unit: Unit) -> bool | None:
         """Whether what is stored under the name of the unit is the same; ``None`` if nothing is."""
         stored = self._stored.unit(unit.kind, unit.tenant, unit.name)
         return None if stored is None else digest_of(stored) == digest_of(unit)
+
+    def _insert_checked(self, unit: Unit) -> Counts:
+        written = self._insert(unit)
+        if self._reads_back and not self._is_identical(unit):
+            raise IntegrityFault("What the database reads back is not what was written.")
+        return written
 
     def _insert(self, unit: Unit) -> Counts:
         records = self._counted(unit)

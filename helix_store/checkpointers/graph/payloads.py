@@ -1,4 +1,4 @@
-"""The layout of graph messages and checkpoints at rest.
+"""The layout of graph sessions, messages and checkpoints at rest.
 
 A message's payload is a JSON object with its role, like any other message; a checkpoint's payload holds its
 node results, pending nodes and cycle state. Both are typed JSON. A row that cannot be read is returned
@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from helix_store.checkpointers.graph.types import (
+    GRAPH_AGENT_TYPE,
     MESSAGE_ROLES,
     NODE_STATUSES,
     GraphCheckpoint,
@@ -25,9 +26,10 @@ from helix_store.core.limits import Limits
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import within_one_call
 from helix_store.core.typed_json import dumps, loads
-from helix_store.core.types import CheckpointSource
+from helix_store.core.types import CheckpointSource, SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.sessions.requests import EncodedMessage
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.requests import EncodedMessage, NewSession
 
 __all__ = [
     "CheckpointRequest",
@@ -35,6 +37,7 @@ __all__ = [
     "encode_message",
     "encode_messages",
     "encode_metadata",
+    "new_session",
     "read_checkpoint",
     "read_message",
     "read_session",
@@ -66,6 +69,31 @@ def encode_metadata(metadata: Any, limits: Limits) -> str | None:
     if type(metadata) is not dict:
         raise InvalidPayload(path="/metadata", reason=f"expected a dict, got {type(metadata).__name__}")
     return dumps(metadata, limit=limits.max_state_bytes, path="/metadata")
+
+
+def new_session(
+    session_id: str,
+    *,
+    directory: str,
+    title: str | None,
+    workspace_id: str | None,
+    metadata: dict[Any, Any] | None,
+    limits: Limits,
+) -> NewSession:
+    """A graph session as it is created. Raises `InvalidPayload` and `LimitExceeded`."""
+    typed_metadata = encode_metadata(metadata, limits)
+    state = SessionState(
+        session_id=session_id,
+        agent_type=GRAPH_AGENT_TYPE,
+        title=title,
+        workspace_id=workspace_id,
+        directory=directory,
+        root_session_id=session_id,
+        stream_id=session_id,
+    )
+    new = NewSession(session_id, encode_state(state, limits))
+    new.encoded.columns["typed_metadata"] = typed_metadata
+    return new
 
 
 def encode_messages(messages: Any, limits: Limits) -> list[EncodedMessage]:

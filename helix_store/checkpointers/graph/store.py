@@ -16,10 +16,10 @@ from helix_store.checkpointers.graph.payloads import (
     encode_message,
     encode_messages,
     encode_metadata,
+    new_session,
 )
 from helix_store.checkpointers.graph.sessions import GraphSessionQuery, GraphSessions
 from helix_store.checkpointers.graph.types import (
-    GRAPH_AGENT_TYPE,
     GraphCheckpoint,
     GraphContinuation,
     GraphPage,
@@ -35,15 +35,12 @@ from helix_store.core.limits import MAX_BIGINT, MAX_TITLE_BYTES, Limits
 from helix_store.core.types import (
     UNSET,
     CheckpointSource,
-    SessionState,
     Unset,
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import NewSession
 
 __all__ = ["GraphCheckpointStore"]
 
@@ -89,18 +86,14 @@ class GraphCheckpointStore:
         `InvalidPayload`. A repeat with the same id raises `SessionExists`.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
-        typed_metadata = encode_metadata(metadata, self.limits)
-        state = SessionState(
-            session_id=chosen_id,
-            agent_type=GRAPH_AGENT_TYPE,
+        new = new_session(
+            chosen_id,
+            directory=directory,
             title=title,
             workspace_id=workspace_id,
-            directory=directory,
-            root_session_id=chosen_id,
-            stream_id=chosen_id,
+            metadata=metadata,
+            limits=self.limits,
         )
-        new = NewSession(chosen_id, encode_state(state, self.limits))
-        new.encoded.columns["typed_metadata"] = typed_metadata
         return self._sessions.create(new, at=moments.now())
 
     def get_session(self, session_id: str) -> GraphSession | None:

@@ -1,4 +1,4 @@
-"""``helix_import``: read sessions from an export into a database."""
+"""``helix_import``: read sessions from an export, or from another store, into a database."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
 from helix_store.transfer import ExportFile, ImportSummary, import_units
+from helix_store.transfer.records import Counts
+from helix_store.transfer.sources import SOURCES, Origin
 
 __all__ = ["Command"]
+
+_OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables")
 
 
 class Command(StoreCommand):
     help = (
-        "Read an export of helix_export into a database: each session in one transaction, checked against "
-        "its sha256. A session that is stored already is skipped if it is identical, and never overwritten. "
-        "May be run again after a stop."
+        "Read an export of helix_export, or with --from the tables of another store, into a database: each "
+        "session in one transaction, and checked. A session that is stored already is skipped if it is "
+        "identical, and never overwritten. May be run again after a stop."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -29,12 +33,54 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        self.add_tenant_argument(parser)
+        parser.add_argument(
+            "--tenant",
+            help="Of a file, only this tenant (default: every tenant). With --from, the tenant that the "
+            "sessions get (default: the empty one).",
+        )
         parser.add_argument(
             "file", nargs="?", type=Path, metavar="FILE", help="A file of helix_export (default: stdin)."
         )
+        store = parser.add_argument_group("another store")
+        store.add_argument(
+            "--from",
+            dest="source",
+            nargs=2,
+            metavar=("STORE", "DSN"),
+            help=f"Read the tables of {' or '.join(SOURCES)} in the PostgreSQL database with this connection "
+            "string. It needs no password where ~/.pgpass or a service file has one.",
+        )
+        store.add_argument("--schema", help="The schema of the tables (default: as the store itself).")
+        store.add_argument("--table", help="The table, if the store lets you name it (default: its own).")
+        store.add_argument(
+            "--only-whole",
+            action="store_true",
+            help="Leave out a session that has a row with a fault (default: leave out that row).",
+        )
+        store.add_argument(
+            "--leave-tables",
+            action="store_true",
+            help="Accept that tables without a counterpart here are left, such as entities and facts.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["source"] is None:
+            _refuse(options, "--from is missing for", *_OF_A_STORE)
+            summary, was_stopped = self._import_file(options)
+            counts: dict[str, Counts] = {}
+        else:
+            _refuse(options, "--from does not take", "file")
+            summary, was_stopped, counts = self._import_store(options)
+        self._write(summary, options, counts)
+        if was_stopped:
+            raise CommandError(
+                f"Stopped after {summary.sessions} sessions; run it again to continue.",
+                returncode=PROBLEMS_FOUND,
+            )
+        if summary.problems:
+            raise CommandError(f"{len(summary.problems)} problems were found.", returncode=PROBLEMS_FOUND)
+
+    def _import_file(self, options: dict[str, Any]) -> tuple[ImportSummary, bool]:
         with _opened(options["file"]) as stream, self.progress_bar("sessions") as bar:
             export = ExportFile(stream)
             summary = import_units(
@@ -47,16 +93,38 @@ class Command(StoreCommand):
         was_stopped = not summary.is_complete
         summary.is_complete = summary.is_complete and export.is_complete
         summary.problems = sorted([*summary.problems, *export.problems], key=lambda each: each.line or 0)
-        self._write(summary, options)
-        if was_stopped:
-            raise CommandError(
-                f"Stopped after {summary.sessions} sessions; run it again to continue.",
-                returncode=PROBLEMS_FOUND,
-            )
-        if summary.problems:
-            raise CommandError(f"{len(summary.problems)} problems were found.", returncode=PROBLEMS_FOUND)
+        return summary, was_stopped
 
-    def _write(self, summary: ImportSummary, options: dict[str, Any]) -> None:
+    def _import_store(self, options: dict[str, Any]) -> tuple[ImportSummary, bool, dict[str, Counts]]:
+        name, dsn = options["source"]
+        if name not in SOURCES:
+            raise CommandError(f"--from reads {' and '.join(SOURCES)}, not {name!r}.", returncode=USAGE)
+        source = SOURCES[name](
+            Origin(
+                dsn=dsn,
+                tenant=options["tenant"] or "",
+                schema=options["schema"],
+                table=options["table"],
+                only_whole=options["only_whole"],
+                leaves_tables=options["leave_tables"],
+            )
+        )
+        with source.reading(), self.progress_bar("sessions", total=source.session_count) as bar:
+            summary = import_units(
+                source.units(),
+                options["database"],
+                tenant=options["tenant"] or "",
+                progress=lambda done: bar.update(done.sessions),
+                is_stopped=self.stop.is_set,
+                reads_back=True,
+            )
+            if summary.is_complete:
+                summary.problems.extend(source.left_out(summary.records))
+        summary.problems.extend(source.tally.problems)
+        return summary, not summary.is_complete, {"source": source.tally.found, "left": source.tally.left}
+
+    def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
+        """``counts`` are those of the rows of another store."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()
@@ -67,7 +135,19 @@ class Command(StoreCommand):
                 "problems": len(summary.problems),
                 **data["records"],
             }
+            for title, rows in counts.items():
+                data |= {f"{table} ({title})": count for table, count in sorted(rows.items())}
+        else:
+            data |= {title: dict(sorted(rows.items())) for title, rows in counts.items()}
         self.write_data(data, form=options["format"])
+
+
+def _refuse(options: dict[str, Any], reason: str, *names: str) -> None:
+    """End with an error of usage if one of the options is given."""
+    for name in names:
+        if options[name]:
+            shown = name.upper() if name == "file" else f"--{name.replace('_', '-')}"
+            raise CommandError(f"{reason} {shown}.", returncode=USAGE)
 
 
 @contextmanager
