@@ -80,7 +80,7 @@ class ReadOnlyAdmin(ModelAdmin):
     sortable_by = ()
 
     class Media:
-        css: ClassVar[dict[str, list[str]]] = {"all": ["helix_store/admin.css"]}
+        css: ClassVar[dict[str, list[str]]] = {"all": ["helix_store/admin.css", "helix_store/lists.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -135,8 +135,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def _own_lookups(self, request: HttpRequest) -> set[str]:
         filters: Iterable[Any] = self.get_list_filter(request)
-        names = (getattr(each, "parameter_name", f"{each}{EXACT}") for each in filters)
-        return {*names, *self.link_lookups}
+        return {*map(_parameter_of, filters), *self.link_lookups}
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         # Django looks for a column without a name if `_to_field` is empty.
@@ -178,6 +177,12 @@ class ReadOnlyAdmin(ModelAdmin):
     def _url(self, model: type[Model], view: str, *arguments: Any) -> str:
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
+
+
+def _parameter_of(list_filter: Any) -> str:
+    """The parameter of an entry of ``list_filter``: a filter, a column, or a column with its filter."""
+    column = list_filter[0] if isinstance(list_filter, tuple) else list_filter
+    return str(getattr(column, "parameter_name", f"{column}{EXACT}"))
 
 
 class SessionChildAdmin(ReadOnlyAdmin):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from helix_store.admin.names import name_of_status
 from helix_store.admin.times import distance, format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
@@ -33,6 +34,7 @@ __all__ = [
     "note",
     "one_line",
     "printable",
+    "short_id",
     "table",
     "text_block",
     "under",
@@ -45,6 +47,7 @@ JSON_LIMIT: Final = 20_000
 """Characters of a document that a page shows."""
 
 _OPEN_UP_TO: Final = 600
+_SHORT_ID: Final = 24
 
 _TONES: Final = {
     "active": "info",
@@ -56,6 +59,9 @@ _TONES: Final = {
     "suspended_step_partial": "waiting",
     "completed": "good",
     "failed": "bad",
+    "ended": "good",
+    "held": "info",
+    "expired": "bad",
 }
 
 
@@ -75,7 +81,9 @@ _NO_SECRETS: Final = frozenset(
 def badge(label: str) -> SafeString:
     """A status as a coloured label; an unknown status is grey."""
     return format_html(
-        '<span class="helix-badge helix-badge-{}">{}</span>', _TONES.get(label, "plain"), printable(label)
+        '<span class="helix-badge helix-badge-{}">{}</span>',
+        _TONES.get(label, "plain"),
+        printable(name_of_status(label)),
     )
 
 
@@ -86,6 +94,13 @@ def link(url: str, label: str) -> SafeString:
 def identifier(text: str) -> SafeString:
     """An id, which may be long, in a narrow column."""
     return format_html('<span class="helix-id">{}</span>', printable(text))
+
+
+def short_id(text: str) -> SafeString:
+    """The ends of an id on a line of its own, with the whole id as a tooltip."""
+    shown = printable(text)
+    short = shown if len(shown) <= _SHORT_ID else f"{shown[:8]}…{shown[-8:]}"
+    return format_html('<span class="helix-under helix-short-id" title="{}">{}</span>', shown, short)
 
 
 def narrow(text: str) -> SafeString:

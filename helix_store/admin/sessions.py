@@ -1,51 +1,62 @@
-"""Sessions: the list, with its filters and its search."""
+"""Sessions: the list, with its filters, its orders and its search."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from datetime import datetime
+from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.admin import SimpleListFilter
-from django.db.models import Q, QuerySet
-from django.http import HttpRequest
+from django.db.models import QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import (
-    NOTHING,
-    distance,
-    identifier,
-    narrow,
-    one_line,
-    under,
+from helix_store.admin.amounts import dollars, number
+from helix_store.admin.elements import NOTHING, badge, distance, narrow, note, one_line, short_id, under
+from helix_store.admin.filters import (
+    ORDERS,
+    AgentTypeFilter,
+    ChangedFilter,
+    ExpiryFilter,
+    OrderFilter,
+    TagFilter,
+    TenantFilter,
+    WaitingFilter,
 )
-from helix_store.admin.lookups import is_searchable
-from helix_store.admin.payloads import start_of
+from helix_store.admin.lookups import OrderedChangeList
+from helix_store.admin.names import NamedChoicesFilter, name_of_status
+from helix_store.admin.payloads import FreeText, start_of
+from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
-from helix_store.models import Session
+from helix_store.core import moments
+from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.models import Session, UsageEntry
+from helix_store.usage.session_totals import SessionTotal, session_totals
 
 __all__ = ["SessionAdmin"]
 
-_TITLE_LENGTH = 80
+_TITLE_LENGTH: Final = 80
+_REASON_LENGTH: Final = 60
+_CALLS_READ: Final = 600
+_TOOL_NAME: Final = re.compile(r'"tool_name": ?"([^"\\]{1,60})"')
 
 
-class AgentTypeFilter(SimpleListFilter):
-    """Offers the agent types of the newest sessions: those of all sessions would need a full scan."""
+class SessionList(OrderedChangeList):
+    """A page of sessions with what each has spent."""
 
-    title = "agent type"
-    parameter_name = "agent_type"
-    newest = 1_000
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        newest = Session.objects.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
-        names = set(newest)
-        if chosen := self.value():
-            names.add(chosen)
-        return [(name, name) for name in sorted(names)]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        return queryset if chosen is None else queryset.filter(agent_type=chosen)
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if not self.model_admin.may_view(request, UsageEntry):
+            return
+        sessions = list(self.result_list)
+        totals = session_totals([session.pk for session in sessions], using=self.root_queryset.db)
+        for session in sessions:
+            session.total = totals[session.pk]
 
 
 @admin.register(Session)
@@ -53,64 +64,129 @@ class SessionAdmin(SessionPage):
     list_display = (
         "name",
         "agent_type",
-        "status_badge",
+        "status_and_reason",
         "user",
-        "steps",
-        "messages",
-        "expires",
-        "updated",
+        "length",
+        "spent",
+        "changed",
     )
-    list_filter = ("status", AgentTypeFilter)
+    list_filter = (
+        ("status", NamedChoicesFilter),
+        WaitingFilter,
+        ExpiryFilter,
+        ChangedFilter,
+        AgentTypeFilter,
+        TenantFilter,
+        TagFilter,
+        OrderFilter,
+    )
     link_lookups = CHILDREN_OF
-    # The order of the index on (tenant, updated_at, session_id), read backwards.
-    ordering = ("-tenant", "-updated_at", "-session_id")
-    search_fields = ("session_id", "user_id", "title")
-    search_help_text = "The beginning of a session id, user id or title."
+    of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
+    search_fields = ("session_id",)
+    search_help_text = _("Words of a title, a user, a tag or a session id.")
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return ORDERS.get(request.GET.get("order", ""), ORDERS[""])
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
+        return SessionList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        start = start_of("title", _TITLE_LENGTH)
-        sessions: QuerySet[Any] = super().get_queryset(request).annotate(title_start=start)
-        return sessions
+        sessions: QuerySet[Any] = super().get_queryset(request)
+        return sessions.annotate(
+            title_start=start_of("title", _TITLE_LENGTH),
+            failure_start=start_of("failure_reason", _REASON_LENGTH),
+            calls_start=FreeText(Substr("pending_client_tool_calls", 1, _CALLS_READ)),
+        )
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        if not is_searchable(search_term):
-            return queryset.none(), False
-        if beginning := search_term.strip():
-            queryset = queryset.filter(
-                Q(session_id__startswith=beginning)
-                | Q(user_id__startswith=beginning)
-                | Q(title__istartswith=beginning)
-            )
-        return queryset, False
+        found = found_sessions(queryset, search_term)
+        request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
+        return found.sessions, False
 
-    @admin.display(description="session")
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        response = super().changelist_view(request, extra_context)
+        found: Found | None = getattr(request, "found", None)
+        if found is not None and isinstance(response, TemplateResponse) and response.context_data is not None:
+            response.context_data["search_notes"] = list(_left_out(found))
+        return response
+
+    @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:
         title = one_line(session.title_start or "", _TITLE_LENGTH)
         return format_html(
             "{}{}{}",
-            identifier(session.session_id),
-            under(title) if title else "",
-            under(f"tenant {session.tenant}") if session.tenant else "",
+            title or note(gettext("No title")),
+            short_id(session.session_id),
+            under(gettext("tenant %(tenant)s") % {"tenant": session.tenant}) if session.tenant else "",
         )
 
-    @admin.display(description="user", empty_value=NOTHING)
+    @admin.display(description=_("status"))
+    def status_and_reason(self, session: Any) -> SafeString:
+        return format_html(
+            "{}{}", badge(session.status), under(reason) if (reason := _reason(session)) else ""
+        )
+
+    @admin.display(description=_("user"), empty_value=NOTHING)
     def user(self, session: Session) -> SafeString | None:
         return None if session.user_id is None else narrow(session.user_id)
 
-    @admin.display(description="steps")
-    def steps(self, session: Session) -> int:
-        return session.step_count
+    @admin.display(description=_("messages, steps"))
+    def length(self, session: Session) -> SafeString:
+        steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
+        return format_html(
+            "{}{}", number(session.message_count), under(steps % {"count": f"{session.step_count:,}"})
+        )
 
-    @admin.display(description="messages")
-    def messages(self, session: Session) -> int:
-        return session.message_count
+    @admin.display(description=_("cost, tokens"))
+    def spent(self, session: Any) -> SafeString:
+        total: SessionTotal = session.total
+        tokens = ngettext("%(count)s token", "%(count)s tokens", total.tokens) % {
+            "count": f"{total.tokens:,}"
+        }
+        return format_html(
+            "{}{}",
+            dollars(total.cost_usd, is_partial=total.is_partial),
+            under(f"> {tokens}" if total.is_partial else tokens),
+        )
 
-    @admin.display(description="expires", empty_value=NOTHING)
-    def expires(self, session: Session) -> SafeString | None:
-        return None if session.expires_at is None else distance(session.expires_at)
+    @admin.display(description=_("updated"))
+    def changed(self, session: Session) -> SafeString:
+        expiry = ""
+        if session.expires_at is not None and session.status not in TERMINAL_STATUSES:
+            expiry = format_html('<span class="helix-under">{}</span>', _expiry(session.expires_at))
+        return format_html("{}{}", distance(session.updated_at), expiry)
 
-    @admin.display(description="updated")
-    def updated(self, session: Session) -> SafeString:
-        return distance(session.updated_at)
+
+def _expiry(at: datetime) -> SafeString:
+    words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
+    return format_html(words, distance(at))
+
+
+def _reason(session: Any) -> str:
+    """Why a session has failed, or what it waits for; empty for others."""
+    if session.status == "failed":
+        return one_line(session.failure_start or "", _REASON_LENGTH)
+    if session.status in TERMINAL_STATUSES or session.suspension_kind is None:
+        return ""
+    tools = _TOOL_NAME.findall(session.calls_start or "")
+    if session.suspension_kind != "suspended_client_tool" or not tools:
+        return name_of_status(session.suspension_kind)
+    return gettext("waits for %(tools)s") % {
+        "tools": one_line(", ".join(dict.fromkeys(tools)), _REASON_LENGTH)
+    }
+
+
+def _left_out(found: Found) -> Any:
+    if found.is_bounded:
+        yield gettext("Words were looked for in the newest %(count)s sessions only.") % {
+            "count": f"{NEWEST_SEARCHED:,}"
+        }
+    if found.is_cut:
+        yield gettext("More sessions match than the newest %(count)s. Search for more words, or filter.") % {
+            "count": f"{MOST_FOUND:,}"
+        }

@@ -12,6 +12,7 @@ from helix_store.core.types import (
     NON_TERMINAL_STATUSES,
     SESSION_EXPIRED,
     SUSPENDED_STATUSES,
+    RunStatus,
     SessionMode,
     SessionStatus,
 )
@@ -20,6 +21,8 @@ from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 __all__ = ["Session"]
 
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
+
+WAITING_KIND = RunStatus.SUSPENDED_CLIENT_TOOL.value
 
 WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id"))
 """Sessions whose stream has another id. A stream with the session's id is found without an index."""
@@ -41,6 +44,10 @@ class SessionQuerySet(models.QuerySet["Session"]):
         # As in the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with it, and
         # SQLite does not match parameters with it.
         return self.filter(_OneOf(F("status"), tuple(NON_TERMINAL)))
+
+    def waiting_for_person(self) -> Self:
+        """Suspended until someone answers a tool call."""
+        return self.non_terminal().filter(_OneOf(F("suspension_kind"), (WAITING_KIND,)))
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)
@@ -168,6 +175,12 @@ class Session(models.Model):
                 fields=["pending_deadline", "id"],
                 condition=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
                 name=constraint_name("session_pending_idx"),
+            ),
+            # Only the few sessions that wait are in it, so it costs the others no write.
+            models.Index(
+                fields=["tenant", "updated_at", "session_id"],
+                condition=Q(status__in=NON_TERMINAL, suspension_kind__in=[WAITING_KIND]),
+                name=constraint_name("session_waiting_idx"),
             ),
             models.Index(
                 fields=["expires_at", "id"],

@@ -24,7 +24,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0016_sub_session_owners"
+NEWEST = "0017_waiting_sessions"
 
 
 @pytest.fixture

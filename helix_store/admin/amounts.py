@@ -1,0 +1,28 @@
+"""Numbers and costs in cells: aligned to the right, costs short, with the exact figure as a tooltip."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from helix_store.core.usage import exact_cost, rounded_cost
+
+__all__ = ["dollars", "number"]
+
+
+def number(count: int, *, is_partial: bool = False) -> SafeString:
+    return format_html('<span class="helix-number">{}{}</span>', "> " if is_partial else "", f"{count:,}")
+
+
+def dollars(cost: Decimal | None, *, is_partial: bool = False) -> SafeString:
+    """A cost with two decimals, or two significant digits below a tenth; a dash without one."""
+    if cost is None:
+        return format_html('<span class="helix-number">{}</span>', "-")
+    return format_html(
+        '<span class="helix-number" title="{} USD">{}${}</span>',
+        exact_cost(cost),
+        "> " if is_partial else "",
+        rounded_cost(cost),
+    )

@@ -1,0 +1,220 @@
+"""Filters of lists. An index finds what each leaves, and their choices need no read of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.elements import one_line
+from helix_store.admin.search import with_tag
+from helix_store.admin.tenants import known_tenants, of_tenants
+from helix_store.core import moments, validation
+from helix_store.core.types import SESSION_EXPIRED
+from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.models import Session
+
+__all__ = [
+    "AgentTypeFilter",
+    "ChangedFilter",
+    "ExpiryFilter",
+    "OrderFilter",
+    "TagFilter",
+    "TenantFilter",
+    "WaitingFilter",
+    "start_of_day",
+]
+
+
+_LABEL_LENGTH: Final = 40
+
+
+def start_of_day(*, days_ago: int = 0) -> datetime:
+    """Midnight of a day in the time zone of the pages."""
+    today = timezone.localtime(moments.now()).replace(hour=0, minute=0, second=0, microsecond=0)
+    return today - timedelta(days=days_ago)
+
+
+class _ChoiceFilter(SimpleListFilter):
+    """A filter with fixed choices, which refuses any other value."""
+
+    options: Any = ()
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        if self.value() not in {None, *(value for value, _label in self.options)}:
+            raise IncorrectLookupParameters
+        return self.options
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset if chosen is None else self.chosen(queryset, chosen)
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        raise NotImplementedError
+
+
+class TenantFilter(SimpleListFilter):
+    """Offers the tenants of the table if there are several, and brings each to the indexes by tenant."""
+
+    title = _("tenant")
+    parameter_name = "tenant"
+    _keeps_order: Final = {"p", "e", "q", "order"}
+    """Parameters of a list of all sessions, which is read in the order of an index without the tenants."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)
+        self._is_narrow = not self._keeps_order.issuperset(request.GET)
+        # A filter without choices would not filter.
+        return [(tenant, tenant or _("no tenant")) for tenant in self._tenants] or [("", "")]
+
+    def has_output(self) -> bool:
+        return len(self._tenants) > 1
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is not None:
+            return queryset.filter(tenant=chosen)
+        return of_tenants(queryset, self._tenants) if self._is_narrow or self._has_one else queryset
+
+    @property
+    def _has_one(self) -> bool:
+        return len(self._tenants) == 1
+
+
+class AgentTypeFilter(SimpleListFilter):
+    """Offers the agent types of the newest sessions: those of all sessions would need a full scan."""
+
+    title = _("agent type")
+    parameter_name = "agent_type"
+    newest = 1_000
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        newest = Session.objects.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
+        names = set(newest)
+        if chosen := self.value():
+            names.add(chosen)
+        return [(name, one_line(name, _LABEL_LENGTH)) for name in sorted(names)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset if chosen is None else queryset.filter(agent_type=chosen)
+
+
+class WaitingFilter(_ChoiceFilter):
+    title = _("waiting")
+    parameter_name = "waiting"
+    options = (("person", _("for a person")), ("late", _("for a person, past the deadline")))
+
+    def chosen(self, queryset: Any, value: str) -> QuerySet[Any]:
+        waiting: QuerySet[Any] = queryset.waiting_for_person()
+        return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
+
+
+class ExpiryFilter(_ChoiceFilter):
+    title = _("expiry")
+    parameter_name = "expiry"
+    options = (
+        ("past", _("past, not cleaned up")),
+        ("day", _("within a day")),
+        ("failed", _("failed by expiry")),
+    )
+
+    def chosen(self, queryset: Any, value: str) -> QuerySet[Any]:
+        now = moments.now()
+        found: QuerySet[Any]
+        if value == "failed":
+            found = queryset.filter(status="failed", failure_reason=SESSION_EXPIRED, expires_at__isnull=False)
+        elif value == "past":
+            found = queryset.non_terminal().expired(now)
+        else:
+            found = queryset.non_terminal().filter(
+                expires_at__gt=now, expires_at__lte=now + timedelta(days=1)
+            )
+        return found
+
+
+class ChangedFilter(_ChoiceFilter):
+    title = _("last change")
+    parameter_name = "changed"
+    options = (("today", _("today")), ("week", _("past 7 days")), ("month", _("past 30 days")))
+    _days: Final = {"today": 0, "week": 7, "month": 30}
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return queryset.filter(updated_at__gte=start_of_day(days_ago=self._days[value]))
+
+
+class TagFilter(SimpleListFilter):
+    """A field for one tag: to offer all tags would need a full scan."""
+
+    title = _("tag")
+    parameter_name = "tag"
+    template = "admin/helix_store/text_filter.html"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        if (value := self.value()) is not None:
+            try:
+                validation.tags([value])
+            except (InvalidPayload, LimitExceeded):
+                raise IncorrectLookupParameters from None
+        return [("", "")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return with_tag(queryset, chosen) if chosen else queryset
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """What the template needs: the value, and the other parameters of the address."""
+        others = {
+            name: value
+            for name, value in changelist.get_filters_params().items()
+            if name != self.parameter_name
+        }
+        if changelist.query:
+            others["q"] = changelist.query
+        yield {
+            "value": self.value() or "",
+            "others": [(name, value) for name, values in others.items() for value in _listed(values)],
+            "remove": changelist.get_query_string(remove=[self.parameter_name]),
+        }
+
+
+def _listed(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value]
+
+
+ORDERS: Final = {
+    "": ("-tenant", "-updated_at", "-session_id"),
+    "oldest": ("tenant", "updated_at", "session_id"),
+    "created": ("-tenant", "-created_at", "-session_id"),
+    "first": ("tenant", "created_at", "session_id"),
+    "id": ("tenant", "session_id"),
+}
+"""The orders of the list of sessions, each that of an index."""
+
+
+class OrderFilter(_ChoiceFilter):
+    """The orders that have an index, in place of sortable columns, most of which have none."""
+
+    title = _("order")
+    parameter_name = "order"
+    options = (
+        ("oldest", _("changed first")),
+        ("created", _("created last")),
+        ("first", _("created first")),
+        ("id", _("session id")),
+    )
+
+    def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return queryset  # `SessionAdmin.get_ordering` orders.
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        default, *others = super().choices(changelist)
+        yield {**default, "display": _("changed last")}
+        yield from others

@@ -1,0 +1,44 @@
+"""What pages call a status, in the language of the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.contrib.admin import ChoicesFieldListFilter
+from django.utils.translation import gettext_lazy as _
+
+__all__ = ["STATUS_NAMES", "NamedChoicesFilter", "name_of_status"]
+
+STATUS_NAMES: Final = {
+    "active": _("active"),
+    "running": _("running"),
+    "paused": _("paused"),
+    "interrupted": _("interrupted"),
+    "suspended_client_tool": _("waits for a person"),
+    "suspended_awaiting_children": _("waits for sub-agents"),
+    "suspended_step_partial": _("step half done"),
+    "completed": _("completed"),
+    "ended": _("ended"),
+    "failed": _("failed"),
+    "held": _("held"),
+    "free": _("free"),
+    "expired": _("expired"),
+    "tokens": _("tokens"),
+    "tool": _("tool"),
+    "subagent": _("sub-agent"),
+    "custom": _("custom"),
+}
+
+
+def name_of_status(value: str) -> str:
+    """The name of a status; an unknown status as it is stored."""
+    return str(STATUS_NAMES.get(value, value))
+
+
+class NamedChoicesFilter(ChoicesFieldListFilter):
+    """The choices of a column under their names."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": STATUS_NAMES.get(choice["display"], choice["display"])}

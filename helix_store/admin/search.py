@@ -1,0 +1,79 @@
+"""The search of the list of sessions: words of titles, users, tags and ids.
+
+Ids and users that begin with the term are found by an index. Words are looked for in every session if
+`helix_store.contrib.session_search` has made its index, and otherwise in the newest sessions only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.db.models import Max, QuerySet
+
+from helix_store.admin.lookups import is_searchable
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import has_tag
+from helix_store.models import Session
+from helix_store.sessions.words import HAS_INDEX, Contains, NamesTag
+
+__all__ = ["MOST_FOUND", "NEWEST_SEARCHED", "Found", "found_sessions", "with_tag"]
+
+NEWEST_SEARCHED: Final = 200_000
+"""Sessions in which words are looked for where no index has them."""
+
+MOST_FOUND: Final = 500
+"""Sessions that a search returns for each way to find them."""
+
+_MOST_WORDS: Final = 8
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The sessions that a search has found, and what it has left out."""
+
+    sessions: QuerySet[Any]
+    is_cut: bool = False
+    is_bounded: bool = False
+
+
+def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
+    """Those of the sessions whose title, user, tags or id contain each word of the term."""
+    words = term.split()[:_MOST_WORDS]
+    if not words or not is_searchable(term):
+        return Found(sessions if is_searchable(term) else sessions.none())
+    start, end = term.strip(), term.strip() + _LAST_CHARACTER
+    newest, is_bounded = _searchable(sessions)
+    by_index = [sessions.filter(session_id__gte=start, session_id__lt=end)]
+    by_index.append(sessions.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
+    keys = [
+        list(ways.order_by("-pk").values_list("pk", flat=True)[:MOST_FOUND])
+        for ways in (*by_index, newest.filter(*map(Contains, words)))
+    ]
+    return Found(
+        sessions.filter(pk__in={key for found in keys for key in found}),
+        is_cut=any(len(found) == MOST_FOUND for found in keys),
+        is_bounded=is_bounded,
+    )
+
+
+def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
+    """The sessions with a tag: by the index of tags on PostgreSQL, among the newest ones on SQLite."""
+    if Database(sessions.db, "").is_postgresql:
+        return sessions.filter(has_tag(tag))
+    newest, _is_bounded = _newest(sessions)
+    return newest.filter(NamesTag(tag))
+
+
+def _searchable(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
+    """The sessions in which words are looked for, and whether these are only the newest."""
+    db = Database(sessions.db, "")
+    if db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]:
+        return sessions, False
+    return _newest(sessions)
+
+
+def _newest(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
+    highest = Session.objects.using(sessions.db).aggregate(key=Max("pk"))["key"] or 0
+    return sessions.filter(pk__gt=highest - NEWEST_SEARCHED), highest > NEWEST_SEARCHED

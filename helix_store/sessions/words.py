@@ -1,0 +1,88 @@
+"""The words of a session: of its title, its user, its tags and its id, as a search reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from django.db.models import BooleanField, Expression, F
+
+from helix_store.conf import constraint_name
+from helix_store.engine.statement import Statement
+
+__all__ = ["HAS_INDEX", "INDEX_NAME", "SEARCHED_TEXT", "Contains", "NamesTag"]
+
+INDEX_NAME: Final = constraint_name("session_words_idx")
+
+SEARCHED_TEXT: Final = (
+    "((COALESCE({title}, '') || ' ' || {session_id} || ' ' || COALESCE({user_id}, '') || ' ' || {tags}::text)"
+    ' COLLATE pg_catalog."default")'
+)
+"""The indexed text. Ids have the collation C, in which only ASCII letters have two cases."""
+
+HAS_INDEX: Final = Statement(
+    "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_index "
+    f"WHERE indexrelid = to_regclass('{INDEX_NAME}') AND indisvalid)"
+)
+
+
+class _Condition(Expression):
+    """A condition on columns of the session, which are compiled by name."""
+
+    conditional = True
+    columns: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__(output_field=BooleanField())
+        self.sources: list[Any] = [F(name) for name in self.columns]
+
+    def get_source_expressions(self) -> list[Any]:
+        return self.sources
+
+    def set_source_expressions(self, exprs: Any) -> None:
+        self.sources = list(exprs)
+
+    def _columns(self, compiler: Any) -> dict[str, str]:
+        compiled = (compiler.compile(source)[0] for source in self.sources)
+        return dict(zip(self.columns, compiled, strict=True))
+
+
+class Contains(_Condition):
+    """Whether the title, the user, the tags or the id contain a word, in letters of any case."""
+
+    columns = ("title", "session_id", "user_id", "tags")
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        text = SEARCHED_TEXT.format(**self._columns(compiler))
+        return f"({text} ILIKE %s)", (_pattern(self.word),)
+
+    def as_sqlite(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        columns = self._columns(compiler)
+        conditions = " OR ".join(f"{columns[name]} LIKE %s ESCAPE '\\'" for name in self.columns)
+        written_in_json = json.dumps(self.word)[1:-1]
+        pattern = _pattern(self.word)
+        return f"({conditions})", (pattern, pattern, pattern, _pattern(written_in_json))
+
+
+class NamesTag(_Condition):
+    """Whether the stored JSON of the tags names a tag. A damaged text is no error, as for ``json_each``."""
+
+    columns = ("tags",)
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        self.tag = json.dumps(tag)
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
+        column = self._columns(compiler)["tags"]
+        return f"(instr({column}, %s) > 0 OR instr({column}, %s) > 0)", (f"[{self.tag}", f", {self.tag}")
+
+
+def _pattern(word: str) -> str:
+    for special in "\\%_":
+        word = word.replace(special, f"\\{special}")
+    return f"%{word}%"
