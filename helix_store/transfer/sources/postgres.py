@@ -85,19 +85,17 @@ class PostgresReader:
 
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
         """The rows of a query, by a cursor of the server, in pages that larger rows make shorter."""
-        cursor = self._open.cursor(f"helix_import_{next(self._numbers)}")
-        with _errors_shown():
-            cursor.execute(self._composed(query), values)
-        while True:
-            size = self._pace.rows
+        with self._open.cursor(f"helix_import_{next(self._numbers)}") as cursor:
             with _errors_shown():
-                page = cursor.fetchmany(size)
-            self._pace.measure(page)
-            yield from page
-            if len(page) < size:
-                break
-        with _errors_shown():
-            cursor.close()
+                cursor.execute(self._composed(query), values)
+            is_all = False
+            while not is_all:
+                size = self._pace.rows
+                with _errors_shown():
+                    page = cursor.fetchmany(size)
+                self._pace.measure(page)
+                yield from page
+                is_all = len(page) < size
 
     def one(self, query: str, *values: Any) -> _Row:
         """The only row of a query."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.sql import SQL, Identifier, Placeholder
 
-__all__ = ["ObskuTables", "ZiroTable"]
+__all__ = ["NOON", "ObskuTables", "OriginSchema", "ZiroTable"]
 
 NOON: Final = 1_760_000_000_123
 
@@ -47,10 +47,11 @@ CREATE TABLE {table} (
 """
 
 
-class _Tables:
+class OriginSchema:
     """A schema in a database, to which each call writes and commits."""
 
-    def __init__(self, dsn: str, schema: str) -> None:
+    def __init__(self, store: str, dsn: str, schema: str) -> None:
+        self.store = store
         self.dsn = dsn
         self.schema = schema
         self.connection = psycopg.connect(dsn, autocommit=True)
@@ -72,11 +73,11 @@ class _Tables:
             cursor.executemany(statement, rows)
 
 
-class ObskuTables(_Tables):
+class ObskuTables(OriginSchema):
     """Rows with the values that a test leaves out."""
 
     def __init__(self, dsn: str, schema: str) -> None:
-        super().__init__(dsn, schema)
+        super().__init__("obsku", dsn, schema)
         self.connection.execute(_OBSKU)
 
     def session(self, session_id: str, **columns: Any) -> None:
@@ -99,9 +100,9 @@ class ObskuTables(_Tables):
         self.insert("checkpoints", {**row, **columns})
 
 
-class ZiroTable(_Tables):
+class ZiroTable(OriginSchema):
     def __init__(self, dsn: str, schema: str, table: str = "ziro_checkpoints") -> None:
-        super().__init__(dsn, schema)
+        super().__init__("ziro", dsn, schema)
         self.table = table
         self.connection.execute(SQL(_ZIRO).format(table=Identifier(table)))
 

@@ -6,19 +6,18 @@ from typing import Any
 
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
-from tests.transfer.sources.origins import ObskuTables, ZiroTable
+from tests.transfer.sources.origins import OriginSchema
 
 __all__ = ["import_from", "import_problems"]
 
 
-def import_from(origin: ObskuTables | ZiroTable, database: CommittedDatabase, *arguments: str) -> Ended:
+def import_from(origin: OriginSchema, database: CommittedDatabase, *arguments: str) -> Ended:
     """``helix_import --from`` into the tenant of a test."""
-    name = "obsku" if isinstance(origin, ObskuTables) else "ziro"
     return run(
         database.alias,
         "helix_import",
         "--from",
-        name,
+        origin.store,
         origin.dsn,
         "--schema",
         origin.schema,
@@ -30,9 +29,7 @@ def import_from(origin: ObskuTables | ZiroTable, database: CommittedDatabase, *a
     )
 
 
-def import_problems(
-    origin: ObskuTables | ZiroTable, database: CommittedDatabase, *arguments: str
-) -> dict[str, Any]:
+def import_problems(origin: OriginSchema, database: CommittedDatabase, *arguments: str) -> dict[str, Any]:
     """The summary of an import that ends with exit code 1, and tells its problems on stderr too."""
     ended = import_from(origin, database, *arguments)
     assert ended.code == 1
