@@ -67,9 +67,7 @@ def turns(messages: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Turn]:
     shown_at_calls = {id(part) for part, _ in results.values()}
     conversation = []
     for sequence, role, parts in read:
-        own = [
-            TurnPart(part, *results.get(id(part), ())) for part in parts if id(part) not in shown_at_calls
-        ]
+        own = [TurnPart(part, *results.get(id(part), ())) for part in parts if id(part) not in shown_at_calls]
         if own or not parts:
             conversation.append(Turn(sequence, role, own))
     return conversation

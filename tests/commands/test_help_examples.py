@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -21,14 +22,18 @@ from django.core.management import (
     get_commands,
     load_command_class,
 )
+from psycopg.conninfo import make_conninfo
 
 from tests.commands.sample import write_sample
 from tests.databases import CommittedDatabase
+from tests.transfer.sources.origins import ObskuTables, server_address
 
 EXAMPLE: Final = re.compile(r"^ *example: (.+)$", re.MULTILINE)
 
 EXPORTED: Final = "sessions.jsonl"
 """The file that an example of an import reads: an export of the sample."""
+
+FROM_A_STORE: Final = "helix_import --from"
 
 WITHOUT_EXAMPLE: Final = {"migrate"}
 """Django's own command with a lock around it."""
@@ -75,12 +80,34 @@ def sample(empty_db: CommittedDatabase, tmp_path: Path, monkeypatch: pytest.Monk
     return empty_db
 
 
+@pytest.fixture
+def other_store(request: pytest.FixtureRequest, sample: CommittedDatabase, tmp_path: Path) -> Iterator[Path]:
+    """A service file of PostgreSQL for the database ``agents``, which another store has filled."""
+    if FROM_A_STORE not in request.getfixturevalue("example"):
+        yield tmp_path
+        return
+    schema = f"agents_{uuid.uuid4().hex}"
+    service = {**server_address(), "options": f"-c search_path={schema}"}
+    tables = ObskuTables(make_conninfo(**server_address()), schema)
+    try:
+        tables.session("scan-1")
+        path = tmp_path / "pg_service.conf"
+        path.write_text("[agents]\n" + "".join(f"{name}={value}\n" for name, value in service.items()))
+        yield path
+    finally:
+        tables.drop()
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_runs(example: str, sample: CommittedDatabase) -> None:
+def test_an_example_runs(
+    example: str, sample: CommittedDatabase, other_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line, *readers = example.split(" | ")
     line, _, output_file = line.partition(" > ")
     name = shlex.split(line)[1]
-    if name == "helix_import":
+    if FROM_A_STORE in line:
+        monkeypatch.setenv("PGSERVICEFILE", str(other_store))
+    elif name == "helix_import":
         _export(sample)
     code, out, err = _manage(shlex.split(line), sample.alias)
     assert code in ((0, 1) if name in MAY_FIND_PROBLEMS else (0,)), err

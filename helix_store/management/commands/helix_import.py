@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
 from helix_store.transfer import ExportFile, ImportSummary, import_units
@@ -20,6 +20,15 @@ __all__ = ["Command"]
 _OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables")
 
 
+class _LineFormatter(DjangoHelpFormatter):
+    """Keeps the line ends of an epilog."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            super(_LineFormatter, self)._fill_text(line, width, indent) for line in text.splitlines()
+        )
+
+
 class Command(StoreCommand):
     help = (
         "Read an export of helix_export, or with --from the tables of another store, into a database: each "
@@ -28,8 +37,12 @@ class Command(StoreCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = "example: manage.py helix_import sessions.jsonl"
-        return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
+        epilog = (
+            "example: manage.py helix_import sessions.jsonl\n"
+            "example: manage.py helix_import --from obsku service=agents"
+        )
+        kwargs = {"epilog": epilog, "formatter_class": _LineFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from urllib.parse import urlencode
 
 import pytest
-from django.db import connections
+from psycopg.conninfo import make_conninfo
 
-from tests.databases import ALIASES
-from tests.transfer.sources.origins import ObskuTables, ZiroTable
+from tests.transfer.sources.origins import ObskuTables, ZiroTable, server_address
 
 
 @pytest.fixture
 def server(django_db_setup: None) -> str:
     """The connection string of a PostgreSQL database."""
-    if "postgres" not in ALIASES:
-        pytest.skip("HELIX_TEST_DATABASES leaves PostgreSQL out of this run, and the stores to read need it")
-    settings = connections[ALIASES["postgres"]].settings_dict
-    options = settings["OPTIONS"]
-    names = {"user": "USER", "password": "PASSWORD", "dbname": "NAME", "host": "HOST", "port": "PORT"}
-    address = {name: options.get(name) or settings[key] for name, key in names.items()}
-    return "postgresql://?" + urlencode({name: value for name, value in address.items() if value}, safe="/")
+    return make_conninfo(**server_address())
 
 
 @pytest.fixture

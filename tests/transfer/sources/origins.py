@@ -6,9 +6,13 @@ import json
 from typing import Any, Final
 
 import psycopg
+import pytest
+from django.db import connections
 from psycopg.sql import SQL, Identifier, Placeholder
 
-__all__ = ["NOON", "ObskuTables", "OriginSchema", "ZiroTable"]
+from tests.databases import ALIASES
+
+__all__ = ["NOON", "ObskuTables", "OriginSchema", "ZiroTable", "server_address"]
 
 NOON: Final = 1_760_000_000_123
 
@@ -45,6 +49,16 @@ CREATE TABLE {table} (
     version integer NOT NULL, size_bytes integer NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (thread_id, checkpoint_id))
 """
+
+
+def server_address() -> dict[str, str]:
+    """Where a PostgreSQL database of the tests is, in the words of libpq."""
+    if "postgres" not in ALIASES:
+        pytest.skip("HELIX_TEST_DATABASES leaves PostgreSQL out of this run, and the stores to read need it")
+    settings = connections[ALIASES["postgres"]].settings_dict
+    names = {"user": "USER", "password": "PASSWORD", "dbname": "NAME", "host": "HOST", "port": "PORT"}
+    address = {name: settings["OPTIONS"].get(name) or settings[key] for name, key in names.items()}
+    return {name: str(value) for name, value in address.items() if value}
 
 
 class OriginSchema:
