@@ -20,6 +20,7 @@ __all__ = [
     "is_waiting",
     "milliseconds",
     "new_calls",
+    "other_root",
     "outcome_of",
     "take",
 ]
@@ -30,6 +31,11 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 def calls_of(state: SessionState) -> ToolCalls:
     return ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+
+
+def other_root(state: SessionState) -> str | None:
+    """The root of the session's tree, which records the owners of calls; ``None`` for a root."""
+    return None if state.root_session_id == state.session_id else state.root_session_id
 
 
 def is_suspended(state: SessionState) -> bool:
@@ -98,7 +104,7 @@ def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: 
     calls = calls_of(state)
     calls.add(entries)
     state.pending_client_tool_calls = calls.pending
-    if state.root_session_id in (None, state.session_id):
+    if other_root(state) is None:
         state.client_tool_call_ownership = claimed_calls(
             state.client_tool_call_ownership, entries, state.session_id
         )

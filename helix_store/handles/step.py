@@ -34,6 +34,7 @@ from helix_store.exceptions import (
     shown_id,
 )
 from helix_store.handles import kinds, rules
+from helix_store.sessions.tool_calls import claimed_calls
 
 if TYPE_CHECKING:
     from helix_store.handles.session import SessionHandle
@@ -190,6 +191,7 @@ class Step(BothContexts):
             asked = {**self._asked, **entries}
             # Fails here, in the line that asks, and not at the end of the block.
             self._ask(copy.copy(self.state), asked)
+            self._require_unclaimed(entries)
             self._asked = asked
 
     def finish(self, output: Any = None) -> None:
@@ -226,6 +228,13 @@ class Step(BothContexts):
         """Raise `ConflictError` for a step that both ends and waits, or ends twice."""
         if self.state.status in TERMINAL_STATUSES or (finishing and self._asked):
             raise ConflictError("A step finishes, fails or waits; it does one of them, once.")
+
+    def _require_unclaimed(self, entries: Mapping[str, dict[str, Any]]) -> None:
+        """Raise `ConflictError` for a call of another session of the tree, whose root knows the owners."""
+        root_id = rules.other_root(self.state)
+        root = None if root_id is None else self.session.store.load_state(root_id)
+        if root is not None:
+            claimed_calls(root.client_tool_call_ownership, entries, self.session.id)
 
     # At the end
 
@@ -289,8 +298,8 @@ class Step(BothContexts):
         calls: list[Callable[[], object]] = []
         if not self._asked:
             return calls
-        store, session_id, state = self.session.store, self.session.id, self.state
-        if state.root_session_id not in (None, session_id):
+        store, session_id = self.session.store, self.session.id
+        if rules.other_root(self.state) is not None:
             calls.append(
                 partial(
                     store.add_pending_tool_calls,

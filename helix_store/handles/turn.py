@@ -212,8 +212,7 @@ class Turn(BothContexts):
         """Do what a worker that died after its last step has left undone."""
         store, session_id = self.session.store, self.session.id
         asked = rules.calls_of(state).unanswered
-        is_child = state.root_session_id not in (None, session_id)
-        if asked and is_child and not kinds.shares_transactions(store):
+        if asked and rules.other_root(state) is not None and not kinds.shares_transactions(store):
             store.add_pending_tool_calls(session_id, asked, fencing_token=self.fencing_token)
         run = store.get_current_run(session_id)
         if run is not None:

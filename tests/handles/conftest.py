@@ -1,0 +1,34 @@
+"""Each test of a handle runs on every kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pytest_django import DjangoDbBlocker
+
+from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
+from tests.handles.worlds import World, database_world, memory_world
+
+KINDS = {
+    "memory": ("memory", False),
+    "another store": ("memory", True),
+    **{vendor: (vendor, False) for vendor in ALIASES},
+    **{f"another store on {vendor}": (vendor, True) for vendor in ALIASES},
+}
+
+
+@pytest.fixture(params=KINDS)
+def world(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[World]:
+    place, is_foreign = KINDS[request.param]
+    if place == "memory":
+        yield memory_world(is_foreign=is_foreign)
+        return
+    with django_db_blocker.unblock():
+        try:
+            database = CommittedDatabase(alias=ALIASES[place], tenant=fresh_tenant())
+            yield database_world(database, is_foreign=is_foreign)
+        finally:
+            close_connections()
