@@ -15,11 +15,11 @@ from helix_store.admin.lookups import is_searchable
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import has_tag
 from helix_store.models import Session
-from helix_store.sessions.words import HAS_INDEX, Contains, NamesTag
+from helix_store.sessions.words import HAS_INDEX, Contains
 
 __all__ = ["MOST_FOUND", "NEWEST_SEARCHED", "Found", "found_sessions", "with_tag"]
 
-NEWEST_SEARCHED: Final = 200_000
+NEWEST_SEARCHED: Final = 100_000
 """Sessions in which words are looked for where no index has them."""
 
 MOST_FOUND: Final = 500
@@ -60,10 +60,9 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
 
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
     """The sessions with a tag: by the index of tags on PostgreSQL, among the newest ones on SQLite."""
-    if Database(sessions.db, "").is_postgresql:
-        return sessions.filter(has_tag(tag))
-    newest, _is_bounded = _newest(sessions)
-    return newest.filter(NamesTag(tag))
+    if not Database(sessions.db, "").is_postgresql:
+        sessions, _is_bounded = _newest(sessions)
+    return sessions.filter(has_tag(tag))
 
 
 def _searchable(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:

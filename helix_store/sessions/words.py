@@ -10,7 +10,7 @@ from django.db.models import BooleanField, Expression, F
 from helix_store.conf import constraint_name
 from helix_store.engine.statement import Statement
 
-__all__ = ["HAS_INDEX", "INDEX_NAME", "SEARCHED_TEXT", "Contains", "NamesTag"]
+__all__ = ["HAS_INDEX", "INDEX_NAME", "SEARCHED_TEXT", "Contains"]
 
 INDEX_NAME: Final = constraint_name("session_words_idx")
 
@@ -26,14 +26,15 @@ HAS_INDEX: Final = Statement(
 )
 
 
-class _Condition(Expression):
-    """A condition on columns of the session, which are compiled by name."""
+class Contains(Expression):
+    """Whether the title, the user, the tags or the id of a session contain a word, in letters of any case."""
 
     conditional = True
-    columns: tuple[str, ...] = ()
+    columns = ("title", "session_id", "user_id", "tags")
 
-    def __init__(self) -> None:
+    def __init__(self, word: str) -> None:
         super().__init__(output_field=BooleanField())
+        self.word = word
         self.sources: list[Any] = [F(name) for name in self.columns]
 
     def get_source_expressions(self) -> list[Any]:
@@ -46,16 +47,6 @@ class _Condition(Expression):
         compiled = (compiler.compile(source)[0] for source in self.sources)
         return dict(zip(self.columns, compiled, strict=True))
 
-
-class Contains(_Condition):
-    """Whether the title, the user, the tags or the id contain a word, in letters of any case."""
-
-    columns = ("title", "session_id", "user_id", "tags")
-
-    def __init__(self, word: str) -> None:
-        super().__init__()
-        self.word = word
-
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
         text = SEARCHED_TEXT.format(**self._columns(compiler))
         return f"({text} ILIKE %s)", (_pattern(self.word),)
@@ -66,20 +57,6 @@ class Contains(_Condition):
         written_in_json = json.dumps(self.word)[1:-1]
         pattern = _pattern(self.word)
         return f"({conditions})", (pattern, pattern, pattern, _pattern(written_in_json))
-
-
-class NamesTag(_Condition):
-    """Whether the stored JSON of the tags names a tag. A damaged text is no error, as for ``json_each``."""
-
-    columns = ("tags",)
-
-    def __init__(self, tag: str) -> None:
-        super().__init__()
-        self.tag = json.dumps(tag)
-
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[Any, ...]]:
-        column = self._columns(compiler)["tags"]
-        return f"(instr({column}, %s) > 0 OR instr({column}, %s) > 0)", (f"[{self.tag}", f", {self.tag}")
 
 
 def _pattern(word: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 
 import pytest
 from django.contrib.staticfiles import finders
@@ -44,7 +43,8 @@ def test_a_list_of_fifty_rows_takes_as_many_queries_as_a_list_of_one(browser: Br
     assert [page.row_count for page in fifty] == [50] * len(MODELS)
     costs = [len(page.statements) for page in one]
     assert [len(page.statements) for page in fifty] == costs
-    assert max(costs) <= 5
+    # The signed-in user, the count and the rows; of sessions also agent types, tenants and what they spent.
+    assert max(costs) <= 7
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -175,46 +175,6 @@ def test_messages_of_a_session_are_listed_in_order_with_what_they_say(browser: B
         for part in ("1 user First long", '2 assistant → find({"from": "JFK"})', "3 tool found")
     )
     assert first < second < third
-
-
-@pytest.mark.parametrize(
-    ("term", "finds"),
-    [
-        ("conv-", True),
-        ("onv-", False),
-        ("ann@", True),
-        ("Trip to Lis", True),
-        ("trip TO", True),
-        ("to Lis", False),
-    ],
-)
-def test_search_finds_the_beginning_of_id_user_and_title(browser: Browser, term: str, finds: bool) -> None:
-    store = store_of(browser.database)
-    store.create_session("conv-1", agent_type="a", user_id="ann@example.org", title="Trip to Lisbon")
-    shown = browser.list_of(Session, q=term)
-    assert ("conv-1" in shown.text) is finds
-
-
-def test_sessions_are_filtered_by_status_and_agent_type(browser: Browser) -> None:
-    store = store_of(browser.database)
-    for agent_type, status in (("writer", "active"), ("writer", "paused"), ("reader", "paused")):
-        state = store.create_session(f"{agent_type}-{status}", agent_type=agent_type)
-        store.update_status(state.session_id, status)
-    shown = browser.list_of(Session, status__exact="paused", agent_type="writer")
-    assert "writer-paused" in shown.text
-    assert "writer-active" not in shown.text
-    assert "reader-paused" not in shown.text
-    assert "?agent_type=reader" in browser.list_of(Session).html
-
-
-def test_a_list_tells_how_far_an_expiry_is(browser: Browser) -> None:
-    store = store_of(browser.database)
-    now = int(datetime.now(UTC).timestamp() * 1_000)
-    store.create_session("late", agent_type="a", expires_at=now - 3 * 3_600_000 - 1_000)
-    store.create_session("early", agent_type="a", expires_at=now + 2 * 86_400_000 + 60_000)
-    page = browser.list_of(Session)
-    assert "a active - 0 0 3 hours ago 0 minutes ago" in page.text
-    assert "a active - 0 0 in 2 days 0 minutes ago" in page.text
 
 
 def test_a_long_state_is_folded_and_cut(browser: Browser) -> None:
