@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     )
     from helix_store.locks.rules import LockInfo
     from helix_store.retention import RetentionReport, apply_retention, prune_streams
+    from helix_store.signals import session_answered, session_expired, session_failed, session_finished
     from helix_store.stores import (
         DatabaseLockManager,
         DatabaseStateStore,
@@ -246,6 +247,10 @@ __all__ = [
     "new_id",
     "prune_streams",
     "require_state_store",
+    "session_answered",
+    "session_expired",
+    "session_failed",
+    "session_finished",
 ]
 
 __version__ = "0.1.0"
@@ -286,6 +291,7 @@ _NAMES_BY_HOME: Final = {
         StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
         StreamTruncated""",
     "helix_store.locks.rules": "LockInfo",
+    "helix_store.signals": "session_answered session_expired session_failed session_finished",
     "helix_store.streams.reader": "ResumableReader",
     "helix_store.streams.writer": "StreamWriter",
 }

@@ -22,6 +22,8 @@ from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL, SessionQuerySet
+from helix_store.sessions.announcements import EXPIRY_SIGNALS
+from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.store import DatabaseStateStore
@@ -97,6 +99,9 @@ class DatabaseCleanup:
             return list(keys)
         parameters = {"candidates": json.dumps(candidates), "now": now, "marked_at": moments.now()}
         marked = {key for (key,) in self._db.write(_MARK_IN_BULK, parameters)}
+        for key in keys:
+            if key.key in marked:
+                self._announce_expiry(key)
         return [key for key in keys if key.key not in marked]
 
     def inspect(self, key: SessionKey) -> ExpiryCandidate | None:
@@ -126,9 +131,15 @@ class DatabaseCleanup:
                 version=F("version") + 1,
                 updated_at=moments.now(),
             )
-            return CleanupOutcome.MARKED if marked else CleanupOutcome.BUSY
+            if not marked:
+                return CleanupOutcome.BUSY
+            self._announce_expiry(candidate.key)
+            return CleanupOutcome.MARKED
 
         return self._db.transaction(lock_delete_and_mark)
+
+    def _announce_expiry(self, key: SessionKey) -> None:
+        announce(self._db, key.session_id, EXPIRY_SIGNALS, tenant=key.tenant)
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
         pending = self._with_keys([key]).values_list("pending_client_tool_calls", flat=True)

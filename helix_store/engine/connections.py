@@ -7,13 +7,23 @@ or one that the project started, never ends a request: each would keep a connect
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
 from django.core.signals import request_finished, request_started
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["keep_open", "release", "release_after", "release_once", "return_to_pool", "watch_requests"]
+__all__ = [
+    "after_commit",
+    "keep_open",
+    "release",
+    "release_after",
+    "release_once",
+    "return_to_pool",
+    "watch_requests",
+]
 
 # Not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
@@ -31,6 +41,15 @@ def release(connection: BaseDatabaseWrapper) -> None:
         return
     if connection.connection is None or connection.autocommit:
         connection.close_if_unusable_or_obsolete()
+
+
+def after_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> None:
+    """Make a call after the commit of the open transaction; at once outside a block."""
+    if connection.in_atomic_block:
+        transaction.on_commit(call, using=connection.alias, robust=True)
+    else:
+        # Outside a block, on_commit() would open a connection only to ask for its autocommit.
+        call()
 
 
 class release_after:

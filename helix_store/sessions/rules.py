@@ -21,6 +21,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError, shown_id
 from helix_store.sessions.layout import SUSPENSION_FIELDS, remember_cleared, suspension_kind
+from helix_store.sessions.tool_calls import is_answered
 
 __all__ = [
     "RESUMED_COLUMNS",
@@ -197,6 +198,10 @@ class Suspension:
     kind: str
     columns: dict[str, Any]
     calls: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def is_answered(self, pending: str | None) -> bool:
+        """Whether the session waits for calls that were all answered before it was suspended."""
+        return self.kind == RunStatus.SUSPENDED_CLIENT_TOOL and is_answered(pending)
 
     def require_allowed(self, status: str) -> None:
         """Raise `ConflictError` for a session that has ended: `resume` would make it active again."""

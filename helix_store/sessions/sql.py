@@ -302,23 +302,26 @@ def step_statement(
     is_fenced: bool,
     is_of_run: bool,
     prunes: bool,
+    ends: bool,
 ) -> Statement:
     """One step. A part that a step does not need costs as much as one that it does: there is a form for each.
 
-    Returns one row with the new version and the checkpoint's key. Without ``merges`` it may return what is
-    staged instead, in order, as rows of nulls, the row's version and its payload: then nothing was written.
+    Returns one row with the new version, the checkpoint's key and, if the step ``ends`` the session, the
+    status that it had. Without ``merges`` it may return what is staged instead, in order, as rows of nulls,
+    the row's version and its payload: then nothing was written.
 
     ``head`` decides, and every other part takes its rows from there. Decided on the locked row: the mode, the
     version (the expected one, or else the row is `_UNCHANGED`), and for a delta the key of its base. With the
-    fence held, its token. Through `_UNCHANGED` or the version: that the run exists, that no state waits
-    between checkpoints, and what is staged: a promote, a restore or a save changes the version, and
-    discarding touches the row. What is staged meanwhile stays for the next promote. If the step prunes, also
-    which checkpoints there are: deleting one touches the row, as long as steps prune.
+    fence held, its token. Through `_UNCHANGED`: the status before the end. Through `_UNCHANGED` or the
+    version: that the run exists, that no state waits between checkpoints, and what is staged: a promote, a
+    restore or a save changes the version, and discarding touches the row. What is staged meanwhile stays for
+    the next promote. If the step prunes, also which checkpoints there are: deleting one touches the row, as
+    long as steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [_UNCHANGED]
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
-    if is_expected and (merges or prunes):
+    if is_expected and (merges or prunes or ends):
         conditions.append(_UNCHANGED)
     if merges:
         conditions.append(
@@ -329,12 +332,12 @@ def step_statement(
             DELETE FROM {_STAGED} AS g USING head
             WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY(%(staged)s::text[])
         ), """
-        result = "SELECT version, current_id, NULL, NULL FROM head"
+        result = "SELECT version, current_id, earlier_status, NULL, NULL FROM head"
     else:
         conditions.append(f"NOT EXISTS (SELECT 1 FROM {_STAGED} AS g WHERE {of_step.format('s')})")
-        result = f"""SELECT version, current_id, NULL, NULL FROM head
+        result = f"""SELECT version, current_id, earlier_status, NULL, NULL FROM head
         UNION ALL (
-            SELECT NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
+            SELECT NULL, NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
                 AND NOT EXISTS (SELECT 1 FROM head)
             {_STAGED_ORDER}
         )"""
@@ -364,6 +367,8 @@ def step_statement(
             f"""(s.current_is_checkpoint OR EXISTS (
                 SELECT 1 FROM {_CHECKPOINT} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
         )
+    # As at the start of the statement, which the row has not changed since.
+    earlier_status = f"(SELECT status FROM {_SESSION} WHERE {SESSION_BY_ID})" if ends else "NULL"
     assignments = ", ".join(f"{name} = %({name})s" for name in WRITTEN_COLUMNS if name not in _ASSIGNED_BELOW)
     values = ", ".join(_CHECKPOINT_VALUES.get(name, f"%({name})s") for name in checkpoint_columns)
     return Statement(
@@ -376,7 +381,7 @@ def step_statement(
                 base_key = %(base_key)s, current_id = {_NEXT_CHECKPOINT_KEY}
             WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
               AND {" AND ".join(conditions)}
-            RETURNING s.id, s.version, s.message_count, s.current_id
+            RETURNING s.id, s.version, s.message_count, s.current_id, {earlier_status} AS earlier_status
         ), {replaced}{taken}{inserted_messages}{_PRUNED if prunes else ""}checkpoint AS (
             INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
             SELECT head.current_id, {values} FROM head

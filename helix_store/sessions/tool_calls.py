@@ -39,6 +39,7 @@ __all__ = [
     "claimed_ownership",
     "default_answer",
     "due_calls",
+    "is_answered",
     "owner_of",
     "readable_due_calls",
     "tree_of",
@@ -326,6 +327,12 @@ def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[P
     except IntegrityFault as fault:
         _logger.warning("The pending tool calls of session %r cannot be read: %s", session_id, fault)
         return []
+
+
+def is_answered(pending: str | None) -> bool:
+    """Whether a column of pending calls has answers to take and no open call."""
+    entries = [entry for value in _stored(pending).values() if (entry := _entry(value))]
+    return bool(entries) and all("submitted_at" in entry for entry in entries)
 
 
 def tree_of(session_id: str, root_id: str | None) -> str:

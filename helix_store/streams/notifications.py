@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import connections
 
 from helix_store import conf
 from helix_store.core.processes import PerProcess
-from helix_store.engine.connections import keep_open, return_to_pool
+from helix_store.engine.connections import after_commit, keep_open, return_to_pool
 from helix_store.engine.database import Database
 from helix_store.streams import sql
 
@@ -111,14 +111,8 @@ def notify(alias: str, key: int, last_sequence: int) -> None:
 
 def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
     """`notify` after the commit of the open transaction, if this database uses notifications."""
-    if not uses_notify(alias):
-        return
-    send = functools.partial(notify, alias, key, last_sequence)
-    if connections[alias].in_atomic_block:
-        transaction.on_commit(send, using=alias, robust=True)
-    else:
-        # Outside a block, on_commit() would open a connection only to ask for its autocommit.
-        send()
+    if uses_notify(alias):
+        after_commit(connections[alias], functools.partial(notify, alias, key, last_sequence))
 
 
 _notifiers: Final = PerProcess(lambda: functools.cache(Notifier))

@@ -13,7 +13,7 @@ from django.db import transaction
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.checkpointers.snapshots.claims import Claim
 from helix_store.core import moments
-from helix_store.core.types import SessionState, StepInfo
+from helix_store.core.types import SessionState, SessionStatus, StepInfo
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -165,6 +165,11 @@ Call = Callable[[], object]
 Calls = dict[str, Callable[[Faces], Call]]
 
 
+def _last_step(faces: Faces) -> Call:
+    faces.saved.status = SessionStatus.COMPLETED
+    return _step(faces)
+
+
 def _step(faces: Faces, **options: Any) -> Call:
     info = StepInfo("step-3", 3)
     return partial(faces.store.save_state_and_promote_staging, "s", faces.saved, [_MESSAGE], info, **options)
@@ -268,6 +273,7 @@ _STORE: Final[Calls] = {
     "promote_staging": _of_store("promote_staging", "staged"),
     "discard_staging": _of_store("discard_staging", "staged"),
     "save_state_and_promote_staging": _step,
+    "save_state_and_promote_staging that ends the session": _last_step,
     "save_state_and_promote_staging with a run": partial(_step, run_id="run"),
     "save_state_and_promote_staging with a fence": partial(_step, fencing_token=1),
     "save_state_and_promote_staging with an operation": partial(_step, operation_id="operation"),

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
 from helix_store.engine.rows import (
@@ -26,6 +27,8 @@ from helix_store.engine.rows import (
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.database import hold_fence
 from helix_store.models import Session
+from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
 
@@ -144,9 +147,16 @@ def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]
 
 
 def advance(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
-    """Write columns of a locked head together with its next version, and return that version."""
+    """Write columns of a locked head together with its next version, and return that version.
+
+    Every status that is written to a locked session passes here, and is announced.
+    """
     version = head.version + 1
     update_row(db, Session, head.pk, {"version": version, "updated_at": at or moments.now(), **columns})
+    if columns.get("status") in TERMINAL_STATUSES:
+        written = columns if "failure_reason" in columns else vars(head)
+        signals = signals_of_status(head.status, columns["status"], written.get("failure_reason"))
+        announce(db, head.session_id, signals)
     return version
 
 

@@ -28,7 +28,9 @@ from helix_store.engine.database import (
 from helix_store.engine.errors import is_unique_violation
 from helix_store.exceptions import SessionExists
 from helix_store.models import Session
+from helix_store.sessions.announcements import signals_of_status
 from helix_store.sessions.backend import Counter
+from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import read_current, write_current
 from helix_store.sessions.database.listing import select_sessions
 from helix_store.sessions.database.locking import advance, lock_session
@@ -114,7 +116,9 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        if guard == Guard() and self.db.has_fast_writes:
+        # Else the status before the write must be read, to know whether it becomes terminal.
+        changes_if_written = not status.is_terminal or status not in expected
+        if guard == Guard() and changes_if_written and self.db.has_fast_writes:
             parameters = {
                 "tenant": self.db.tenant,
                 "session_id": session_id,
@@ -124,6 +128,7 @@ class DatabaseSessions(DatabaseOperations):
                 "at": moments.now(),
             }
             for (version,) in self.db.try_write(COMPARE_AND_SET_STATUS, parameters):
+                announce(self.db, session_id, signals_of_status("", status, failure_reason))
                 return StatusChange(new_version=version)
         return self._compare_and_set_locked(session_id, expected, status, failure_reason, guard)
 

@@ -13,12 +13,14 @@ from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.ids import new_checkpoint_id
 from helix_store.core.merging import promote_staged, with_staged
-from helix_store.core.types import CheckpointSource, StagedChanges, StepCommit
+from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.connections import release_once
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound, SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
+from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
     advance,
@@ -161,6 +163,7 @@ class DatabaseSteps(DatabaseOperations):
             version=None if expected_version is None else expected_version + 1,
         )
         columns = _checkpoint_columns(request, encoded, stored, new_id, at)
+        ends = encoded.columns["status"] in TERMINAL_STATUSES
         statement = step_statement(
             tuple(columns),
             messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
@@ -170,6 +173,7 @@ class DatabaseSteps(DatabaseOperations):
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
             prunes=request.keep is not None,
+            ends=ends,
         )
         tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
         parameters = {
@@ -191,8 +195,11 @@ class DatabaseSteps(DatabaseOperations):
         }
         rows = self.db.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
-            return None, [_StagedRow(version, payload) for _, _, version, payload in rows]
-        new_version, row_id, _, _ = rows[0]
+            return None, [_StagedRow(version, payload) for _, _, _, version, payload in rows]
+        new_version, row_id, earlier_status, _, _ = rows[0]
+        if ends:
+            status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
+            announce(self.db, request.session_id, signals_of_status(earlier_status, status, failure_reason))
         remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
         return StepCommit(new_id, new_version=new_version), []
 

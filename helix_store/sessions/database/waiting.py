@@ -33,6 +33,7 @@ from helix_store.exceptions import (
 )
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
+from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
@@ -52,10 +53,12 @@ from helix_store.sessions.tool_calls import (
     Answer,
     ToolCalls,
     claimed_ownership,
+    is_answered,
     owner_of,
     readable_due_calls,
     tree_of,
 )
+from helix_store.signals import session_answered
 
 __all__ = ["DatabaseWaiting"]
 
@@ -98,7 +101,10 @@ class DatabaseWaiting(DatabaseOperations):
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome is SubmissionOutcome.ACCEPTED:
-            version = advance(self.db, owner, **calls.columns(self.db.limits))
+            columns = calls.columns(self.db.limits)
+            version = advance(self.db, owner, **columns)
+            if is_answered(columns["pending_client_tool_calls"]):
+                announce(self.db, owner_id, [session_answered])
         return Submission(
             outcome=outcome,
             tool_call_id=tool_call_id,
@@ -187,6 +193,9 @@ class DatabaseWaiting(DatabaseOperations):
         at = moments.now()
         running = Run.objects.using(self.db.alias).filter(session_id=head.pk, status=RunStatus.RUNNING.value)
         running.update(status=suspension.kind, ended_at=at)
+        pending = columns.get("pending_client_tool_calls", head.pending_client_tool_calls)
+        if suspension.is_answered(pending):
+            announce(self.db, session_id, [session_answered])
         return advance(self.db, head, at=at, **columns)
 
     @writes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
+
+from django.dispatch import Signal
 
 from helix_store import conf
 from helix_store.core.guards import Guard
@@ -12,6 +14,7 @@ from helix_store.core.limits import Limits
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.memory import LockTable
+from helix_store.sessions.announcements import send_signals, signals_of_status
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.streams.memory import StreamTable
 
@@ -58,12 +61,22 @@ class TenantScope:
 
     @contextmanager
     def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
-        """A draft of the session to change: published at the end, dropped after an exception."""
+        """A draft of the session to change: published at the end, dropped after an exception.
+
+        Every status that is written passes here, and is announced.
+        """
         with self.lock:
-            draft = self.require(session_id).draft()
+            published = self.require(session_id)
+            draft = published.draft()
             self.check_guard(draft, guard)
             yield draft
             self.sessions[session_id] = draft
+        before, after = published.columns["status"], draft.columns["status"]
+        self.announce(session_id, signals_of_status(before, after, draft.columns["failure_reason"]))
+
+    def announce(self, session_id: str, signals: Sequence[Signal]) -> None:
+        """Send signals. Call it without the lock: a receiver may wait for another thread that writes."""
+        send_signals(signals, session_id=session_id, tenant=self._tenant, alias=None)
 
     def check_guard(self, record: SessionRecord, guard: Guard) -> None:
         """Check the conditions of a write. Raises `FencedOutError` and `StaleStateError`."""

@@ -32,10 +32,12 @@ from helix_store.sessions.tool_calls import (
     Answer,
     ToolCalls,
     claimed_ownership,
+    is_answered,
     owner_of,
     readable_due_calls,
     tree_of,
 )
+from helix_store.signals import session_answered
 
 __all__ = ["MemoryWaiting"]
 
@@ -76,6 +78,8 @@ class MemoryWaiting:
                 version = None
                 if outcome is SubmissionOutcome.ACCEPTED:
                     version = owner.write(**calls.columns(self._scope.limits))
+        if version is not None and is_answered(owner.columns["pending_client_tool_calls"]):
+            self._scope.announce(owner_id, [session_answered])
         return Submission(
             outcome=outcome,
             tool_call_id=tool_call_id,
@@ -121,7 +125,10 @@ class MemoryWaiting:
             if running is not None:
                 ended = replace(running.run, status=RunStatus(suspension.kind), ended_at=moments.now())
                 draft.runs[ended.run_id] = replace(running, run=ended)
-            return draft.write(**columns)
+            version = draft.write(**columns)
+        if suspension.is_answered(draft.columns["pending_client_tool_calls"]):
+            self._scope.announce(session_id, [session_answered])
+        return version
 
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         with self._scope.writing(session_id) as draft:

@@ -1,0 +1,39 @@
+"""Which signals a write causes, and how they are sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from django.dispatch import Signal
+
+from helix_store.core.types import SESSION_EXPIRED, SessionStatus
+from helix_store.signals import session_expired, session_failed, session_finished
+
+__all__ = ["EXPIRY_SIGNALS", "send_signals", "signals_of_status"]
+
+EXPIRY_SIGNALS: Final = (session_failed, session_expired)
+
+_logger = logging.getLogger(__name__)
+
+
+def signals_of_status(before: str, after: str, failure_reason: str | None) -> tuple[Signal, ...]:
+    """The signals of a status written over another one; none if it stays."""
+    if before == after:
+        return ()
+    if after == SessionStatus.COMPLETED:
+        return (session_finished,)
+    if after == SessionStatus.FAILED:
+        return EXPIRY_SIGNALS if failure_reason == SESSION_EXPIRED else (session_failed,)
+    return ()
+
+
+def send_signals(signals: Iterable[Signal], *, session_id: str, tenant: str, alias: str | None) -> None:
+    """Send signals of one session; nothing that receivers do reaches the caller."""
+    for signal in signals:
+        try:
+            signal.send_robust(sender=None, session_id=session_id, tenant=tenant, using=alias, alias=alias)
+        except Exception:
+            # Asynchronous receivers of a synchronous call on the event loop's own thread.
+            _logger.exception("The receivers of a signal of session %r were not all called.", session_id)

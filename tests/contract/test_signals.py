@@ -1,0 +1,499 @@
+"""Signals: once for each change that causes them, after its commit, on every back end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import pytest
+from django.db import connections, transaction
+from django.dispatch import Signal
+from django.test.utils import override_settings
+
+from helix_store import signals
+from helix_store.cleanup import expired_session_cleanup
+from helix_store.cleanup.backend import SessionKey
+from helix_store.cleanup.database import DatabaseCleanup
+from helix_store.core import moments
+from helix_store.core.types import SESSION_EXPIRED, SessionStatus, StepInfo
+from helix_store.exceptions import StaleStateError
+from helix_store.models import Session
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, InMemoryStateStore
+from helix_store.testing.state_store.samples import commit_step, loaded
+from helix_store.testing.state_store.tool_calls import APPROVE, ASK, LONG_AGO, create_family
+from tests.databases import ALIASES, CommittedDatabase
+
+Store = DatabaseStateStore | InMemoryStateStore
+
+NAMES: Final = ("session_answered", "session_failed", "session_finished", "session_expired")
+
+
+@pytest.fixture(params=["memory", *ALIASES, *(f"{name} portable" for name in ALIASES)])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    name, _, form = request.param.partition(" ")
+    with override_settings(HELIX_STORE={"FAST_PATHS": not form}):
+        if name == "memory":
+            yield InMemoryStateStore(tenant="tenant")
+        else:
+            database: CommittedDatabase = request.getfixturevalue(f"{name}_db")
+            yield DatabaseStateStore(database.alias, tenant=database.tenant)
+
+
+@pytest.fixture
+def database_store(committed_db: CommittedDatabase) -> DatabaseStateStore:
+    return DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+
+
+@pytest.fixture
+def session_id(store: Store) -> str:
+    return store.create_session("session", agent_type="agent").session_id
+
+
+@pytest.fixture
+def sent() -> Iterator[list[tuple[str, str]]]:
+    """What is sent, as names of signals and ids of sessions."""
+    received: list[tuple[str, str]] = []
+
+    def receiver(name: str) -> Callable[..., None]:
+        return lambda session_id, **kwargs: received.append((name, session_id))
+
+    receivers = {name: receiver(name) for name in NAMES}
+    for name, receive in receivers.items():
+        getattr(signals, name).connect(receive)
+    yield received
+    for name, receive in receivers.items():
+        assert getattr(signals, name).disconnect(receive)
+
+
+# --- The end of a session ---------------------------------------------------------------------------
+
+
+def _save(store: Store, session_id: str, status: SessionStatus) -> None:
+    state = loaded(store, session_id)
+    state.status = status
+    store.save_state(session_id, state, expected_version=state.version)
+
+
+def _step(store: Store, session_id: str, status: SessionStatus, **arguments: Any) -> None:
+    state = loaded(store, session_id)
+    state.status = status
+    number = state.step_count = state.step_count + 1
+    info = StepInfo("step", step_count=number)
+    store.save_state_and_promote_staging(
+        session_id, state, [{"role": "assistant", "content": "Bye."}], info, **arguments
+    )
+
+
+def _expected_step(store: Store, session_id: str, status: SessionStatus) -> None:
+    _step(store, session_id, status, expected_version=loaded(store, session_id).version)
+
+
+def _recorded_step(store: Store, session_id: str, status: SessionStatus) -> None:
+    _step(store, session_id, status, operation_id=f"end-{loaded(store, session_id).version}")
+
+
+def _step_with_staging(store: Store, session_id: str, status: SessionStatus) -> None:
+    store.stage_changes(session_id, "step", {"tool_call_id": "call", "merge_changes": {"done": True}})
+    _step(store, session_id, status)
+    assert loaded(store, session_id).custom_state["done"]
+
+
+def _set(store: Store, session_id: str, status: SessionStatus) -> None:
+    store.update_status(session_id, status)
+
+
+def _compare_and_set(store: Store, session_id: str, status: SessionStatus) -> None:
+    assert store.compare_and_set_status(session_id, list(SessionStatus), status)
+
+
+def _compare_with_others_and_set(store: Store, session_id: str, status: SessionStatus) -> None:
+    store.compare_and_set_status(session_id, [each for each in SessionStatus if each != status], status)
+
+
+def _guarded_compare_and_set(store: Store, session_id: str, status: SessionStatus) -> None:
+    assert store.compare_and_set_status(session_id, list(SessionStatus), status, fencing_token=1)
+
+
+def _rewind(store: Store, session_id: str, status: SessionStatus) -> None:
+    """To a checkpoint with this status, from another status than this one unless it was set before."""
+    checkpoint = store.get_latest_checkpoint(session_id)
+    assert checkpoint is not None
+    assert checkpoint.status == status
+    store.restore_checkpoint(session_id, checkpoint.checkpoint_id)
+
+
+WRITES: Final = [
+    _save,
+    _step,
+    _expected_step,
+    _recorded_step,
+    _step_with_staging,
+    _set,
+    _compare_and_set,
+    _compare_with_others_and_set,
+    _guarded_compare_and_set,
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    ("status", "signal"),
+    [(SessionStatus.COMPLETED, "session_finished"), (SessionStatus.FAILED, "session_failed")],
+)
+def test_an_end_is_announced_once(
+    store: Store,
+    session_id: str,
+    sent: list[tuple[str, str]],
+    write: Callable[[Store, str, SessionStatus], None],
+    status: SessionStatus,
+    signal: str,
+) -> None:
+    write(store, session_id, status)
+    assert sent == [(signal, "session")]
+    write(store, session_id, status)
+    assert sent == [(signal, "session")]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_another_status_is_not_announced(
+    store: Store,
+    session_id: str,
+    sent: list[tuple[str, str]],
+    write: Callable[[Store, str, SessionStatus], None],
+) -> None:
+    for status in (SessionStatus.RUNNING, SessionStatus.PAUSED, SessionStatus.INTERRUPTED):
+        write(store, session_id, status)
+    assert sent == []
+
+
+def test_a_session_that_was_active_again_ends_again(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    for status in ("completed", "active", "failed", "completed"):
+        store.update_status(session_id, status)
+    assert sent == [("session_finished", "session"), ("session_failed", "session"), sent[0]]
+
+
+def test_a_rewind_to_an_ended_state_announces_that_end(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    _step(store, session_id, SessionStatus.COMPLETED)
+    store.update_status(session_id, "active")
+    _rewind(store, session_id, SessionStatus.COMPLETED)
+    assert sent == [("session_finished", "session")] * 2
+    _rewind(store, session_id, SessionStatus.COMPLETED)
+    assert sent == [("session_finished", "session")] * 2
+
+
+def test_a_write_that_is_refused_announces_nothing(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    state = loaded(store, session_id)
+    state.status = SessionStatus.FAILED
+    with pytest.raises(StaleStateError):
+        store.save_state(session_id, state, expected_version=7)
+    with pytest.raises(StaleStateError):
+        store.save_state_and_promote_staging(
+            session_id, state, [], StepInfo("step", step_count=1), expected_version=7
+        )
+    assert not store.compare_and_set_status(session_id, ["paused"], "failed")
+    assert sent == []
+
+
+def test_a_repeated_operation_announces_its_end_once(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    state = loaded(store, session_id)
+    state.status = SessionStatus.COMPLETED
+    for _ in range(2):
+        commit = store.save_state_and_promote_staging(
+            session_id, state, [], StepInfo("step", step_count=1), operation_id="once"
+        )
+        assert commit.new_version == 2
+    assert sent == [("session_finished", "session")]
+
+
+@pytest.mark.parametrize("workspace_refs", [{}, {"code": {"provider": "none"}}])
+def test_an_expired_session_has_failed_and_expired(
+    store: Store, sent: list[tuple[str, str]], workspace_refs: dict[str, Any]
+) -> None:
+    """With a workspace, the session is marked alone, else together with others."""
+
+    class NoSnapshots:
+        def list_snapshots(self, session_id: str, ref: Any, *, tenant: str) -> list[str]:
+            return []
+
+        def delete_snapshot(self, snapshot_id: str) -> None:
+            raise AssertionError("there is none")
+
+    state = store.create_session("session", agent_type="agent", expires_at=LONG_AGO)
+    state.workspace_refs = workspace_refs
+    store.save_state("session", state)
+    for _ in range(2):
+        expired_session_cleanup(state_store=store, workspace_providers={"none": NoSnapshots()})
+        assert loaded(store, "session").failure_reason == SESSION_EXPIRED
+        assert sent == [("session_failed", "session"), ("session_expired", "session")]
+
+
+def test_an_expired_session_is_announced_with_its_tenant(
+    database_store: DatabaseStateStore, sent: list[tuple[str, str]]
+) -> None:
+    """Where one cleanup works on all tenants."""
+    tenants: list[str] = []
+
+    def receive(tenant: str, **kwargs: Any) -> None:
+        tenants.append(tenant)
+
+    database_store.create_session("session", agent_type="agent", expires_at=LONG_AGO)
+    row = Session.objects.using(database_store.alias).get(tenant=database_store.tenant)
+    signals.session_expired.connect(receive)
+    try:
+        cleanup = DatabaseCleanup(database_store.alias, tenant=None)
+        key = SessionKey(row.session_id, row.tenant, row.pk)
+        assert cleanup.mark_in_bulk([key], moments.now()) == []
+    finally:
+        signals.session_expired.disconnect(receive)
+    assert tenants == [database_store.tenant]
+
+
+# --- The last answer --------------------------------------------------------------------------------
+
+
+def test_the_last_answer_is_announced_for_the_owner(store: Store, sent: list[tuple[str, str]]) -> None:
+    create_family(store)
+    store.add_pending_tool_calls("grandchild", {"call-1": ASK, "call-2": APPROVE})
+    store.add_pending_tool_calls("child", {"call-3": ASK})
+    store.submit_tool_result("root", "call-1", result=1)
+    store.submit_tool_result("root", "call-1", result=2)
+    store.submit_tool_result("root", "no call", result=2)
+    assert sent == []
+    store.submit_tool_result("root", "call-2", approved=True, approval_id="approval")
+    assert sent == [("session_answered", "grandchild")]
+    store.submit_tool_result("child", "call-2", approved=False, approval_id="approval")
+    assert sent == [("session_answered", "grandchild")]
+    store.submit_tool_result("child", "call-3", error="gone")
+    assert sent[1:] == [("session_answered", "child")]
+
+
+def test_the_default_of_a_deadline_is_announced_like_an_answer(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    store.add_pending_tool_calls(
+        session_id, {"call": {**APPROVE, "deadline": LONG_AGO, "on_expiry": "reject"}}
+    )
+    assert expired_session_cleanup(state_store=store).errors == 0
+    assert sent == [("session_answered", "session")]
+
+
+def test_a_session_suspended_after_its_last_answer_is_announced(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    """Who was told of the answer may have met a session that was not suspended yet."""
+    store.add_pending_tool_calls(session_id, {"call-1": ASK, "call-2": ASK})
+    store.submit_tool_result(session_id, "call-1", result=1)
+    store.suspend(session_id, kind="suspended_client_tool", context={})
+    assert sent == []
+    store.submit_tool_result(session_id, "call-2", result=1)
+    assert sent == [("session_answered", "session")]
+    store.suspend(session_id, kind="suspended_client_tool", context={})
+    assert sent == [("session_answered", "session")] * 2
+
+
+def test_a_session_that_waits_for_something_else_is_not_announced_when_it_is_suspended(
+    store: Store, session_id: str, sent: list[tuple[str, str]]
+) -> None:
+    store.suspend(session_id, kind="suspended_client_tool", context={})
+    store.suspend(session_id, kind="suspended_client_tool", context={}, pending={"call": ASK})
+    store.submit_tool_result(session_id, "call", result=1)
+    sent.clear()
+    store.suspend(session_id, kind="suspended_awaiting_children", context={}, awaiting_children=["child"])
+    store.suspend(session_id, kind="suspended_client_tool", context={}, pending={"call-2": ASK})
+    assert sent == []
+
+
+# --- When, and to whom ------------------------------------------------------------------------------
+
+
+def test_receivers_get_the_session_the_tenant_and_the_database(store: Store, session_id: str) -> None:
+    received: list[dict[str, Any]] = []
+
+    def receive(**kwargs: Any) -> None:
+        received.append(kwargs)
+
+    signals.session_finished.connect(receive)
+    try:
+        store.update_status(session_id, "completed")
+    finally:
+        signals.session_finished.disconnect(receive)
+    alias = store.alias if isinstance(store, DatabaseStateStore) else None
+    assert received == [
+        {
+            "signal": signals.session_finished,
+            "sender": None,
+            "session_id": "session",
+            "tenant": store.tenant,
+            "using": alias,
+            "alias": alias,
+        }
+    ]
+
+
+def test_a_receiver_reads_and_writes_what_was_written(store: Store, session_id: str) -> None:
+    """From another thread: no lock and no transaction is open any more."""
+
+    def write() -> SessionStatus:
+        try:
+            store.append_messages(session_id, [{"role": "system", "content": "The end."}])
+            return loaded(store, session_id).status
+        finally:
+            connections.close_all()
+
+    found: list[SessionStatus] = []
+    pool = ThreadPoolExecutor(1)
+
+    def receive(**kwargs: Any) -> None:
+        found.append(pool.submit(write).result(timeout=5))
+
+    for signal in (signals.session_finished, signals.session_answered):
+        signal.connect(receive)
+    try:
+        store.add_pending_tool_calls(session_id, {"call": ASK})
+        store.submit_tool_result(session_id, "call", result=1)
+        store.update_status(session_id, "completed")
+    finally:
+        pool.shutdown(wait=False)
+        for signal in (signals.session_finished, signals.session_answered):
+            signal.disconnect(receive)
+    assert found == [SessionStatus.ACTIVE, SessionStatus.COMPLETED]
+    assert store.get_message_count(session_id) == 2
+
+
+def test_an_error_of_a_receiver_is_logged_and_undoes_nothing(
+    store: Store, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[str] = []
+
+    def refuse(**kwargs: Any) -> None:
+        raise RuntimeError("the receiver is broken")
+
+    def receive(session_id: str, **kwargs: Any) -> None:
+        received.append(session_id)
+
+    for receiver in (refuse, receive):
+        signals.session_failed.connect(receiver)
+    try:
+        with caplog.at_level(logging.ERROR):
+            store.update_status(session_id, "failed")
+    finally:
+        for receiver in (refuse, receive):
+            signals.session_failed.disconnect(receiver)
+    assert "refuse" in caplog.text
+    assert loaded(store, session_id).status is SessionStatus.FAILED
+    assert received == ["session"]
+
+
+async def test_asynchronous_calls_announce_and_asynchronous_receivers_are_called(
+    store: Store, session_id: str
+) -> None:
+    received: list[str] = []
+
+    async def receive(session_id: str, **kwargs: Any) -> None:
+        received.append(session_id)
+
+    signals.session_finished.connect(receive)
+    try:
+        await store.aupdate_status(session_id, "completed")
+    finally:
+        signals.session_finished.disconnect(receive)
+    assert received == ["session"]
+
+
+async def test_an_asynchronous_receiver_on_the_loops_own_thread_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = InMemoryStateStore()
+    store.create_session("session", agent_type="agent")
+
+    async def receive(**kwargs: Any) -> None:
+        raise AssertionError("it cannot be called from here")
+
+    signals.session_finished.connect(receive)
+    try:
+        store.update_status("session", "completed")
+    finally:
+        signals.session_finished.disconnect(receive)
+    assert "not all called" in caplog.text
+    assert loaded(store, "session").status is SessionStatus.COMPLETED
+
+
+def test_signals_are_sent_after_the_callers_commit(
+    database_store: DatabaseStateStore, sent: list[tuple[str, str]]
+) -> None:
+    with transaction.atomic(using=database_store.alias):
+        _cause_all(database_store)
+        assert sent == []
+    assert sent == [
+        ("session_finished", "ends"),
+        ("session_failed", "fails"),
+        ("session_answered", "waits"),
+        ("session_failed", "expires"),
+        ("session_expired", "expires"),
+    ]
+
+
+def test_a_rollback_sends_nothing(database_store: DatabaseStateStore, sent: list[tuple[str, str]]) -> None:
+    with transaction.atomic(using=database_store.alias):
+        _cause_all(database_store)
+        transaction.set_rollback(True, using=database_store.alias)
+    assert sent == []
+    assert not database_store.session_exists("ends")
+
+
+def test_a_rolled_back_savepoint_sends_nothing(
+    database_store: DatabaseStateStore, sent: list[tuple[str, str]]
+) -> None:
+    database_store.create_session("session", agent_type="agent")
+    with transaction.atomic(using=database_store.alias):
+        with transaction.atomic(using=database_store.alias):
+            database_store.update_status("session", "failed")
+            transaction.set_rollback(True, using=database_store.alias)
+        database_store.update_status("session", "completed")
+    assert sent == [("session_finished", "session")]
+
+
+def test_a_fenced_step_announces_its_end(
+    database_store: DatabaseStateStore, sent: list[tuple[str, str]]
+) -> None:
+    database_store.create_session("session", agent_type="agent")
+    locks = DatabaseLockManager(database_store.alias, tenant=database_store.tenant)
+    lock = locks.acquire("session")
+    assert lock is not None
+    run = database_store.start_run("session", fencing_token=lock.fencing_token)
+    _step(
+        database_store,
+        "session",
+        SessionStatus.COMPLETED,
+        fencing_token=lock.fencing_token,
+        run_id=run.run_id,
+    )
+    lock.release()
+    assert sent == [("session_finished", "session")]
+
+
+def _cause_all(store: DatabaseStateStore) -> None:
+    for name in ("ends", "fails", "waits"):
+        store.create_session(name, agent_type="agent")
+        commit_step(store, name, 1)
+    store.create_session("expires", agent_type="agent", expires_at=LONG_AGO)
+    _step(store, "ends", SessionStatus.COMPLETED)
+    assert store.compare_and_set_status("fails", ["active"], "failed")
+    store.add_pending_tool_calls("waits", {"call": ASK})
+    store.submit_tool_result("waits", "call", result=1)
+    assert expired_session_cleanup(state_store=store).marked == 1
+
+
+def test_every_signal_is_documented() -> None:
+    named = {name: value for name, value in vars(signals).items() if type(value) is Signal}
+    assert sorted(named) == sorted(NAMES) == sorted(signals.__all__)
