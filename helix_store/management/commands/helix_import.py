@@ -24,9 +24,8 @@ class _LineFormatter(DjangoHelpFormatter):
     """Keeps the line ends of an epilog."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(
-            super(_LineFormatter, self)._fill_text(line, width, indent) for line in text.splitlines()
-        )
+        fill = super()._fill_text
+        return "\n".join(fill(line, width, indent) for line in text.splitlines())
 
 
 class Command(StoreCommand):

@@ -1,7 +1,9 @@
 """Stores of other projects as sources of an import, and the registry of them."""
 
-from helix_store.transfer.sources.origin import ForeignSource, Origin, Tally
+from helix_store.transfer.sources.foreign import ForeignSource
+from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.postgres import SourceUnreadable
 from helix_store.transfer.sources.registry import SOURCES
+from helix_store.transfer.sources.tally import Tally
 
 __all__ = ["SOURCES", "ForeignSource", "Origin", "SourceUnreadable", "Tally"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from helix_store import conf
 from helix_store.checkpointers.graph.payloads import (
     encode_checkpoint,
     encode_message,
@@ -22,21 +19,16 @@ from helix_store.core import validation
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import HelixStoreError, InvalidQuery, shown_id
-from helix_store.models import Checkpoint, CheckpointKind, Message
-from helix_store.sessions.requests import NewSession
-from helix_store.transfer.layout import CHECKPOINTS, MESSAGES
-from helix_store.transfer.records import Counts, Problem, Record, Unit
+from helix_store.models import CheckpointKind
+from helix_store.transfer.records import Counts, Problem
+from helix_store.transfer.sources.foreign import ForeignSource
 from helix_store.transfer.sources.jsonplus import revive
-from helix_store.transfer.sources.origin import Origin, Tally
+from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.postgres import PostgresReader
-from helix_store.transfer.sources.sessions import TICK, head_records, moment
-from helix_store.transfer.sources.spool import Spool
+from helix_store.transfer.sources.sessions import ForeignSession, Head, moment
 
 __all__ = ["ObskuSource"]
 
-_SESSIONS: Final = """
-    SELECT id, workspace_id, title, directory, created_at, updated_at, metadata
-    FROM sessions ORDER BY id COLLATE "C" """
 _MESSAGES: Final = """
     SELECT id, created_at, role, content, tool_calls, tool_results, tokens_in, tokens_out
     FROM messages WHERE session_id = %s ORDER BY created_at, id"""
@@ -48,7 +40,7 @@ _CHECKPOINTS: Final = """
             SELECT FROM checkpoints AS parent WHERE parent.id = checkpoints.parent_id)
     FROM checkpoints WHERE session_id = %s ORDER BY version, created_at, id COLLATE "C" """
 
-_WITH_SESSIONS: Final = ("sessions", "messages", "checkpoints")
+_IMPORTED: Final = ("sessions", "messages", "checkpoints")
 _WITHOUT_TABLE_HERE: Final = ("entities", "facts")
 
 _STATUSES: Final = {"Complete": "completed", "Failed": "failed", "Skipped": "skipped"}
@@ -58,90 +50,44 @@ _CALL: Final[dict[str, type]] = {"name": str, "toolUseId": str, "input": dict}
 _RESULT: Final[dict[str, type]] = {"content": str, "toolUseId": str}
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_TICK: Final = timedelta(microseconds=1)
 
 
-class ObskuSource:
+class ObskuSource(ForeignSource):
     """Sessions with their messages and checkpoints; entities and facts have no table here."""
+
+    kind: ClassVar = "session"
+    session_count_query: ClassVar = "SELECT count(*) FROM sessions"
+    sessions_query: ClassVar = """
+        SELECT id, workspace_id, title, directory, created_at, updated_at, metadata
+        FROM sessions ORDER BY id COLLATE "C" """
 
     def __init__(self, origin: Origin) -> None:
         if origin.table is not None:
             raise InvalidQuery("The names of obsku's tables are fixed; give a schema.", path="table")
-        self._tenant = validation.tenant(origin.tenant)
-        self._only_whole = origin.only_whole
-        self._leaves_tables = origin.leaves_tables
-        self._reader = PostgresReader(origin.dsn, schema=origin.schema)
-        self._limits = conf.limits()
-        self.tally = Tally()
-
-    @property
-    def session_count(self) -> int:
-        count: int = self._reader.one("SELECT count(*) FROM sessions")[0]
-        return count
-
-    def reading(self) -> AbstractContextManager[None]:
-        return self._reader.reading()
-
-    def units(self) -> Iterator[Unit]:
-        for row in self._reader.rows(_SESSIONS):
-            with Spool() as checkpoints, Spool() as messages:
-                session = _Session(str(row[0]), Tally(), checkpoints, messages)
-                head = self._read(session, row)
-                self.tally.add(session.tally)
-                if head is not None:
-                    yield Unit("session", self._tenant, session.id, partial(session.records, head))
+        super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
         """Rows of no session; and entities and facts, unless the origin accepts that they are left."""
-        yield from self.tally.compare(self._reader.row_counts(*_WITH_SESSIONS))
+        yield from self.tally.compare(self._reader.row_counts(*_IMPORTED))
         for table, count in self._reader.row_counts(*_WITHOUT_TABLE_HERE).items():
             self.tally.found[table] += count
             if count:
                 self.tally.left[table] += count
                 if not self._leaves_tables:
-                    yield Problem(text=f"{count} rows of {table} are left out: there is no such table here")
+                    yield Problem(text=f"{table}: {count} left out, because there is no such table here")
 
-    # --- One session -------------------------------------------------------------------------------
-
-    def _read(self, session: _Session, row: tuple[Any, ...]) -> list[Record] | None:
-        """Read all of a session, and return its first records; ``None`` if it is left out."""
-        tally = session.tally
-        tally.found["sessions"] += 1
-        reason, head = None, None
-        try:
-            new = self._new_session(session, row)
-            created_at, updated_at = moment(row[4], "/created_at"), moment(row[5], "/updated_at")
-        except HelixStoreError as exc:
-            reason = f"{session} is left out: {exc}"
-        for message in self._reader.rows(_MESSAGES, row[0]):
-            tally.found["messages"] += 1
-            self._try("messages", session, message, self._add_message)
-        for checkpoint in self._reader.rows(_CHECKPOINTS, row[0]):
-            tally.found["checkpoints"] += 1
-            self._try("checkpoints", session, checkpoint, self._add_checkpoint)
-        if reason is None and self._only_whole and tally.problems:
-            reason = f"{session} is left out, because of {len(tally.problems)} problems"
-        if reason is not None:
-            tally.leave_all(reason)
-        else:
-            head = head_records(
-                new,
-                self._tenant,
-                message_count=len(session.times),
-                created_at=created_at,
-                updated_at=updated_at,
-            )
-        return head
-
-    def _new_session(self, session: _Session, row: tuple[Any, ...]) -> NewSession:
-        session_id, workspace_id, title, directory, _, _, text = row
+    def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
+        session_id, workspace_id, title, directory, created_at, updated_at, text = row
+        session.tally.found["sessions"] += 1
         metadata = None
         try:
-            metadata = session.revived(text, "metadata", str(session))
+            metadata = _revived(session, str(session), "metadata", text)
             encode_metadata(metadata, self._limits)
         except HelixStoreError as exc:
             session.tally.report(f"the metadata of {session} is left out: {exc}")
             metadata = None
-        return new_session(
+        new = new_session(
             validation.identifier(session_id, "session_id"),
             directory=directory,
             title=title,
@@ -149,29 +95,25 @@ class ObskuSource:
             metadata=metadata,
             limits=self._limits,
         )
+        return Head(new, moment(created_at, "/created_at"), moment(updated_at, "/updated_at"))
 
-    def _try(
-        self,
-        table: str,
-        session: _Session,
-        row: tuple[Any, ...],
-        add: Callable[[_Session, str, tuple[Any, ...]], None],
+    def _read_parts(self, session: ForeignSession) -> None:
+        history = _History()
+        for row in self._reader.rows(_MESSAGES, session.id):
+            session.take("messages", row, partial(self._add_message, session, history))
+        for row in self._reader.rows(_CHECKPOINTS, session.id):
+            session.take("checkpoints", row, partial(self._add_checkpoint, session, history))
+
+    def _add_message(
+        self, session: ForeignSession, history: _History, name: str, row: tuple[Any, ...]
     ) -> None:
-        """Add a row, or leave it in the source."""
-        name = f"{table[:-1]} {shown_id(row[0])} of {session}"
-        try:
-            add(session, name, row)
-        except HelixStoreError as exc:
-            session.tally.leave(table, name, exc)
-
-    def _add_message(self, session: _Session, name: str, row: tuple[Any, ...]) -> None:
         _, milliseconds, role, content, calls, results, tokens_in, tokens_out = row
-        at = moment(milliseconds, "/created_at")
+        created_at = moment(milliseconds, "/created_at")
         message = {
             "role": role,
             "content": content,
-            "tool_calls": session.revived(calls, "tool_calls", name),
-            "tool_results": session.revived(results, "tool_results", name),
+            "tool_calls": _revived(session, name, "tool_calls", calls),
+            "tool_results": _revived(session, name, "tool_results", results),
             "tokens_in": tokens_in,
             "tokens_out": tokens_out,
         }
@@ -179,27 +121,25 @@ class ObskuSource:
         for field, members in (("tool_calls", _CALL), ("tool_results", _RESULT)):
             if message[field] is not None and not _is_list_of(message[field], members):
                 session.tally.report(f"{name}: obsku cannot read its {field}; it is imported as it is")
-        # Messages of one millisecond are a microsecond apart: a page by time does not end between them.
-        session.last = max(at, session.last + TICK)
-        session.times.append(milliseconds)
-        row_here = Message(
-            sequence=len(session.times), role=encoded.role, payload=encoded.text, created_at=session.last
+        session.add_message(
+            role=encoded.role, payload=encoded.text, created_at=history.next_time(created_at, milliseconds)
         )
-        session.messages.add(MESSAGES.record_from(row_here))
 
-    def _add_checkpoint(self, session: _Session, name: str, row: tuple[Any, ...]) -> None:
+    def _add_checkpoint(
+        self, session: ForeignSession, history: _History, name: str, row: tuple[Any, ...]
+    ) -> None:
         (
             checkpoint_id, milliseconds, namespace, parent_id, version, step, node_id, node_results,
             pending_nodes, cycle_state, source, has_parent,
         ) = row  # fmt: skip
-        pending = session.revived(pending_nodes, "pending_nodes", name)
+        pending = _revived(session, name, "pending_nodes", pending_nodes)
         payload = encode_checkpoint(
-            node_results=_with_known_statuses(session.revived(node_results, "node_results", name)),
+            node_results=_with_known_statuses(_revived(session, name, "node_results", node_results)),
             pending_nodes=[] if pending is None else pending,
-            cycle_state=session.revived(cycle_state, "cycle_state", name),
+            cycle_state=_revived(session, name, "cycle_state", cycle_state),
             limits=self._limits,
         )
-        row_here = Checkpoint(
+        session.add_checkpoint(
             kind=CheckpointKind.GRAPH.value,
             namespace=validation.tenant(namespace, "namespace"),
             version=validation.whole_number(version, "version", minimum=1),
@@ -208,45 +148,44 @@ class ObskuSource:
             source=validation.enum(CheckpointSource, source, "source").value,
             step_id=validation.optional_identifier(node_id, "node_id"),
             step_count=validation.whole_number(step, "step"),
-            # As its own forks: the messages that were written before the checkpoint, or in its millisecond.
-            message_count=bisect_right(session.times, milliseconds),
+            message_count=history.count_until(milliseconds),
             payload=payload,
             size_bytes=size_of(payload),
             created_at=moment(milliseconds, "/created_at"),
         )
-        session.checkpoints.add(CHECKPOINTS.record_from(row_here))
         if not has_parent:
-            session.tally.report(
-                f"{name}: its parent {shown_id(parent_id)} does not exist; it is imported as it is"
-            )
+            parent = shown_id(parent_id)
+            session.tally.report(f"{name}: its parent {parent} does not exist; it is imported as it is")
 
 
-class _Session:
-    """What was read of one session so far."""
+class _History:
+    """The times of the messages that were imported, in their order."""
 
-    def __init__(self, session_id: str, tally: Tally, checkpoints: Spool, messages: Spool) -> None:
-        self.id = session_id
-        self.tally = tally
-        self.checkpoints = checkpoints
-        self.messages = messages
-        self.times = array("q")
-        self.last = _EARLIEST
+    def __init__(self) -> None:
+        self._milliseconds = array("q")
+        self._last = _EARLIEST
 
-    def __str__(self) -> str:
-        return f"session {shown_id(self.id)}"
+    def next_time(self, created_at: datetime, milliseconds: int) -> datetime:
+        """The time of the next message. Those of one millisecond are a microsecond apart: a page by time does
+        not end between them."""
+        self._milliseconds.append(milliseconds)
+        self._last = max(created_at, self._last + _TICK)
+        return self._last
 
-    def records(self, head: list[Record]) -> Iterator[Record]:
-        return chain(head, self.checkpoints.records(), self.messages.records())
+    def count_until(self, milliseconds: int) -> int:
+        """The messages of a fork, as the original has it: those before a time, or in its millisecond."""
+        return bisect_right(self._milliseconds, milliseconds)
 
-    def revived(self, text: str | None, field: str, name: str) -> Any:
-        """The value of a column. Raises `InvalidPayload`."""
-        if text is None:
-            return None
-        remarks: list[str] = []
-        value = revive(text, f"/{field}", remarks)
-        for remark in remarks:
-            self.tally.report(f"{name}: {remark}")
-        return value
+
+def _revived(session: ForeignSession, name: str, field: str, text: str | None) -> Any:
+    """The value of a column. Raises `InvalidPayload`."""
+    if text is None:
+        return None
+    remarks: list[str] = []
+    value = revive(text, f"/{field}", remarks)
+    for remark in remarks:
+        session.tally.report(f"{name}: {remark}")
+    return value
 
 
 def _with_known_statuses(node_results: Any) -> Any:

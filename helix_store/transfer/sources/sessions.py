@@ -1,37 +1,94 @@
-"""The first records of a session that another store has made."""
+"""A session of another store, from its rows there to its records here."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import chain
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource
 from helix_store.core.validation import milliseconds_to_datetime
-from helix_store.exceptions import InvalidPayload
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
+from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.requests import NewSession
-from helix_store.transfer.layout import CHECKPOINTS, SESSIONS
+from helix_store.transfer.layout import CHECKPOINTS, MESSAGES, SESSIONS
 from helix_store.transfer.records import Record
+from helix_store.transfer.sources.spool import Spool
+from helix_store.transfer.sources.tally import Tally
 
-__all__ = ["TICK", "head_records", "moment"]
-
-TICK: Final = timedelta(microseconds=1)
+__all__ = ["ForeignSession", "Head", "moment"]
 
 _FIRST_VERSION: Final = 1
 
 
-def head_records(
-    new: NewSession, tenant: str, *, message_count: int = 0, created_at: datetime, updated_at: datetime
-) -> list[Record]:
-    """The session and its state, as if it was created at that time and written last at the other one."""
+class Head(NamedTuple):
+    """A session that was created here at one time, and written last at the other one."""
+
+    new: NewSession
+    created_at: datetime
+    updated_at: datetime
+
+
+class ForeignSession:
+    """What was read of one session so far. A context that ends with its last record."""
+
+    def __init__(self, kind: str, session_id: str) -> None:
+        self.id = session_id
+        self.tally = Tally()
+        self.message_count = 0
+        self.checkpoint_count = 0
+        self._name = f"{kind} {shown_id(session_id)}"
+        self._checkpoints = Spool()
+        self._messages = Spool()
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._checkpoints.close()
+        self._messages.close()
+
+    def take(self, table: str, row: tuple[Any, ...], add: Callable[[str, tuple[Any, ...]], None]) -> None:
+        """Add a row by its name, or leave it in the source. Its first column is its id."""
+        self.tally.found[table] += 1
+        name = f"{table.removesuffix('s')} {shown_id(row[0])} of {self}"
+        try:
+            add(name, row)
+        except HelixStoreError as exc:
+            self.tally.leave(table, name, exc)
+
+    def add_checkpoint(self, **columns: Any) -> None:
+        self._checkpoints.add(CHECKPOINTS.record_from(Checkpoint(**columns)))
+        self.checkpoint_count += 1
+
+    def add_message(self, **columns: Any) -> None:
+        self.message_count += 1
+        self._messages.add(MESSAGES.record_from(Message(sequence=self.message_count, **columns)))
+
+    def records(self, head: Head, tenant: str) -> Iterator[Record]:
+        """All records of the session, in the order of an export."""
+        first = _head_records(head, tenant, message_count=self.message_count)
+        return chain(first, self._checkpoints.records(), self._messages.records())
+
+
+def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
+    """The session and its state, as the store here creates them."""
+    new = head.new
     columns = {**new.encoded.columns, "root_session_id": new.session_id, "message_count": message_count}
     session = Session(
         tenant=tenant,
         session_id=new.session_id,
         version=_FIRST_VERSION,
-        created_at=created_at,
-        updated_at=updated_at,
+        created_at=head.created_at,
+        updated_at=head.updated_at,
         **columns,
     )
     state = Checkpoint(
@@ -41,7 +98,7 @@ def head_records(
         payload=new.encoded.payload,
         envelope=new.encoded.envelope,
         size_bytes=size_of(new.encoded.payload, new.encoded.envelope),
-        created_at=created_at,
+        created_at=head.created_at,
     )
     current = (state.kind, state.namespace, state.version)
     return [SESSIONS.record_from(session, current), CHECKPOINTS.record_from(state)]

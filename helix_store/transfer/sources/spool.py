@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from tempfile import SpooledTemporaryFile
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final
 
 from helix_store.transfer.records import Record, line_of
 
@@ -21,14 +20,6 @@ class Spool:
     def __init__(self) -> None:
         self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lines.close()
-
     def add(self, record: Record) -> None:
         self._lines.write(line_of(record))
 
@@ -36,3 +27,6 @@ class Spool:
         self._lines.seek(0)
         for line in self._lines:
             yield json.loads(line)
+
+    def close(self) -> None:
+        self._lines.close()

@@ -325,7 +325,7 @@ def test_only_whole_sessions_are_imported_if_asked_for(
     obsku.session("sound")
     obsku.message("sound")
     data = import_problems(obsku, committed_db, "--only-whole")
-    assert data["problems"][1] == "session 'faulty' is left out, because of 1 problems"
+    assert data["problems"][1] == "session 'faulty' is left out: problems in its rows: 1"
     assert data["left"] == {"sessions": 1, "messages": 2}
     assert [each.session_id for each in graph.list_sessions()] == ["sound"]
     # The fault is corrected, and the same command brings the rest.
@@ -347,8 +347,8 @@ def test_entities_and_facts_are_counted_and_never_lost_silently(
     obsku.insert("facts", {"id": "f-1", "content": "it is open", "created_at": NOON})
     data = import_problems(obsku, committed_db)
     assert data["problems"] == [
-        "2 rows of entities are left out: there is no such table here",
-        "1 rows of facts are left out: there is no such table here",
+        "entities: 2 left out, because there is no such table here",
+        "facts: 1 left out, because there is no such table here",
     ]
     assert data["imported"] == {"session": 1}
     accepted = import_from(obsku, committed_db, "--leave-tables")
@@ -365,5 +365,5 @@ def test_rows_of_no_session_are_told(obsku: ObskuTables, committed_db: Committed
     obsku.connection.execute("ALTER TABLE messages DROP CONSTRAINT messages_session_id_fkey")
     obsku.message("nowhere")
     data = import_problems(obsku, committed_db)
-    assert data["problems"] == ["1 rows of messages are left out: they belong to no session"]
+    assert data["problems"] == ["messages: 1 left out, which belong to no session"]
     assert (data["source"]["messages"], data["left"]) == (1, {"messages": 1})

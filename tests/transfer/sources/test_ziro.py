@@ -168,7 +168,7 @@ def test_a_thread_without_a_readable_snapshot_is_left(
 ) -> None:
     ziro.snapshot("t", "a", "[]")
     data = import_problems(ziro, committed_db)
-    assert data["problems"][1] == "thread 't' is left out, because of 1 problems"
+    assert data["problems"][1] == "thread 't' is left out: problems in its rows: 1"
     assert (data["imported"], data["left"]) == ({}, {"snapshots": 1})
 
 

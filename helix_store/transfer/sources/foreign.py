@@ -1,0 +1,90 @@
+"""What the sources of other stores share: one unit per session, and an account of every row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ClassVar
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.exceptions import HelixStoreError
+from helix_store.transfer.records import Counts, Problem, Unit
+from helix_store.transfer.sources.origin import Origin
+from helix_store.transfer.sources.postgres import PostgresReader
+from helix_store.transfer.sources.sessions import ForeignSession, Head
+from helix_store.transfer.sources.tally import Tally
+
+__all__ = ["ForeignSource"]
+
+
+class ForeignSource(ABC):
+    """A store of another project, which is read once, inside of `reading`: a `Source`.
+
+    ``tally`` has what was found so far, what of it is left, and the problems.
+    """
+
+    kind: ClassVar[str]
+    """What the other store calls a session."""
+    session_count_query: ClassVar[str]
+    sessions_query: ClassVar[str]
+    """One row for each session, which begins with its id."""
+
+    def __init__(self, origin: Origin, reader: PostgresReader) -> None:
+        self.tally = Tally()
+        self._tenant = validation.tenant(origin.tenant)
+        self._only_whole = origin.only_whole
+        self._leaves_tables = origin.leaves_tables
+        self._limits = conf.limits()
+        self._reader = reader
+
+    @property
+    def session_count(self) -> int:
+        count: int = self._reader.one(self.session_count_query)[0]
+        return count
+
+    def reading(self) -> AbstractContextManager[None]:
+        return self._reader.reading()
+
+    def units(self) -> Iterator[Unit]:
+        for row in self._reader.rows(self.sessions_query):
+            with ForeignSession(self.kind, row[0]) as session:
+                head = self._read(session, row)
+                self.tally.add(session.tally)
+                if head is not None:
+                    yield Unit(
+                        "session", self._tenant, session.id, partial(session.records, head, self._tenant)
+                    )
+
+    @abstractmethod
+    def left_out(self, exported: Counts) -> Iterator[Problem]:
+        """Rows that no session has; after all units."""
+
+    @abstractmethod
+    def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
+        """The session itself. Raises `HelixStoreError` if it cannot be imported."""
+
+    @abstractmethod
+    def _read_parts(self, session: ForeignSession) -> None:
+        """Take all rows of the session."""
+
+    def _is_empty(self, session: ForeignSession) -> bool:
+        """Whether a session of which rows are left has nothing to import."""
+        return False
+
+    def _read(self, session: ForeignSession, row: tuple[Any, ...]) -> Head | None:
+        """Read all of a session; ``None`` if it is left out."""
+        head, reason = None, ""
+        try:
+            head = self._head(session, row)
+        except HelixStoreError as exc:
+            reason = str(exc)
+        self._read_parts(session)
+        problems = len(session.tally.problems)
+        if head is not None and problems and (self._only_whole or self._is_empty(session)):
+            head, reason = None, f"problems in its rows: {problems}"
+        if head is None:
+            session.tally.leave_all(f"{session} is left out: {reason}")
+        return head

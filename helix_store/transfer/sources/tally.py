@@ -1,0 +1,50 @@
+"""The account of what was read in another store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from helix_store.transfer.records import Counts, Problem
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows by the name of their table: ``found`` in the source, and of these the ones ``left`` there.
+
+    Each row that is left is in ``problems``, and so is each one that is imported with a change.
+    """
+
+    found: Counts = field(default_factory=Counter)
+    left: Counts = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+
+    def leave(self, table: str, row: str, reason: object) -> None:
+        """Leave one row in the source."""
+        self.left[table] += 1
+        self.report(f"{row} is left out: {reason}")
+
+    def leave_all(self, text: str) -> None:
+        """Leave all rows that were found."""
+        self.left = Counter(self.found)
+        self.report(text)
+
+    def report(self, text: str) -> None:
+        self.problems.append(Problem(text=text))
+
+    def add(self, part: Tally) -> None:
+        self.found.update(part.found)
+        self.left.update(part.left)
+        self.problems.extend(part.problems)
+
+    def compare(self, stored: Mapping[str, int]) -> Iterator[Problem]:
+        """The tables that have another number of rows than were found."""
+        for table, count in stored.items():
+            more = count - self.found[table]
+            self.found[table] = count
+            if more:
+                self.left[table] += more
+                yield Problem(text=f"{table}: {more} left out, which belong to no session")
