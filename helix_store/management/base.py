@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from helix_store.engine.database import Database
+from helix_store.engine.interrupts import interruptible
 from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery
 from helix_store.management.output import Colours, ProgressBar, pairs, terminal_width
 from helix_store.management.text import encodable
@@ -38,14 +39,15 @@ class StoreCommand(BaseCommand):
     """Writes data to stdout and progress to stderr; no progress with ``-v 0``.
 
     Exit codes: 0 for success, 1 for problems found, 2 for wrong usage. The first SIGINT or SIGTERM sets
-    `stop`, which the command checks between batches. The second one ends it at once.
+    `stop`, which the command checks between batches, and ends a block of `one_statement`. The second one ends
+    the command at once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stop = threading.Event()
         self.verbosity = 1
-        self._is_asking = False
+        self._stops_at_once = False
         self._is_wide = False
         self._forces_colour = False
 
@@ -128,19 +130,33 @@ class StoreCommand(BaseCommand):
             return
         self.stderr.write(f"{question} Type 'yes' to go on: ", style_func=str, ending="")
         self.stderr.flush()
-        self._is_asking = True
+        self._stops_at_once = True
         try:
             answer = sys.stdin.readline()
         except KeyboardInterrupt:
             answer = "no"
         finally:
-            self._is_asking = False
+            self._stops_at_once = False
         if not answer:
             raise CommandError(
                 "There is no answer on stdin; nothing was changed. Use --no-input.", returncode=USAGE
             )
         if answer.strip() != "yes":
             raise CommandError("Nothing was changed.", returncode=PROBLEMS_FOUND)
+
+    @contextmanager
+    def one_statement(self, alias: str, stopped: str) -> Iterator[None]:
+        """A block with one long statement: the first signal ends it, and the command says ``stopped``."""
+        self._stops_at_once = True
+        try:
+            with interruptible(Database(alias, tenant="")):
+                yield
+        except (KeyboardInterrupt, DatabaseError, HelixStoreError):
+            if not self.stop.is_set():
+                raise
+            raise CommandError(stopped, returncode=PROBLEMS_FOUND) from None
+        finally:
+            self._stops_at_once = False
 
     def write_data(self, data: Mapping[str, Any], *, form: str) -> None:
         """One object, as a line of JSON or a table of names and values."""
@@ -165,7 +181,7 @@ class StoreCommand(BaseCommand):
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop.set()
-            if self._is_asking:
+            if self._stops_at_once:
                 raise KeyboardInterrupt
             for each in signals:
                 signal.signal(each, before[each])

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from django.core.management.base import CommandError, CommandParser
@@ -22,6 +22,9 @@ from helix_store.management.usage_tables import days_table, groups_table
 from helix_store.usage.reports import csv_rows, time_zone, usage_report
 
 __all__ = ["Command"]
+
+
+_STOPPED: Final = "Stopped before the usage was added up; nothing was changed."
 
 
 class Command(StoreCommand):
@@ -72,7 +75,7 @@ class Command(StoreCommand):
         since, until = (
             None if options[name] is None else moment_of(options[name], zone) for name in ("since", "until")
         )
-        with self._telling_what_takes_long():
+        with self._telling_what_takes_long(), self.one_statement(options["database"], _STOPPED):
             report = usage_report(
                 by=options["by"],
                 using=options["database"],
