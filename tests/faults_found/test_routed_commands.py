@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.conf import settings
+from django.core.management import CommandError, call_command, get_commands
 from django.db import connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -44,6 +46,51 @@ def test_a_command_without_a_database_uses_that_of_the_stores(
         call_command("cleanup_expired_sessions", stdout=StringIO(), verbosity=0, **options)
     expected = {"default": "active", "postgres": "active"} | {chosen or "postgres": "failed"}
     assert {alias: status(alias) for alias in expected} == expected
+
+
+COMMANDS = [
+    "cleanup_expired_sessions",
+    "helix_sessions list",
+    "helix_sessions show session",
+    "helix_sessions tree session",
+    "helix_sessions interrupt session",
+    "helix_sessions set-status session paused",
+    "helix_checkpoints list session",
+    "helix_checkpoints prune session --keep 1",
+    "helix_usage",
+    "helix_streams list",
+    "helix_streams prune --older-than 1d",
+    "helix_export --output {file}",
+    "helix_import {file}",
+    "helix_retention --dry-run",
+    "helix_erase --session session --no-input",
+    "helix_doctor",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_asks_the_database_of_the_stores_alone(
+    postgres_db: CommittedDatabase, tmp_path: Path, command: str
+) -> None:
+    delete_all_rows(postgres_db.alias)
+    DatabaseStateStore(postgres_db.alias).create_session("session", agent_type="agent")
+    file = tmp_path / "sessions.jsonl"
+    call_command("helix_export", database=postgres_db.alias, output=file, stdout=StringIO(), verbosity=0)
+    connections["default"].ensure_connection()
+    with (
+        ROUTED,
+        override_settings(HELIX_STORE={**settings.HELIX_STORE, "RETENTION": {"checkpoints_keep": 1}}),
+        CaptureQueriesContext(connections["default"]) as other,
+        CaptureQueriesContext(connections["postgres"]) as routed,
+    ):
+        call_command(*command.format(file=file).split(), stdout=StringIO(), verbosity=0)
+    assert [query["sql"] for query in other.captured_queries] == []
+    assert len(routed) > 0
+
+
+def test_every_command_is_routed_in_a_test() -> None:
+    commands = {name for name, app in get_commands().items() if app == "helix_store"}
+    assert {command.split()[0] for command in COMMANDS} == commands - {"migrate"}
 
 
 def test_a_router_with_an_unknown_alias_is_wrong_usage(postgres_db: CommittedDatabase) -> None:
