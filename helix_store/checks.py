@@ -28,6 +28,7 @@ __all__ = [
     "check_database",
     "check_database_alias",
     "check_postgres_durability",
+    "check_row_level_security",
     "check_settings",
     "check_sqlite_settings",
     "check_sqlite_version",
@@ -224,6 +225,24 @@ def check_connections_under_asgi(
         )
         for connection in _store_connections("postgresql", only)
         if connection.settings_dict.get("CONN_MAX_AGE", 0) != 0
+    ]
+
+
+@register("helix_store")
+def check_row_level_security(
+    app_configs: Apps = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W007: row-level security for a database that has none."""
+    if not conf.row_level_security():
+        return []
+    return [
+        Warning(
+            f'HELIX_STORE["ROW_LEVEL_SECURITY"] has no effect on the SQLite database {connection.alias!r}: '
+            "SQLite has no policies, so that only the queries of the stores separate tenants.",
+            hint="Use PostgreSQL, or a database file for each tenant; or remove the setting.",
+            id="helix_store.W007",
+        )
+        for connection in _store_connections("sqlite", only)
     ]
 
 

@@ -251,6 +251,16 @@ def test_w006_keeps_quiet_about_a_project_with_a_permission() -> None:
         assert checks.check_stream_permission() == []
 
 
+def test_w007_row_level_security_on_sqlite(committed_db: CommittedDatabase) -> None:
+    assert checks.check_row_level_security() == []
+    with override_settings(HELIX_STORE={"ROW_LEVEL_SECURITY": True}):
+        found = checks.check_row_level_security(only=committed_db.alias)
+        assert ids(found) == (["helix_store.W007"] if committed_db.vendor == "sqlite" else [])
+        assert all(message.hint for message in found)
+        has_sqlite = any(connections[alias].vendor == "sqlite" for alias in connections)
+        assert ("helix_store.W007" in ids(run_checks(databases=[]))) == has_sqlite
+
+
 def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> None:
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
