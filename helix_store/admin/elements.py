@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import ngettext
 
 from helix_store.admin.names import name_of_status
 from helix_store.admin.times import distance, format_time
@@ -34,9 +35,11 @@ __all__ = [
     "note",
     "one_line",
     "printable",
+    "progress",
     "short_id",
     "table",
     "text_block",
+    "tone",
     "under",
 ]
 
@@ -78,11 +81,16 @@ _NO_SECRETS: Final = frozenset(
 )
 
 
+def tone(status: str) -> str:
+    """The tone of a status, in which classes of CSS colour it."""
+    return _TONES.get(status, "plain")
+
+
 def badge(label: str) -> SafeString:
     """A status as a coloured label; an unknown status is grey."""
     return format_html(
         '<span class="helix-badge helix-badge-{}">{}</span>',
-        _TONES.get(label, "plain"),
+        tone(label),
         printable(name_of_status(label)),
     )
 
@@ -117,6 +125,7 @@ def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
+from django.utils.translation import ngettext
 def text_block(text: str) -> SafeString:
     """A text with its lines, cut if it is very long."""
     ending = note(f"Cut after {JSON_LIMIT:,} characters.") if len(text) > JSON_LIMIT else ""

@@ -24,7 +24,7 @@ from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Message
 
-__all__ = ["PREVIEW_SOURCE", "MessageAdmin", "message_preview", "message_text"]
+__all__ = ["PREVIEW_SOURCE", "MessageAdmin", "message_preview", "message_start", "message_text"]
 
 PREVIEW_SOURCE: Final = 1_500
 """Characters of the stored text that are read for a preview."""
@@ -72,7 +72,7 @@ def message_preview(start: str) -> str | None:
     A text of more than `PREVIEW_SOURCE` characters is taken as cut.
     """
     try:
-        message = _read_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
+        message = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
     except IntegrityFault:
         return None
     if not isinstance(message, dict):
@@ -125,8 +125,11 @@ def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _read_start(start: str) -> dict[str, Any] | None:
-    """The keys and values before the cut, and the start of a text at the cut; ``None`` without any."""
+def message_start(start: str) -> dict[str, Any] | None:
+    """A message that is cut: its keys and values before the cut, and the start of a text at the cut.
+
+    ``None`` if nothing can be read.
+    """
     if start[:1] == "~":
         start = start[1:].encode("latin-1", "replace").decode("utf-8", "replace")
     if start[:1] != "{":

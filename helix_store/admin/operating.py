@@ -103,15 +103,24 @@ class OperatedAdmin(ModelAdmin):
             raise Http404
         if not self.has_view_permission(request) or not chosen.is_permitted(request):
             raise PermissionDenied
-        row = None if object_id is None else self.get_object(request, unquote(object_id))
-        if object_id is not None and row is None:
-            self.message_user(request, str(_("Nothing was done: it is deleted.")), messages.WARNING)
-            return HttpResponseRedirect(self._operated_url("changelist", []))
+        row = None if object_id is None else self.requested_row(request, object_id)
+        if isinstance(row, HttpResponseRedirect):
+            return row
         is_sent = request.method == "POST"
         form = chosen.form(request.POST) if is_sent else chosen.form(initial=request.GET.dict())
         if is_sent and form.is_valid() and (not chosen.is_destructive or CONFIRMED in request.POST):
             return self._run(request, chosen, row, form.cleaned_data)
         return self._confirmation(request, chosen, row, form)
+
+    def requested_row(self, request: HttpRequest, object_id: str) -> Any:
+        """The row of an address, or a redirect to the list with a message that it is not there."""
+        row = self.get_object(request, unquote(object_id))
+        if row is not None:
+            return row
+        name = self.opts.verbose_name
+        words = format_lazy(_("This {name} does not exist; it may be deleted."), name=name)
+        self.message_user(request, str(words), messages.WARNING)
+        return HttpResponseRedirect(self._operated_url("changelist", []))
 
     def _run(
         self, request: HttpRequest, operation: Operation, row: Any, given: dict[str, Any]

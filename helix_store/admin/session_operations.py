@@ -189,6 +189,8 @@ _NOT_ANSWERED: Final = {
 
 
 def _json_or_text(text: str) -> Any:
+    if text.startswith("~"):  # It marks a stored text that is not plain JSON.
+        return text
     try:
         return decode(text)
     except (IntegrityFault, RecursionError):

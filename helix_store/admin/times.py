@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.utils import formats, timezone
@@ -13,7 +13,7 @@ from django.utils.translation import gettext, ngettext_lazy
 
 from helix_store.core import moments
 
-__all__ = ["distance", "duration", "format_time"]
+__all__ = ["clock", "distance", "duration", "format_time", "moment_of_epoch", "stamp"]
 
 _UNITS: Final[tuple[tuple[int, Any, Any], ...]] = (
     (
@@ -60,15 +60,44 @@ def format_time(value: datetime) -> str:
 
 def distance(value: datetime) -> SafeString:
     """The distance of a time from now, with the exact time as a tooltip."""
+    return _time(value, _distance(value), format_time(value))
+
+
+def stamp(value: datetime) -> SafeString:
+    """The exact time, with its distance from now as a tooltip."""
+    return _time(value, format_time(value), _distance(value))
+
+
+def clock(value: datetime) -> SafeString:
+    """The time of the day to the second, for rows of one day, with the exact time as a tooltip."""
+    local = value
+    with suppress(OverflowError):
+        local = timezone.localtime(value)
+    return _time(value, f"{local:%H:%M:%S}", f"{format_time(value)}, {_distance(value)}")
+
+
+def _time(value: datetime, text: str, title: str) -> SafeString:
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), title, text)
+
+
+def _distance(value: datetime) -> str:
     seconds = int((value - moments.now()).total_seconds())
     size, past, future = next(
         (unit for unit in _UNITS if abs(seconds) >= unit[0]),
         _UNITS[-1],
     )
-    words = (future if seconds > 0 else past) % {"count": abs(seconds) // size}
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', value.isoformat(), format_time(value), words
-    )
+    words: str = (future if seconds > 0 else past) % {"count": abs(seconds) // size}
+    return words
+
+
+def moment_of_epoch(milliseconds: Any) -> datetime | None:
+    """The time of epoch milliseconds; ``None`` for any other value."""
+    if type(milliseconds) is not int:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1_000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def duration(length: timedelta) -> str:

@@ -17,6 +17,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.urls import reverse
 
+from helix_store.admin.sections import SECTIONS
+from helix_store.models import Session
 from tests.databases import CommittedDatabase, delete_all_rows
 
 
@@ -102,8 +104,12 @@ class Browser:
     def list_of(self, model: type[Model], **query: Any) -> Page:
         return self.open(_url(model, "changelist"), **query)
 
-    def page_of(self, row: Model) -> Page:
-        return self.open(_url(type(row), "change", row.pk))
+    def page_of(self, row: Model, **query: Any) -> Page:
+        return self.open(_url(type(row), "change", row.pk), **query)
+
+    def sections_of(self, session: Session) -> dict[str, Page]:
+        """The page of a session with each of its sections, by their names."""
+        return {section.name: self.page_of(session, section=section.name) for section in SECTIONS}
 
 
 def _url(model: type[Model], view: str, *arguments: Any) -> str:

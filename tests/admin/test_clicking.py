@@ -66,12 +66,15 @@ def test_filters_search_and_links_of_sessions_work_by_clicking(empty_db: Committ
         assert "the-parent" in browser.text("#content")
         parent = urlsplit(browser.address())._replace(query="").geturl()
 
+        browser.click(".helix-tabs a[href*='section=tree']")
+        browser.until_address(lambda address: "section=tree" in address)
         browser.click("#content a[href*='parent_session_id=the-parent']")
         assert "the-child" in browser.text(ROWS)
         assert "the-parent" not in browser.text(ROWS)
 
-        for model in ("message", "checkpoint", "run"):
-            browser.open(parent)
+        lists = {"message": "conversation", "checkpoint": "checkpoints", "run": "timeline"}
+        for model, section in lists.items():
+            browser.open(f"{parent}?section={section}")
             browser.click(f"#content a[href*='/{model}/?session__id__exact=']")
             assert "the-parent" in browser.text(".helix-of-session")
             assert browser.text(ROWS).strip()

@@ -30,7 +30,9 @@ def test_pages_show_the_state_that_a_delta_stands_for(browser: Browser, session:
     assert delta.base_id is not None
     shown = f'{{ "ballast": "{BALLAST["ballast"]}", "number": 2.0 }}'
     assert shown in browser.page_of(delta).text
-    assert shown in browser.page_of(session).text
+    assert (
+        f'2 keys ballast "{BALLAST["ballast"]}" number 2.0' in browser.page_of(session, section="state").text
+    )
 
 
 def test_a_delta_that_does_not_fit_is_shown_as_it_is_stored(browser: Browser, session: Session) -> None:
@@ -39,13 +41,16 @@ def test_a_delta_that_does_not_fit_is_shown_as_it_is_stored(browser: Browser, se
     rows = Checkpoint.objects.using(browser.database.alias)
     for damage in ('{"ballast":', "[]"):
         rows.filter(pk=base.pk).update(payload=damage)
-        for page in (browser.page_of(delta), browser.page_of(session)):
-            assert page.status == 200
-            assert '"set": { "number": 2.0 }' in page.text
+        _check_that_the_delta_is_shown(browser, session, delta)
     rows.filter(pk=base.pk).delete()
-    for page in (browser.page_of(delta), browser.page_of(session)):
-        assert page.status == 200
-        assert '"set": { "number": 2.0 }' in page.text
+    _check_that_the_delta_is_shown(browser, session, delta)
+
+
+def _check_that_the_delta_is_shown(browser: Browser, session: Session, delta: Checkpoint) -> None:
+    pages = browser.page_of(delta), browser.page_of(session, section="state")
+    assert [page.status for page in pages] == [200, 200]
+    assert '"set": { "number": 2.0 }' in pages[0].text
+    assert "set 1 key number 2.0" in pages[1].text
 
 
 def test_a_base_is_no_checkpoint_of_any_page(browser: Browser, session: Session) -> None:
@@ -54,6 +59,6 @@ def test_a_base_is_no_checkpoint_of_any_page(browser: Browser, session: Session)
     store_of(browser.database).prune_checkpoints(session.session_id, keep=1)
     base.refresh_from_db()
     assert base.kind == CheckpointKind.BASE
-    assert "1 checkpoint" in browser.page_of(session).text
+    assert "1 checkpoint" in browser.page_of(session, section="checkpoints").text
     assert browser.list_of(Checkpoint).row_count == 1
     assert browser.page_of(base).status == 302

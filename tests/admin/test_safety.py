@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,7 +38,9 @@ def _row(browser: Browser, session_id: str) -> Session:
 
 def _all_pages(browser: Browser, session: Session) -> dict[str, Page]:
     lists = {f"list of {model.__name__}": browser.list_of(model) for model in MODELS}
-    return lists | {f"page of {type(row).__name__}": browser.page_of(row) for row in rows_of(session)}
+    pages = {f"page of {type(row).__name__}": browser.page_of(row) for row in rows_of(session)}
+    sections = {f"section {name}": page for name, page in browser.sections_of(session).items()}
+    return lists | pages | sections
 
 
 def test_stored_text_is_inert_on_every_page(browser: Browser) -> None:
@@ -63,7 +66,9 @@ def test_text_that_cannot_be_encoded_or_seen_is_shown_as_escapes(browser: Browse
     store.start_run("s")
     session = _row(browser, "s")
     message = Message.objects.using(browser.database.alias).get(session=session)
-    for page in (browser.page_of(session), browser.page_of(message), browser.list_of(Message)):
+    sections = browser.sections_of(session)
+    pages = sections["state"], sections["conversation"], browser.page_of(message), browser.list_of(Message)
+    for page in pages:
         assert page.status == 200
         assert "lone \\ud800 pair \\ud800\\udc00 nul \\u0000 turned \\u202e" in page.text
     assert "turned \\u202e around" in browser.list_of(Session).text
@@ -90,7 +95,10 @@ def _check_that_pages_survive(browser: Browser, session: Session) -> None:
     messages = browser.list_of(Message)
     assert "This message cannot be read." in messages.text
     assert "still here" in messages.text
-    assert browser.page_of(session).text.count("cannot be read as JSON") == 7
+    sections = browser.sections_of(session)
+    assert "cannot be read as JSON" in sections["state"].text
+    assert sections["waits"].text.count("cannot be read as JSON") == 3
+    assert "This message cannot be read." in sections["conversation"].text
 
 
 @pytest.mark.parametrize("broken", ["{not json", "~\u2603", "[" * 3_000, "x" * 5_000, ""])
@@ -122,7 +130,7 @@ def test_a_document_of_another_shape_breaks_no_page(browser: Browser, document: 
 def test_a_session_without_its_state_has_a_page(browser: Browser) -> None:
     session = write_session(browser.database)
     Checkpoint.objects.using(browser.database.alias).filter(session=session).delete()
-    assert "The state of this session is missing." in browser.page_of(session).text
+    assert "The state of this session is missing." in browser.page_of(session, section="state").text
 
 
 def test_a_message_without_its_session_breaks_no_page(browser: Browser) -> None:
@@ -145,7 +153,7 @@ def test_values_of_a_tracing_context_are_hidden(browser: Browser) -> None:
     store.save_state_and_promote_staging("s", state, [], StepInfo("1", 1))
     session = _row(browser, "s")
     checkpoint = Checkpoint.objects.using(browser.database.alias).get(session=session)
-    for page in (browser.page_of(session), browser.page_of(checkpoint)):
+    for page in (browser.page_of(session, section="details"), browser.page_of(checkpoint)):
         assert '"trace_id": "known-trace"' in page.text
         assert "secret-" not in page.html
         assert page.text.count(HIDDEN) == 4
@@ -170,9 +178,36 @@ def test_nothing_can_be_added_changed_or_deleted_by_a_superuser(browser: Browser
         selected = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
         browser.client.post(_address(model, "changelist"), selected)
         assert model._default_manager.using(browser.database.alias).values().get(pk=row.pk) == before
-        fields = [attributes for tag, attributes in browser.page_of(row).elements.started if tag == "input"]
-        assert {field.get("type") for field in fields} <= {"hidden", "search", "submit"}
-        assert not [field for field in fields if str(field.get("name")).startswith("_save")]
+        if model is not Session:
+            fields = [
+                attributes for tag, attributes in browser.page_of(row).elements.started if tag == "input"
+            ]
+            assert {field.get("type") for field in fields} <= {"hidden", "search", "submit"}
+            assert not [field for field in fields if str(field.get("name")).startswith("_save")]
+
+
+ACTIONS = re.compile(r"^/admin/(logout/|helix_store/session/[0-9]+/operation/[a-z-]+/)$")
+
+
+def test_the_forms_of_a_session_page_go_to_operations(browser: Browser) -> None:
+    session = write_session(browser.database)
+    pages = browser.sections_of(session)
+    assert "/operation/answer/" in pages["waits"].html
+    for page in pages.values():
+        _check_that_forms_only_operate(page)
+
+
+def _check_that_forms_only_operate(page: Page) -> None:
+    """Each form that a page sends by POST goes to an operation, and none saves a row."""
+    elements = page.elements.started
+    sent = [
+        str(attributes.get("action"))
+        for tag, attributes in elements
+        if tag == "form" and attributes.get("method") == "post"
+    ]
+    assert [action for action in sent if not ACTIONS.search(action)] == []
+    names = [str(attributes.get("name")) for tag, attributes in elements if tag in ("input", "button")]
+    assert [name for name in names if name.startswith("_save")] == []
 
 
 def test_a_member_of_staff_sees_what_the_view_permission_names_and_nothing_else(visitor: Browser) -> None:

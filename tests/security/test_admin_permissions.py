@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
+from helix_store.admin.sections import SECTIONS
 from helix_store.models import (
     Checkpoint,
     InterruptRequest,
@@ -18,10 +20,11 @@ from helix_store.models import (
     Run,
     Session,
     StagedChange,
+    Stream,
     SubSessionRef,
     UsageEntry,
 )
-from helix_store.stores import DatabaseStateStore
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
 from tests.admin.conftest import Browser, browser_on
 from tests.admin.rows import MODELS, rows_of, write_session
 from tests.databases import CommittedDatabase
@@ -109,7 +112,13 @@ def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowe
     store.create_session("child", agent_type="a", parent_session_id=session.session_id)
     _sign_in_to_view(visitor, allowed)
     (row,) = [row for row in rows_of(session) if type(row) is allowed]
-    for page in (visitor.list_of(allowed), visitor.page_of(row)):
+    sections = visitor.sections_of(row).values() if allowed is Session else ()
+    pages = [
+        visitor.list_of(allowed),
+        visitor.page_of(row),
+        *(each for each in sections if each.status != 403),
+    ]
+    for page in pages:
         assert page.status == 200
         addresses = [attributes.get("href") or "" for tag, attributes in page.elements.started if tag == "a"]
         for address in addresses:
@@ -123,14 +132,49 @@ def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowe
         (SubSessionRef, {"sub_session_id": "mark", "output": '"mark"'}),
         (InterruptRequest, {"reason": "mark"}),
         (StagedChange, {"tool_call_id": "mark", "payload": '"mark"'}),
+        (Message, {"role": "mark", "payload": '{"content":"mark"}'}),
+        (Run, {"run_id": "mark", "completion_reason": "mark", "error": '"mark"'}),
+        (Lock, {"owner": "mark"}),
+        (UsageEntry, {"custom_type": "mark", "custom_name": "mark"}),
+        (Stream, {"agent_name": "mark"}),
     ],
 )
 def test_a_session_page_shows_rows_of_another_model_with_its_permission(
     visitor: Browser, model: type[Model], columns: dict[str, str]
 ) -> None:
     session = write_session(visitor.database)
-    assert model._default_manager.using(visitor.database.alias).update(**columns)
+    tenant, alias = visitor.database.tenant, visitor.database.alias
+    streams = DatabaseStreamManager(alias, tenant=tenant)
+    async_to_sync(streams.create_writer)(session.session_id, "run", "agent")
+    assert DatabaseLockManager(alias, tenant=tenant).acquire(session.session_id) is not None
+    assert model._default_manager.using(alias).update(**columns)
     _sign_in_to_view(visitor, Session)
-    assert "mark" not in visitor.page_of(session).text
+    pages = visitor.sections_of(session)
+    assert {page.status for page in pages.values()} == {200, 403}
+    assert [name for name, page in pages.items() if "mark" in page.text] == []
     _sign_in_to_view(visitor, Session, model)
-    assert "mark" in visitor.page_of(session).text
+    assert [name for name, page in visitor.sections_of(session).items() if "mark" in page.text] != []
+
+
+def test_a_section_needs_the_permission_to_view_its_rows(visitor: Browser) -> None:
+    session = write_session(visitor.database)
+    _sign_in_to_view(visitor, Session)
+    for section in SECTIONS:
+        page = visitor.page_of(session, section=section.name)
+        assert page.status == (403 if section.needs else 200), section.name
+        _sign_in_to_view(visitor, Session, *section.needs)
+        assert visitor.page_of(session, section=section.name).status == 200
+        _sign_in_to_view(visitor, Session)
+    shown = visitor.page_of(session).html
+    tabs = {section.name for section in SECTIONS if f"section={section.name}#" in shown}
+    assert tabs == {section.name for section in SECTIONS if not section.needs}
+
+
+def test_the_exact_text_of_a_state_needs_the_permission_to_view_sessions(visitor: Browser) -> None:
+    session = write_session(visitor.database)
+    address = address_of(session, "state", session.pk)
+    assert visitor.open(address).status == 302
+    _sign_in_to_view(visitor, Checkpoint)
+    assert visitor.open(address).status == 403
+    _sign_in_to_view(visitor, Session)
+    assert visitor.open(address).status == 200

@@ -100,7 +100,10 @@ def _look(browser: Browser, damaged: Session, model: type[Model], what: str) -> 
     rows = [row for row in rows_of(damaged) if type(row) in (shown, also)]
     for row in rows:
         assert browser.page_of(row).status == 200, (row._meta.model_name, what)
-    return 1 + len(rows)
+    sections = browser.sections_of(damaged) if model is not Lock else {}
+    for name, section in sections.items():
+        assert section.status == 200, (name, what)
+    return 1 + len(rows) + len(sections)
 
 
 def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: Any) -> None:

@@ -1,0 +1,132 @@
+"""Checkpoints of steps: a page of them, the difference of any two, restore, branch and prune."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.elements import badge, json_start, printable
+from helix_store.admin.sections.section import Section, SessionView
+from helix_store.admin.session_operations import BRANCH, PRUNE_CHECKPOINTS, RESTORE
+from helix_store.admin.times import stamp
+from helix_store.core.types import CheckpointHead, SessionState
+from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidPayload
+from helix_store.models import Checkpoint
+from helix_store.sessions.comparison import changes_between, comparable
+
+__all__ = ["CURRENT", "Checkpoints"]
+
+CURRENT: Final = "current"
+
+_PAGE: Final = 25
+_CHANGES: Final = 200
+_VALUE: Final = 600
+_SHORT_ID: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A change between two states."""
+
+    op: str
+    path: str
+    before: str | None
+    after: str | None
+
+
+class Checkpoints(Section):
+    name = "checkpoints"
+    label = _("Checkpoints")
+    needs = (Checkpoint,)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        session_id = view.session.session_id
+        try:
+            page = view.store.list_checkpoints(session_id, limit=_PAGE, cursor=view.text("cursor") or None)
+        except InvalidCursor:
+            page = view.store.list_checkpoints(session_id, limit=_PAGE)
+        a, b = view.text("a"), view.text("b")
+        keys = self._keys(view, page.items)
+        newest = page.items[0].checkpoint_id if page.items else ""
+        return {
+            "rows": [_row(view, head, keys) for head in page.items],
+            "total": page.total,
+            "list_url": view.list_url(Checkpoint),
+            "next_url": view.url(cursor=page.next_cursor) if page.next_cursor else "",
+            "first_url": view.url() if view.text("cursor") else "",
+            "cursor": view.text("cursor"),
+            "a": a or (page.items[1].checkpoint_id if len(page.items) > 1 else ""),
+            "b": b or newest,
+            "current": CURRENT,
+            "difference": self._difference(view, a, b) if a and b else None,
+            "restore": next(iter(view.buttons(RESTORE)), None),
+            "branch": next(iter(view.buttons(BRANCH)), None),
+            "prune": next(iter(view.buttons(PRUNE_CHECKPOINTS)), None) if page.items else None,
+        }
+
+    def _keys(self, view: SessionView, heads: list[CheckpointHead]) -> dict[str | None, int]:
+        found = Checkpoint.objects.using(view.alias).filter(
+            session=view.session.pk, checkpoint_id__in=[head.checkpoint_id for head in heads]
+        )
+        return dict(found.values_list("checkpoint_id", "pk"))
+
+    def _difference(self, view: SessionView, a: str, b: str) -> dict[str, Any]:
+        try:
+            before, after = self._state(view, a), self._state(view, b)
+        except HelixStoreError as error:
+            return {"problem": str(error)}
+        if before is None or after is None:
+            return {"problem": _("A checkpoint that was chosen is deleted.")}
+        changes = list(islice(changes_between(_public(before), _public(after)), _CHANGES + 1))
+        return {
+            "a": printable(a),
+            "b": printable(b),
+            "has_more": len(changes) > _CHANGES,
+            "lines": [
+                Line(
+                    op=change.op,
+                    path=printable(change.path),
+                    before=None if change.op == "add" else _short(change.before),
+                    after=None if change.op == "remove" else _short(change.after),
+                )
+                for change in changes[:_CHANGES]
+            ],
+        }
+
+    def _state(self, view: SessionView, checkpoint_id: str) -> SessionState | None:
+        session_id = view.session.session_id
+        if checkpoint_id == CURRENT:
+            return view.store.load_state(session_id)
+        try:
+            found = view.store.get_checkpoint(session_id, checkpoint_id)
+        except InvalidPayload:
+            return None
+        return None if found is None else found.state
+
+
+def _public(state: SessionState) -> dict[str, Any]:
+    """A state without its tracing context, which may hold secrets."""
+    return {name: value for name, value in comparable(state).items() if name != "tracing_context"}
+
+
+def _short(value: Any) -> str:
+    text, is_cut = json_start(value, _VALUE)
+    return printable(text) + ("…" if is_cut else "")
+
+
+def _row(view: SessionView, head: CheckpointHead, keys: dict[str | None, int]) -> dict[str, Any]:
+    key = keys.get(head.checkpoint_id)
+    return {
+        "id": head.checkpoint_id,
+        "shown_id": printable(head.checkpoint_id),
+        "short_id": printable(head.checkpoint_id.rpartition("-")[2])[:_SHORT_ID],
+        "url": "" if key is None else view.page.page_url(Checkpoint, key),
+        "step": printable(head.step_id),
+        "step_count": head.step_count,
+        "messages": head.message_count,
+        "status": badge(head.status),
+        "at": stamp(head.created_at),
+    }

@@ -1,0 +1,180 @@
+"""What the sections of the session page have in common: what they may read, and links to themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlencode
+
+from django.db.models import Model, QuerySet, TextField
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from helix_store.admin.base import OF_SESSION
+from helix_store.admin.elements import identifier, link
+from helix_store.admin.operating import Button
+from helix_store.admin.operations import Operation
+from helix_store.admin.payloads import FreeText, PayloadText
+from helix_store.core.payloads import decode
+from helix_store.exceptions import IntegrityFault
+from helix_store.models import Checkpoint, Session
+from helix_store.models.fields import PayloadField
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+    from helix_store.admin.session_page import SessionPage
+
+__all__ = ["DOCUMENT_LIMIT", "TOO_LONG", "UNREADABLE", "Section", "SessionView", "current_row", "decoded"]
+
+DOCUMENT_LIMIT = 200_000
+"""Characters of a document that a page reads."""
+
+_LONGEST_PARAMETER = 2_000
+
+
+class Unreadable:
+    """A stored document that cannot be shown; false."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNREADABLE, TOO_LONG = Unreadable(), Unreadable()
+
+
+@dataclass
+class SessionView:
+    """One session as one user looks at it. All reads are of the database where the session was found."""
+
+    request: HttpRequest
+    page: SessionPage
+    session: Session
+    section: str = ""
+    texts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alias(self) -> str:
+        return str(self.session._state.db)
+
+    @property
+    def store(self) -> DatabaseStateStore:
+        return DatabaseStateStore(self.alias, tenant=self.session.tenant)
+
+    @property
+    def usage(self) -> DatabaseUsageStore:
+        return DatabaseUsageStore(self.alias, tenant=self.session.tenant)
+
+    def may_view(self, *models: type[Model]) -> bool:
+        return all(self.page.may_view(self.request, model) for model in models)
+
+    def buttons(self, *operations: Operation) -> list[Button]:
+        return self.page.buttons(self.request, self.session, operations)
+
+    def may(self, operation: Operation) -> bool:
+        return operation.is_permitted(self.request)
+
+    def url(self, section: str = "", **query: Any) -> str:
+        """The page of this session with a section, by default the current one."""
+        given = {name: value for name, value in query.items() if value is not None}
+        address = self.page.page_url(Session, self.session.pk)
+        return f"{address}?{urlencode({'section': section or self.section, **given})}"
+
+    def list_url(self, model: type[Model]) -> str:
+        """The list of the rows of this session."""
+        return self.page.list_url(model, **{OF_SESSION: self.session.pk})
+
+    def children_url(self) -> str:
+        """The list of the sessions below this one."""
+        session = self.session
+        return self.page.list_url(Session, tenant=session.tenant, parent_session_id=session.session_id)
+
+    def text(self, name: str) -> str:
+        """A parameter of the address, cut to a sane length."""
+        return self.request.GET.get(name, "")[:_LONGEST_PARAMETER]
+
+    def number(self, name: str) -> int | None:
+        """A whole number of the address; ``None`` for anything else."""
+        text = self.text(name)
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+    def document(self, column: str) -> Any:
+        """A JSON column of the session, or `UNREADABLE`, or `TOO_LONG`; ``None`` for an empty column.
+
+        The columns of one call of `read` are read by one query.
+        """
+        return decoded(self.texts[column])
+
+    def read(self, *columns: str) -> None:
+        """Read the starts of columns of text, as `document` and ``texts`` give them."""
+        starts = {name: _start(name) for name in columns if name not in self.texts}
+        rows = Session.objects.using(self.alias).filter(pk=self.session.pk).values_list(*starts.values())
+        found = rows.first() or [None] * len(starts)
+        self.texts.update(zip(starts, found, strict=True))
+
+    def session_urls(self, session_ids: Iterable[str | None]) -> dict[str, str]:
+        """The pages of the sessions of this tenant that have one of these ids."""
+        wanted = {session_id for session_id in session_ids if session_id is not None}
+        if not wanted:
+            return {}
+        found = Session.objects.using(self.alias).filter(tenant=self.session.tenant, session_id__in=wanted)
+        return {
+            session_id: self.page.page_url(Session, key)
+            for session_id, key in found.values_list("session_id", "pk")
+        }
+
+    def session_links(self, session_ids: Iterable[str]) -> dict[str, SafeString]:
+        """A link for each id of a session of this tenant; for other ids the id."""
+        wanted = list(session_ids)
+        urls = self.session_urls(wanted)
+        return {
+            each: link(urls[each], identifier(each)) if each in urls else identifier(each) for each in wanted
+        }
+
+
+def current_row(view: SessionView) -> QuerySet[Checkpoint]:
+    """The row that holds the current state; none for a session that has lost it."""
+    key = view.session.current_id or 0
+    return Checkpoint.objects.using(view.alias).filter(session=view.session.pk, pk=key)
+
+
+def _start(column: str) -> PayloadText:
+    field = Session._meta.get_field(column)
+    kind = FreeText if isinstance(field, TextField) and not isinstance(field, PayloadField) else PayloadText
+    return kind(Substr(column, 1, DOCUMENT_LIMIT + 1))
+
+
+def decoded(text: str | None) -> Any:
+    """A stored document, or why there is none to show."""
+    if text is None:
+        return None
+    if len(text) > DOCUMENT_LIMIT:
+        return TOO_LONG
+    try:
+        return decode(text)
+    except (IntegrityFault, RecursionError):
+        return UNREADABLE
+
+
+class Section:
+    """A part of the session page with its own address; it reads nothing unless it is shown.
+
+    ``needs`` are the models whose rows it shows: without permission to view them there is no section.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[StrOrPromise]
+    needs: ClassVar[tuple[type[Model], ...]] = ()
+
+    @property
+    def template(self) -> str:
+        return f"admin/helix_store/session/{self.name}.html"
+
+    def is_visible(self, view: SessionView) -> bool:
+        return view.may_view(*self.needs)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        raise NotImplementedError

@@ -1,0 +1,89 @@
+"""The custom state as a foldable tree, a search in it, and its exact text as a file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from django.db.models.functions import Length
+from django.http import Http404, HttpResponse
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.documents import MISSING, at, matches, tree
+from helix_store.admin.elements import printable
+from helix_store.admin.payloads import PayloadText, whole_state
+from helix_store.admin.sections.section import Section, SessionView, current_row
+from helix_store.core.payloads import decode
+from helix_store.exceptions import IntegrityFault
+
+__all__ = ["State", "state_file", "state_text"]
+
+_LARGEST: Final = 4_000_000
+"""Bytes of a state that a page reads."""
+
+_MATCHES: Final = 100
+_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+class State(Section):
+    name = "state"
+    label = _("State")
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        context: dict[str, Any] = {"download": view.page.state_url(view.session), "term": view.text("q")}
+        size = _size(view)
+        if size is None:
+            return {"problem": _("The state of this session is missing.")}
+        if size > _LARGEST:
+            return {**context, "problem": _("The state is too large to be shown here; download it.")}
+        text = state_text(view)
+        try:
+            document = decode(text or "")
+            context["size"] = len(text or "")
+            path = view.text("at")
+            chosen = at(document, path)
+            if chosen is MISSING:
+                path, chosen = "", document
+            context |= {"tree": tree(chosen), "path": printable(path)}
+            context["whole_url"] = view.url() if path else ""
+            if term := context["term"]:
+                found = matches(document, term, _MATCHES + 1)
+                context["matches"] = [
+                    {"path": printable(each.path), "value": each.value, "url": view.url(at=each.path, q=term)}
+                    for each in found[:_MATCHES]
+                ]
+                context["has_more_matches"] = len(found) > _MATCHES
+        except (IntegrityFault, RecursionError):
+            return {**context, "problem": _("The stored text cannot be read as JSON.")}
+        return context
+
+
+def _size(view: SessionView) -> int | None:
+    """Characters of the stored state with what it is a delta from; ``None`` without a state."""
+    lengths = Length(PayloadText("payload")), Length(PayloadText("base__payload"))
+    found = current_row(view).values_list(*lengths).first()
+    return None if found is None else sum(length or 0 for length in found)
+
+
+def state_text(view: SessionView) -> str | None:
+    """The exact text of the custom state, or ``None``."""
+    columns = "base_id", PayloadText("payload"), PayloadText("base__payload")
+    row = current_row(view).values_list(*columns).first()
+    if row is None:
+        return None
+    base_id, payload, base = row
+    return str(payload) if base_id is None else whole_state(payload, base)
+
+
+def state_file(view: SessionView) -> HttpResponse:
+    """The exact text as a file to download."""
+    text = state_text(view)
+    if text is None:
+        raise Http404
+    # A text with a mark holds the bytes of a document with lone surrogates.
+    body = text[1:].encode("latin-1", "replace") if text.startswith("~") else text.encode(errors="replace")
+    name = _NOT_IN_A_NAME.sub("_", view.session.session_id)[:80]
+    response = HttpResponse(body, content_type="application/json; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="state-{name}.json"'
+    response["X-Content-Type-Options"] = "nosniff"
+    return response

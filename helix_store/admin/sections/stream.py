@@ -1,0 +1,103 @@
+"""The stream of the session: its last chunks, and what is written while one looks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync
+from django.db.models.functions import Substr
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.elements import badge, one_line, printable
+from helix_store.admin.payloads import PayloadText
+from helix_store.admin.sections.section import Section, SessionView
+from helix_store.admin.times import when
+from helix_store.core import moments
+from helix_store.core.payloads import decode
+from helix_store.core.types import StreamStatus
+from helix_store.exceptions import HelixStoreError, IntegrityFault
+from helix_store.models import Stream as StreamRow
+from helix_store.models import StreamChunk
+from helix_store.streams.permission import configured_permission, permitted_tenant
+
+__all__ = ["Stream"]
+
+_CHUNKS: Final = 60
+_CHUNK: Final = 1_000
+_TEXT_KEYS: Final = ("delta", "text", "content")
+
+
+class Stream(Section):
+    name = "stream"
+    label = _("Stream")
+    needs = (StreamRow,)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        stream_id = view.session.stream_id or view.session.session_id
+        row = StreamRow.objects.using(view.alias).filter(tenant=view.session.tenant, stream_id=stream_id)
+        stream = row.defer("output", "error").first()
+        if stream is None:
+            return {"stream": None}
+        last = view.number("before") or stream.last_sequence + 1
+        chunks = self._chunks(view, stream, last)
+        first = chunks[0]["sequence"] if chunks else last
+        is_newest = last > stream.last_sequence
+        return {
+            "stream": {
+                "id": printable(stream.stream_id),
+                "status": badge(stream.status),
+                "run": printable(stream.run_id),
+                "agent": printable(stream.agent_name),
+                "writer": _writer(stream),
+                "updated": when(stream.updated_at),
+                "count": stream.last_sequence - stream.floor,
+                "removed": stream.floor,
+                "last": stream.last_sequence,
+            },
+            "chunks": chunks,
+            "older_url": view.url(before=first) if first > stream.floor + 1 else "",
+            "newest_url": "" if is_newest else view.url(),
+            "live_url": _live_url(view, stream) if is_newest else "",
+        }
+
+    def _chunks(self, view: SessionView, stream: StreamRow, before: int) -> list[dict[str, Any]]:
+        start = PayloadText(Substr("payload", 1, _CHUNK + 1))
+        rows = StreamChunk.objects.using(view.alias).filter(
+            stream=stream.pk, sequence__gte=max(before - _CHUNKS, stream.floor + 1), sequence__lt=before
+        )
+        found = rows.order_by("sequence").values_list("sequence", start)
+        return [{"sequence": sequence, **_chunk(text or "")} for sequence, text in found]
+
+
+def _chunk(text: str) -> dict[str, str]:
+    """The type and the text of a chunk, where it has them; else its JSON."""
+    try:
+        chunk = decode(text) if len(text) <= _CHUNK else None
+    except (IntegrityFault, RecursionError):
+        return {"type": "", "text": str(_("This chunk cannot be read."))}
+    if isinstance(chunk, dict):
+        kind = chunk.get("type")
+        said = next((chunk[key] for key in _TEXT_KEYS if isinstance(chunk.get(key), str)), None)
+        if isinstance(kind, str) and said is not None:
+            return {"type": printable(kind), "text": printable(said)}
+    return {"type": "", "text": one_line(text, _CHUNK)}
+
+
+def _writer(stream: StreamRow) -> Any:
+    if stream.status != StreamStatus.ACTIVE or stream.lease_expires_at is None:
+        return _("no writer")
+    return _("writing now") if stream.lease_expires_at > moments.now() else _("the writer is lost")
+
+
+def _live_url(view: SessionView, stream: StreamRow) -> str:
+    """The address of the events, if the project has it and it is the stream of this tenant to this user."""
+    permission = configured_permission()
+    if permission is None or stream.status in (StreamStatus.ENDED, StreamStatus.FAILED):
+        return ""
+    try:
+        url = reverse("helix_store:stream", args=[stream.stream_id])
+        tenant = async_to_sync(permitted_tenant)(view.request, stream.stream_id, permission=permission)
+    except (NoReverseMatch, HelixStoreError):
+        return ""
+    return url if tenant == stream.tenant else ""

@@ -1,0 +1,202 @@
+"""Runs, steps, waits and sub-agents on one axis of time, with long idle times cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final
+
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.elements import one_line, printable, tone
+from helix_store.admin.payloads import start_of
+from helix_store.admin.sections.section import Section, SessionView
+from helix_store.admin.times import duration, exact, stamp
+from helix_store.core import moments
+from helix_store.core.types import SUSPENDED_STATUSES
+from helix_store.models import Checkpoint, CheckpointKind, Message, Run, SubSessionRef
+
+__all__ = ["Scale", "Timeline"]
+
+_RUNS: Final = 12
+_STEPS: Final = 60
+_SUB_AGENTS: Final = 30
+_REASON: Final = 120
+_WIDTH: Final = 1000
+_GAP: Final = 40
+"""Units of the axis that an idle time takes, if it is long."""
+
+Span = tuple[datetime, datetime]
+
+
+class Scale:
+    """From times to places on an axis of 1000 units. An idle time longer than the work around it is cut."""
+
+    def __init__(self, busy: Sequence[Span]) -> None:
+        merged = _merged(busy)
+        worked = sum((end - start for start, end in merged), timedelta())
+        idle = [(end, start) for (_s, end), (start, _e) in pairwise(merged)]
+        self.gaps = [gap for gap in idle if gap[1] - gap[0] > worked / 4]
+        room = max(_WIDTH - _GAP * len(self.gaps), _WIDTH // 4)
+        self._gap = (_WIDTH - room) / len(self.gaps) if self.gaps else 0.0
+        self.start, self.end = merged[0][0], merged[-1][1]
+        cut = sum((end - start for start, end in self.gaps), timedelta())
+        self._unit = room / max((self.end - self.start - cut).total_seconds(), 0.001)
+
+    def place(self, at: datetime) -> float:
+        at = min(max(at, self.start), self.end)
+        shown, skipped = at - self.start, 0.0
+        for start, end in self.gaps:
+            if at <= start:
+                break
+            inside = min(at, end) - start
+            shown -= inside
+            skipped += self._gap * (inside / (end - start))
+        return shown.total_seconds() * self._unit + skipped
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, max(start, end)))
+    return merged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A bar. ``x`` and ``width`` are texts, because a template would write numbers in the user's language."""
+
+    kind: str
+    label: Any
+    note: str
+    x: str
+    width: str
+    tone: str
+    took: str
+    title: str
+    url: str = ""
+
+
+class Timeline(Section):
+    name = "timeline"
+    label = _("Timeline")
+    needs = (Run,)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        runs = self._runs(view)
+        shown = runs[:_RUNS][::-1]
+        if not shown:
+            return {"rows": [], "list_url": view.list_url(Run)}
+        now = moments.now()
+        sub_agents = self._sub_agents(view, shown[0]["started_at"]) if view.may_view(SubSessionRef) else []
+        busy = [(run["started_at"], run["ended_at"] or now) for run in shown]
+        busy += [(ref["created_at"], _end_of(ref, now)) for ref in sub_agents]
+        scale = Scale(busy)
+        steps = self._steps(view, shown) if view.may_view(Checkpoint) else []
+        return {
+            "rows": list(self._rows(view, scale, shown, steps, sub_agents, now)),
+            "gaps": [_placed(scale, start, end) for start, end in scale.gaps],
+            "list_url": view.list_url(Run),
+            "starts": stamp(scale.start),
+            "ends": stamp(scale.end),
+            "older_url": view.url(before=shown[0]["turn"]) if len(runs) > _RUNS else "",
+            "newest_url": view.url() if view.number("before") is not None else "",
+            "steps_shown": len(steps) if len(steps) == _STEPS else 0,
+        }
+
+    def _runs(self, view: SessionView) -> list[dict[str, Any]]:
+        runs = Run.objects.using(view.alias).filter(session=view.session.pk)
+        if (before := view.number("before")) is not None:
+            runs = runs.filter(turn__lt=before)
+        reason = start_of("completion_reason", _REASON)
+        columns = ("pk", "run_id", "turn", "status", "step_count", "started_at", "ended_at")
+        return list(runs.order_by("-turn").values(*columns, reason=reason)[: _RUNS + 1])
+
+    def _steps(self, view: SessionView, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        steps = Checkpoint.objects.using(view.alias).filter(
+            session=view.session.pk,
+            kind=CheckpointKind.STEP,
+            namespace="",
+            run_id__in=[run["run_id"] for run in runs],
+        )
+        columns = ("run_id", "step_id", "step_count", "created_at", "status", "message_count")
+        return list(steps.order_by("-version").values(*columns)[:_STEPS])[::-1]
+
+    def _sub_agents(self, view: SessionView, since: datetime) -> list[dict[str, Any]]:
+        refs = SubSessionRef.objects.using(view.alias).filter(session=view.session.pk, created_at__gte=since)
+        columns = ("sub_session_id", "agent_type", "status", "created_at", "updated_at")
+        return list(refs.order_by("-pk").values(*columns)[:_SUB_AGENTS])[::-1]
+
+    def _rows(
+        self,
+        view: SessionView,
+        scale: Scale,
+        runs: list[dict[str, Any]],
+        steps: list[dict[str, Any]],
+        sub_agents: list[dict[str, Any]],
+        now: datetime,
+    ) -> Iterable[Row]:
+        urls = view.session_urls(ref["sub_session_id"] for ref in sub_agents)
+        for run, following in zip(runs, [*runs[1:], None], strict=True):
+            end, next_start = run["ended_at"] or now, now if following is None else following["started_at"]
+            yield _row(
+                scale,
+                "run",
+                _("Run %d") % run["turn"],
+                (run["started_at"], end),
+                status=run["status"],
+                note=" · ".join(
+                    filter(None, (run["status"].replace("_", " "), one_line(run["reason"] or "", _REASON)))
+                ),
+                url=view.page.page_url(Run, run["pk"]),
+            )
+            at = run["started_at"]
+            for step in steps:
+                if step["run_id"] != run["run_id"]:
+                    continue
+                label = _("Step %d") % step["step_count"]
+                url = view.url("conversation", step=step["step_count"]) if view.may_view(Message) else ""
+                step_id = printable(step["step_id"] or "")
+                span = min(at, step["created_at"]), step["created_at"]
+                yield _row(scale, "step", label, span, status="", note=step_id, url=url)
+                at = step["created_at"]
+            for ref in sub_agents:
+                if run["started_at"] <= ref["created_at"] < next_start:
+                    span = ref["created_at"], _end_of(ref, now)
+                    label, url = ref["agent_type"], urls.get(ref["sub_session_id"], "")
+                    note = f"{_('sub-agent')} · {printable(ref['status'])}"
+                    yield _row(scale, "sub-agent", label, span, status=ref["status"], note=note, url=url)
+            if run["status"] in SUSPENDED_STATUSES and run["ended_at"] is not None:
+                note = str(_("still waits")) if following is None else ""
+                yield _row(scale, "wait", _("Wait"), (end, next_start), status="paused", note=note)
+
+
+def _end_of(ref: dict[str, Any], now: datetime) -> datetime:
+    end: datetime = now if ref["status"] == "running" else ref["updated_at"]
+    return end
+
+
+def _row(scale: Scale, kind: str, label: Any, span: Span, *, status: str, note: str, url: str = "") -> Row:
+    start, end = span
+    return Row(
+        kind=kind,
+        label=printable(str(label)),
+        note=note,
+        tone=tone(status) if status else "plain",
+        took=duration(end - start),
+        title=f"{exact(start)} to {exact(end)}",
+        url=url,
+        **_placed(scale, start, end),
+    )
+
+
+def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
+    x = scale.place(start)
+    # A short one is still seen, also at the end of the axis.
+    width = max(scale.place(end) - x, 4.0)
+    return {"x": f"{min(x, _WIDTH - width):.1f}", "width": f"{width:.1f}"}

@@ -1,0 +1,179 @@
+"""The top of the session page: what the session is, why it waits or failed, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db.models.functions import Substr
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
+from helix_store.admin.payloads import PayloadText, payload_of, start_of, with_payloads
+from helix_store.admin.sections.details import current_envelope
+from helix_store.admin.sections.section import DOCUMENT_LIMIT, SessionView, decoded
+from helix_store.admin.sections.waits import open_calls
+from helix_store.admin.session_operations import (
+    ABORT,
+    CLEAR_INTERRUPT,
+    DELETE,
+    INTERRUPT,
+    MARK_FAILED,
+)
+from helix_store.admin.times import when
+from helix_store.core import moments
+from helix_store.core.types import NON_TERMINAL_STATUSES, RunStatus, SessionStatus
+from helix_store.core.usage import rounded_cost
+from helix_store.exceptions import HelixStoreError
+from helix_store.models import InterruptRequest, Lock, Run, UsageEntry
+
+__all__ = ["summary"]
+
+_TITLE: Final = 160
+_REASON: Final = 2_000
+_TOOLS: Final = 3
+_TOOL: Final = 60
+
+
+def summary(view: SessionView) -> dict[str, Any]:
+    """What the top of the page shows; a constant number of queries, and bounded texts."""
+    session = view.session
+    view.read("title", "failure_reason", "pending_client_tool_calls", "suspended_awaiting_children")
+    run = _newest_run(view) if view.may_view(Run) else None
+    return {
+        "heading": one_line(view.texts["title"] or "", _TITLE) or str(_("Untitled session")),
+        "id": printable(session.session_id),
+        "status": badge(session.status),
+        "words": _words(view),
+        "facts": list(_facts(view, run)),
+        "failure": _failure(view, run) if session.status == SessionStatus.FAILED else None,
+        "interrupt": _interrupt(view) if view.may_view(InterruptRequest) else None,
+        "buttons": view.buttons(INTERRUPT, ABORT, MARK_FAILED, DELETE),
+        "waits_url": view.url("waits"),
+        "open_calls": len(open_calls(view.document("pending_client_tool_calls"))),
+    }
+
+
+def _words(view: SessionView) -> Any:
+    """Why the session is in its status."""
+    session = view.session
+    if session.status not in NON_TERMINAL_STATUSES:
+        return ""
+    calls = open_calls(view.document("pending_client_tool_calls"))
+    if calls:
+        names = dict.fromkeys(
+            one_line(str(call.get("tool_name") or "?"), _TOOL) for _key, call in calls[: 10 * _TOOLS]
+        )
+        shown = ", ".join(list(names)[:_TOOLS]) + (", …" if len(names) > _TOOLS else "")
+        approvals = sum(1 for _key, call in calls if call.get("approval_id") is not None)
+        words = (
+            ngettext("waits for an approval: %s", "waits for approvals: %s", len(calls))
+            if approvals == len(calls)
+            else ngettext("waits for an answer: %s", "waits for answers: %s", len(calls))
+        )
+        return words % shown
+    if session.suspension_kind == RunStatus.SUSPENDED_AWAITING_CHILDREN:
+        awaited = view.document("suspended_awaiting_children")
+        count = len(awaited) if isinstance(awaited, list) else 0
+        return ngettext("waits for %d sub-agent", "waits for %d sub-agents", count) % count
+    if session.suspension_kind is not None:
+        return _("everything it waited for is answered; the agent has not gone on yet")
+    if session.status == SessionStatus.INTERRUPTED:
+        return _("was interrupted")
+    return ""
+
+
+def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
+    session = view.session
+    yield _("Agent"), printable(session.agent_type)
+    if session.user_id:
+        yield _("User"), printable(session.user_id)
+    if session.tenant:
+        yield _("Tenant"), printable(session.tenant)
+    yield _("Progress"), progress(session.step_count, session.message_count)
+    if view.may_view(UsageEntry):
+        yield from _spent(view)
+    if run is not None:
+        yield _("Run"), _run_words(run)
+    if view.may_view(Lock):
+        yield from _lock(view)
+    yield _("Updated"), when(session.updated_at)
+    if session.expires_at is not None and session.status in NON_TERMINAL_STATUSES:
+        is_past = session.expires_at <= moments.now()
+        yield (_("Expired") if is_past else _("Expires")), when(session.expires_at)
+    if session.parent_session_id is not None:
+        above = view.session_links([session.parent_session_id])
+        yield _("Sub-session of"), above[session.parent_session_id]
+
+
+def _spent(view: SessionView) -> Any:
+    try:
+        rollup = view.usage.get_rollup(view.session.session_id)
+    except HelixStoreError:
+        return
+    if rollup is not None and rollup.entry_count:
+        total = rollup.tokens.total
+        yield _("Spent"), f"${rounded_cost(rollup.cost_usd)} · {total:,} " + str(_("tokens"))
+
+
+def _lock(view: SessionView) -> Any:
+    lock = Lock.objects.using(view.alias).filter(tenant=view.session.tenant, name=view.session.session_id)
+    held = lock.filter(expires_at__gt=moments.now()).first()
+    if held is not None:
+        yield (
+            _("Lock"),
+            format_html(str(_("held by {owner}")), owner=identifier(held.owner or "?")),
+        )
+
+
+def _newest_run(view: SessionView) -> Any:
+    runs = Run.objects.using(view.alias).filter(session=view.session.pk).order_by("-turn")
+    return runs.values(
+        "turn",
+        "status",
+        "started_at",
+        "ended_at",
+        reason=start_of("completion_reason", _TITLE),
+        error_start=PayloadText(Substr("error", 1, DOCUMENT_LIMIT + 1)),
+    ).first()
+
+
+def _run_words(run: dict[str, Any]) -> Any:
+    if run["ended_at"] is None:
+        return format_html(str(_("{turn}, started {when}")), turn=run["turn"], when=when(run["started_at"]))
+    return format_html(
+        str(_("{turn}, {status} {when}")),
+        turn=run["turn"],
+        status=printable(run["status"]).replace("_", " "),
+        when=when(run["ended_at"]),
+    )
+
+
+def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
+    """The reason and the errors of a session that failed."""
+    errors = []
+    rest = decoded(current_envelope(view))
+    if isinstance(rest, dict) and rest.get("error") is not None:
+        errors.append(json_block(current_envelope(view), shown=lambda envelope: envelope["error"]))
+    if run is not None and run["error_start"] is not None:
+        errors.append(json_block(run["error_start"]))
+    reason = printable(view.texts["failure_reason"] or "")
+    return {
+        "reason": reason[:_REASON],
+        "rest": reason[_REASON : 10 * _REASON],
+        "errors": errors[:1] if len(set(errors)) == 1 else errors,
+    }
+
+
+def _interrupt(view: SessionView) -> dict[str, Any] | None:
+    requests = InterruptRequest.objects.using(view.alias).filter(session=view.session.pk)
+    asked = with_payloads(requests).first()
+    if asked is None:
+        return None
+    return {
+        "kind": printable(asked.kind),
+        "reason": printable(payload_of(asked, "reason") or "")[:_REASON],
+        "at": when(asked.requested_at),
+        "button": next(iter(view.buttons(CLEAR_INTERRUPT)), None),
+    }
