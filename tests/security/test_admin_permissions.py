@@ -112,7 +112,7 @@ def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowe
     store.create_session("child", agent_type="a", parent_session_id=session.session_id)
     _sign_in_to_view(visitor, allowed)
     (row,) = [row for row in rows_of(session) if type(row) is allowed]
-    sections = visitor.sections_of(row).values() if allowed is Session else ()
+    sections = visitor.sections_of(session).values() if allowed is Session else ()
     pages = [
         visitor.list_of(allowed),
         visitor.page_of(row),

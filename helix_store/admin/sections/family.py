@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.elements import NOTHING, badge, identifier, one_line, printable, progress
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import when
-from helix_store.exceptions import SessionNotFound
+from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.models import SubSessionRef
 from helix_store.sessions.directory import SessionDirectory, TreeNode
 
@@ -27,7 +27,11 @@ class Family(Section):
     needs = (SubSessionRef,)
 
     def context(self, view: SessionView) -> dict[str, Any]:
-        nodes = list(islice(_tree(view).walk(), _NODES + 1))
+        try:
+            nodes = list(islice(_tree(view).walk(), _NODES + 1))
+        except ValueError:
+            # SQLite stores any bytes in a column of JSON.
+            raise IntegrityFault from None
         shown = nodes[:_NODES]
         links = view.session_links(node.session_id for _way, node in shown if node.head is not None)
         return {

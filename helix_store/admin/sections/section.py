@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
-from django.db.models import Model, QuerySet, TextField
-from django.db.models.functions import Substr
+from django.db.models import JSONField, Model, QuerySet, TextField
+from django.db.models.functions import Cast, Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
@@ -143,8 +143,9 @@ def current_row(view: SessionView) -> QuerySet[Checkpoint]:
 
 def _start(column: str) -> PayloadText:
     field = Session._meta.get_field(column)
-    kind = FreeText if isinstance(field, TextField) and not isinstance(field, PayloadField) else PayloadText
-    return kind(Substr(column, 1, DOCUMENT_LIMIT + 1))
+    is_document = isinstance(field, PayloadField | JSONField)
+    text = Cast(column, TextField()) if isinstance(field, JSONField) else column
+    return (PayloadText if is_document else FreeText)(Substr(text, 1, DOCUMENT_LIMIT + 1))
 
 
 def decoded(text: str | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import printable
+from helix_store.admin.elements import NOTHING, printable
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import duration
 from helix_store.core.usage import CallStats, TokenCounts, UsageRollup, rounded_cost
@@ -36,17 +36,22 @@ class Usage(Section):
         return {
             "columns": [_column(heading, rollup) for heading, rollup in columns],
             "sessions": tree.session_count,
-            "models": [_tokens(printable(name), counts) for name, counts in _first(tree.tokens_by_model)],
+            "models": [_tokens(_name(name), counts) for name, counts in _first(tree.tokens_by_model)],
             "calls": [
                 *(_calls(_("tool"), name, stats) for name, stats in _first(tree.tool_stats.by_tool)),
                 *(_calls(_("sub-agent"), name, stats) for name, stats in _first(tree.sub_agents)),
             ],
             "custom": [
-                {"kind": printable(kind), "name": printable(name), "amount": f"{amount:,}"}
+                {"kind": printable(kind), "name": _name(name), "amount": f"{amount:,}"}
                 for kind, amounts in _first(tree.custom)
                 for name, amount in _first(amounts)
             ],
         }
+
+
+def _name(name: str | None) -> str:
+    # A row that no store has written may lack its name.
+    return NOTHING if name is None else printable(name)
 
 
 def _first(values: dict[str, Any]) -> Any:
@@ -76,7 +81,7 @@ def _calls(kind: Any, name: str, stats: CallStats) -> dict[str, Any]:
         took = f"{stats.total_duration_ms:,} ms"
     return {
         "kind": kind,
-        "name": printable(name),
+        "name": _name(name),
         "calls": f"{stats.calls:,}",
         "failures": stats.failures,
         "took": took,
