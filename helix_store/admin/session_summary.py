@@ -153,16 +153,17 @@ def _run_words(run: dict[str, Any]) -> Any:
 def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
     """The reason and the errors of a session that failed."""
     errors = []
-    rest = decoded(current_envelope(view))
+    envelope = current_envelope(view)
+    rest = decoded(envelope)
     if isinstance(rest, dict) and rest.get("error") is not None:
-        errors.append(json_block(current_envelope(view), shown=lambda envelope: envelope["error"]))
+        errors.append((_("Error of the session"), json_block(envelope, shown=lambda kept: kept["error"])))
     if run is not None and run["error_start"] is not None:
-        errors.append(json_block(run["error_start"]))
+        errors.append((_("Error of the run"), json_block(run["error_start"])))
     reason = printable(view.texts["failure_reason"] or "")
     return {
         "reason": reason[:_REASON],
         "rest": reason[_REASON : 10 * _REASON],
-        "errors": errors[:1] if len(set(errors)) == 1 else errors,
+        "errors": errors[:1] if len({block for _label, block in errors}) == 1 else errors,
     }
 
 

@@ -66,7 +66,7 @@ def _node(view: SessionView, depth: int, node: TreeNode, links: dict[str, Any]) 
         "is_missing": head is None and not is_remote,
         "is_remote": is_remote,
         "agent_type": printable(agent_type),
-        "title": one_line(head.title or "", _TITLE) if head is not None else "",
+        "title": one_line(str(head.title or ""), _TITLE) if head is not None else "",
         "status": badge(status) if status else NOTHING,
         "progress": "" if head is None else progress(head.step_count, head.message_count),
         "updated": NOTHING if head is None else when(head.updated_at),

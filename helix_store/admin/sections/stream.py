@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync
@@ -9,6 +10,7 @@ from django.db.models.functions import Substr
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext_lazy as _
 
+from helix_store import conf
 from helix_store.admin.elements import badge, one_line, printable
 from helix_store.admin.payloads import PayloadText
 from helix_store.admin.sections.section import Section, SessionView
@@ -19,7 +21,7 @@ from helix_store.core.types import StreamStatus
 from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Stream as StreamRow
 from helix_store.models import StreamChunk
-from helix_store.streams.permission import configured_permission, permitted_tenant
+from helix_store.streams.permission import permitted_tenant
 
 __all__ = ["Stream"]
 
@@ -67,7 +69,18 @@ class Stream(Section):
             stream=stream.pk, sequence__gte=max(before - _CHUNKS, stream.floor + 1), sequence__lt=before
         )
         found = rows.order_by("sequence").values_list("sequence", start)
-        return [{"sequence": sequence, **_chunk(text or "")} for sequence, text in found]
+        return _joined({"sequence": sequence, **_chunk(text or "")} for sequence, text in found)
+
+
+def _joined(chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chunks, with those that continue a text of the same type as one."""
+    joined: list[dict[str, Any]] = []
+    for chunk in chunks:
+        if chunk["type"] and joined and joined[-1]["type"] == chunk["type"]:
+            joined[-1]["text"] += chunk["text"]
+        else:
+            joined.append(chunk)
+    return joined
 
 
 def _chunk(text: str) -> dict[str, str]:
@@ -92,7 +105,7 @@ def _writer(stream: StreamRow) -> Any:
 
 def _live_url(view: SessionView, stream: StreamRow) -> str:
     """The address of the events, if the project has it and it is the stream of this tenant to this user."""
-    permission = configured_permission()
+    permission = conf.stream_permission()
     if permission is None or stream.status in (StreamStatus.ENDED, StreamStatus.FAILED):
         return ""
     try:

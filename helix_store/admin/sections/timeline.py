@@ -96,6 +96,8 @@ class Timeline(Section):
         sub_agents = self._sub_agents(view, shown[0]["started_at"]) if view.may_view(SubSessionRef) else []
         busy = [(run["started_at"], run["ended_at"] or now) for run in shown]
         busy += [(ref["created_at"], _end_of(ref, now)) for ref in sub_agents]
+        if _waits(shown[-1]):
+            busy.append((now, now))
         scale = Scale(busy)
         steps = self._steps(view, shown) if view.may_view(Checkpoint) else []
         return {
@@ -171,9 +173,14 @@ class Timeline(Section):
                     label, url = ref["agent_type"], urls.get(ref["sub_session_id"], "")
                     note = f"{_('sub-agent')} · {printable(ref['status'])}"
                     yield _row(scale, "sub-agent", label, span, status=ref["status"], note=note, url=url)
-            if run["status"] in SUSPENDED_STATUSES and run["ended_at"] is not None:
+            if _waits(run):
                 note = str(_("still waits")) if following is None else ""
                 yield _row(scale, "wait", _("Wait"), (end, next_start), status="paused", note=note)
+
+
+def _waits(run: dict[str, Any]) -> bool:
+    """Whether the session waits from the end of this run on, until the next one."""
+    return run["status"] in SUSPENDED_STATUSES and run["ended_at"] is not None
 
 
 def _end_of(ref: dict[str, Any], now: datetime) -> datetime:

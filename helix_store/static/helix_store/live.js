@@ -6,33 +6,50 @@
   const list = document.getElementById("helix-chunks");
   const most = 500;
 
-  const add = (sequence, data) => {
-    const item = document.createElement("li");
-    item.value = Number(sequence);
-    let chunk = null;
-    try { chunk = JSON.parse(data); } catch { /* It is shown as it is. */ }
-    const said = chunk && ["delta", "text", "content"].map((key) => chunk[key]).find((each) => typeof each === "string");
-    if (typeof said === "string" && typeof chunk.type === "string") {
-      const type = document.createElement("span");
-      type.className = "helix-chunk-type";
-      type.textContent = chunk.type;
-      item.append(type, " ");
+  /* The type and the text of a chunk, where it has both; else its JSON. */
+  const read = (data) => {
+    try {
+      const chunk = JSON.parse(data);
+      const text = [chunk.delta, chunk.text, chunk.content].find((each) => typeof each === "string");
+      if (typeof chunk.type === "string" && text !== undefined) return { type: chunk.type, text };
+    } catch {
+      /* It is shown as it is. */
     }
-    const text = document.createElement("span");
-    text.className = "helix-chunk-text";
-    text.textContent = (typeof said === "string" && typeof chunk.type === "string") ? said : data;
-    item.append(text);
+    return { type: "", text: data };
+  };
+
+  const span = (name, text) => {
+    const element = document.createElement("span");
+    element.className = name;
+    element.textContent = text;
+    return element;
+  };
+
+  const add = (sequence, { type, text }) => {
+    const last = list.lastElementChild;
+    if (type && last && last.dataset.type === type) {
+      last.lastElementChild.append(text);
+      return;
+    }
+    const item = document.createElement("li");
+    item.dataset.type = type;
+    item.append(span("helix-chunk-type", `#${sequence} ${type}`), " ", span("helix-chunk-text", text));
     list.append(item);
-    while (list.children.length > most) list.firstElementChild.remove();
+    if (list.children.length > most) list.firstElementChild.remove();
   };
 
   const source = new EventSource(`${status.dataset.url}?from=${status.dataset.after}`);
-  const close = (words) => { source.close(); status.textContent = words; };
-  source.onopen = () => { status.textContent = status.dataset.waiting; };
-  source.onmessage = (event) => add(event.lastEventId, event.data);
-  source.onerror = () => { if (source.readyState === EventSource.CLOSED) status.textContent = status.dataset.refused; };
-  for (const last of ["end", "fail", "paused", "truncated"]) {
-    source.addEventListener(last, () => close(status.dataset.ended));
-  }
+  const end = () => {
+    source.close();
+    status.textContent = status.dataset.ended;
+  };
+  source.onopen = () => {
+    status.textContent = status.dataset.waiting;
+  };
+  source.onmessage = (event) => add(event.lastEventId, read(event.data));
+  source.onerror = () => {
+    if (source.readyState === EventSource.CLOSED) status.textContent = status.dataset.refused;
+  };
+  for (const last of ["end", "fail", "paused", "truncated"]) source.addEventListener(last, end);
   window.addEventListener("pagehide", () => source.close());
 }
