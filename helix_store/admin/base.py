@@ -168,13 +168,15 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def page_url(self, model: type[Model], key: Any) -> str:
         """The page of one row."""
-        return self._url(model, "change", key)
+        return self.view_url(model, "change", key)
 
     def list_url(self, model: type[Model], **filters: Any) -> str:
         """The list of a model, filtered by exact values."""
-        return f"{self._url(model, 'changelist')}?{urlencode(filters)}"
+        address = self.view_url(model, "changelist")
+        return f"{address}?{urlencode(filters)}" if filters else address
 
-    def _url(self, model: type[Model], view: str, *arguments: Any) -> str:
+    def view_url(self, model: type[Model], view: str, *arguments: Any) -> str:
+        """A page of a model's admin by the name of its view."""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 

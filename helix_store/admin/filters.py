@@ -24,6 +24,7 @@ from helix_store.models import Session
 __all__ = [
     "AgentTypeFilter",
     "ChangedFilter",
+    "EntryTenantFilter",
     "ExpiryFilter",
     "OrderFilter",
     "TagFilter",
@@ -66,7 +67,7 @@ class TenantFilter(SimpleListFilter):
 
     title = _("tenant")
     parameter_name = "tenant"
-    _keeps_order: Final = {"p", "e", "order"}
+    _keeps_order = {"p", "e", "order"}
     """Parameters of a list of all sessions, which is read in the order of an index without the tenants."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -87,6 +88,12 @@ class TenantFilter(SimpleListFilter):
     @property
     def _has_one(self) -> bool:
         return len(self._tenants) == 1
+
+
+class EntryTenantFilter(TenantFilter):
+    """The same for a list that is always in the order of its tenants."""
+
+    _keeps_order = {"p", "e"}
 
 
 class AgentTypeFilter(SimpleListFilter):

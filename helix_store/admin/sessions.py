@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,8 +28,9 @@ from helix_store.admin.filters import (
     WaitingFilter,
 )
 from helix_store.admin.lookups import OrderedChangeList
-from helix_store.admin.names import NamedChoicesFilter, name_of_status
+from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.payloads import FreeText, start_of
+from helix_store.admin.reasons import CALLS_READ, REASON_LENGTH, reason_of
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
 from helix_store.core import moments
@@ -41,9 +41,6 @@ from helix_store.usage.session_totals import SessionTotal, session_totals
 __all__ = ["SessionAdmin"]
 
 _TITLE_LENGTH: Final = 80
-_REASON_LENGTH: Final = 60
-_CALLS_READ: Final = 600
-_TOOL_NAME: Final = re.compile(r'"tool_name": ?"([^"\\]{1,60})"')
 
 
 class SessionList(OrderedChangeList):
@@ -95,8 +92,8 @@ class SessionAdmin(SessionPage):
         sessions: QuerySet[Any] = super().get_queryset(request)
         return sessions.annotate(
             title_start=start_of("title", _TITLE_LENGTH),
-            failure_start=start_of("failure_reason", _REASON_LENGTH),
-            calls_start=FreeText(Substr("pending_client_tool_calls", 1, _CALLS_READ)),
+            failure_start=start_of("failure_reason", REASON_LENGTH),
+            calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
         )
 
     def get_search_results(
@@ -127,9 +124,8 @@ class SessionAdmin(SessionPage):
 
     @admin.display(description=_("status"))
     def status_and_reason(self, session: Any) -> SafeString:
-        return format_html(
-            "{}{}", badge(session.status), under(reason) if (reason := _reason(session)) else ""
-        )
+        reason = reason_of(session)
+        return format_html("{}{}", badge(session.status), under(reason) if reason else "")
 
     @admin.display(description=_("user"), empty_value=NOTHING)
     def user(self, session: Session) -> SafeString | None:
@@ -165,20 +161,6 @@ class SessionAdmin(SessionPage):
 def _expiry(at: datetime) -> SafeString:
     words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
     return format_html(words, distance(at))
-
-
-def _reason(session: Any) -> str:
-    """Why a session has failed, or what it waits for; empty for others."""
-    if session.status == "failed":
-        return one_line(session.failure_start or "", _REASON_LENGTH)
-    if session.status in TERMINAL_STATUSES or session.suspension_kind is None:
-        return ""
-    tools = _TOOL_NAME.findall(session.calls_start or "")
-    if session.suspension_kind != "suspended_client_tool" or not tools:
-        return name_of_status(session.suspension_kind)
-    return gettext("waits for %(tools)s") % {
-        "tools": one_line(", ".join(dict.fromkeys(tools)), _REASON_LENGTH)
-    }
 
 
 def _left_out(found: Found) -> Any:

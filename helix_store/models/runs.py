@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import InterruptKind, RunStatus
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import Session
+from helix_store.models.sessions import OneOf, Session
 
 __all__ = ["InterruptRequest", "Run", "SubSessionRef"]
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    def running(self) -> Self:
+        # As in the condition of the partial index, which SQLite does not match with a parameter.
+        return self.filter(OneOf(F("status"), (RunStatus.RUNNING.value,)))
 
 
 class Run(models.Model):
@@ -25,6 +33,8 @@ class Run(models.Model):
     error = PayloadField(null=True, blank=True)
     started_at = MomentField()
     ended_at = MomentField(null=True, blank=True)
+
+    objects = RunQuerySet.as_manager()
 
     class Meta:
         db_table = table_name("run")

@@ -18,7 +18,7 @@ from helix_store.core.types import (
 )
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
-__all__ = ["Session"]
+__all__ = ["OneOf", "Session"]
 
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 
@@ -28,7 +28,7 @@ WRITES_ELSEWHERE = Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session
 """Sessions whose stream has another id. A stream with the session's id is found without an index."""
 
 
-class _OneOf(models.Lookup):
+class OneOf(models.Lookup):
     """``IN`` with plain words as literals, not as parameters."""
 
     prepare_rhs = False
@@ -43,11 +43,11 @@ class SessionQuerySet(models.QuerySet["Session"]):
     def non_terminal(self) -> Self:
         # As in the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with it, and
         # SQLite does not match parameters with it.
-        return self.filter(_OneOf(F("status"), tuple(NON_TERMINAL)))
+        return self.filter(OneOf(F("status"), tuple(NON_TERMINAL)))
 
     def waiting_for_person(self) -> Self:
         """Suspended until someone answers a tool call."""
-        return self.non_terminal().filter(_OneOf(F("suspension_kind"), (WAITING_KIND,)))
+        return self.non_terminal().filter(OneOf(F("suspension_kind"), (WAITING_KIND,)))
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)

@@ -1,0 +1,191 @@
+"""The start page of the app: what needs a person, what runs, what failed, what it costs, and the oldest lock.
+
+Each tile shows a few rows and leads to the list behind it. A user sees the tiles of what the user may view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from django.contrib.admin import AdminSite
+from django.db.models import F, QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.amounts import dollars
+from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.charts import spark_line
+from helix_store.admin.elements import distance, link, one_line, short_id
+from helix_store.admin.filters import start_of_day
+from helix_store.admin.payloads import FreeText, start_of, without_payloads
+from helix_store.admin.reasons import CALLS_READ, waits_for
+from helix_store.admin.tenants import known_tenants, of_tenants
+from helix_store.core import moments
+from helix_store.models import Lock, Run, Session, UsageEntry
+from helix_store.usage.reports import usage_report
+
+__all__ = ["Tile", "start_tiles"]
+
+_ROWS_SHOWN: Final = 5
+_MOST_COUNTED: Final = 1_000
+_TITLE_LENGTH: Final = 60
+_DAYS: Final = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """``figure`` is what a reader sees first; ``rows`` are pairs of a text with a link and a note."""
+
+    title: Any
+    figure: Any
+    url: str
+    rows: list[tuple[Any, Any]]
+    is_urgent: bool = False
+    empty: Any = ""
+
+
+def start_tiles(request: HttpRequest, site: AdminSite) -> list[Tile]:
+    """The tiles that the user may see. Each is one or two statements with a bound."""
+    return list(_tiles(request, site))
+
+
+def _tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
+    if not site.is_registered(Session):
+        return
+    page = site.get_model_admin(Session)
+    assert isinstance(page, ReadOnlyAdmin)  # noqa: S101  for the type checker; no other admin is registered
+    if page.may_view(request, Session):
+        sessions = _readable(page.model._default_manager.all())
+        yield _waiting(page, sessions)
+        if page.may_view(request, Run):
+            yield _running(page)
+        yield _failed(page, sessions)
+    if page.may_view(request, UsageEntry):
+        yield _spent(page)
+    if page.may_view(request, Lock):
+        yield _oldest_lock(page, may_view_sessions=page.may_view(request, Session))
+
+
+def _readable(sessions: QuerySet[Any]) -> QuerySet[Any]:
+    rows: QuerySet[Any] = without_payloads(sessions).annotate(
+        title_start=start_of("title", _TITLE_LENGTH),
+        failure_start=start_of("failure_reason", _TITLE_LENGTH),
+        calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
+    )
+    return rows
+
+
+def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
+    tenants = known_tenants(Session, sessions.db)
+    waiting = of_tenants(Session.objects.using(sessions.db).waiting_for_person(), tenants)
+    by_deadline = sessions.filter(pk__in=waiting.values("pk")).order_by(
+        F("pending_deadline").asc(nulls_last=True), "pk"
+    )
+    return Tile(
+        title=_("Needs a person"),
+        figure=_counted(waiting),
+        url=page.list_url(Session, waiting="person"),
+        rows=[(_session_link(page, session), _deadline(session)) for session in by_deadline[:_ROWS_SHOWN]],
+        is_urgent=True,
+        empty=_("No session waits for a person."),
+    )
+
+
+def _deadline(session: Any) -> SafeString:
+    what = one_line(waits_for(session.calls_start) or gettext("an answer"), _TITLE_LENGTH)
+    if session.pending_deadline is None:
+        return format_html("{}", what)
+    is_late = session.pending_deadline <= moments.now()
+    words = gettext("{what}, deadline passed {when}") if is_late else gettext("{what}, deadline {when}")
+    return format_html(words, what=what, when=distance(session.pending_deadline))
+
+
+def _running(page: ReadOnlyAdmin) -> Tile:
+    running = Run.objects.running()
+    newest = without_payloads(running.select_related("session"), session=True).order_by("-pk")
+    newest = newest.annotate(title_start=start_of("session__title", _TITLE_LENGTH))
+    rows = []
+    for run in newest[:_ROWS_SHOWN]:
+        run.session.title_start = run.title_start
+        rows.append((_session_link(page, run.session), distance(run.started_at)))
+    return Tile(
+        title=_("Running"),
+        figure=_counted(running),
+        url=page.list_url(Run, status__exact="running"),
+        rows=rows,
+        empty=_("No run is running."),
+    )
+
+
+def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:
+    failed = sessions.filter(status="failed", updated_at__gte=start_of_day())
+    failed = of_tenants(failed, known_tenants(Session, sessions.db))
+    return Tile(
+        title=_("Failed today"),
+        figure=_counted(failed),
+        url=page.list_url(Session, status__exact="failed", changed="today"),
+        rows=[
+            (_session_link(page, session), one_line(session.failure_start or "", _TITLE_LENGTH))
+            for session in failed.order_by("-tenant", "-updated_at", "-session_id")[:_ROWS_SHOWN]
+        ],
+        is_urgent=True,
+        empty=_("No session has failed today."),
+    )
+
+
+def _spent(page: ReadOnlyAdmin) -> Tile:
+    first = start_of_day(days_ago=_DAYS - 1)
+    zone = ZoneInfo(timezone.get_default_timezone_name())
+    report = usage_report(by="day", date_from=first, zone=zone, limit=_DAYS)
+    costs = {group.group: group.cost_usd for group in report.groups}
+    days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]
+    week = [costs.get(day, 0) for day in days]
+    return Tile(
+        title=_("Cost today"),
+        figure=dollars(costs.get(days[-1], report.total.cost_usd * 0)),
+        url=page.view_url(UsageEntry, "report"),
+        rows=[
+            (spark_line([float(cost) for cost in week]), ""),
+            (_("Past 7 days"), dollars(report.total.cost_usd)),
+        ],
+    )
+
+
+def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
+    held = Lock.objects.filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
+    oldest = held.first()
+    rows: list[tuple[Any, Any]] = []
+    if oldest is not None:
+        rows = [
+            (short_id(oldest.name), ""),
+            (gettext("held by"), one_line(oldest.owner or "", _TITLE_LENGTH)),
+            (gettext("lease ends"), distance(oldest.expires_at)),  # type: ignore[arg-type]  # held: it has one
+        ]
+        session = Session.objects.filter(tenant=oldest.tenant, session_id=oldest.name).only("pk").first()
+        if session is not None and may_view_sessions:
+            rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
+    return Tile(
+        title=_("Oldest lock"),
+        figure="" if oldest is None or oldest.acquired_at is None else distance(oldest.acquired_at),
+        url=page.list_url(Lock, state="held"),
+        rows=rows,
+        empty=_("No lock is held."),
+    )
+
+
+def _session_link(page: ReadOnlyAdmin, session: Any) -> SafeString:
+    title = one_line(session.title_start or "", _TITLE_LENGTH) or gettext("No title")
+    return format_html("{}{}", link(page.page_url(Session, session.pk), title), short_id(session.session_id))
+
+
+def _counted(rows: QuerySet[Any]) -> str:
+    count = rows.order_by()[: _MOST_COUNTED + 1].values("pk").count()
+    return f"{_MOST_COUNTED:,}+" if count > _MOST_COUNTED else f"{count:,}"

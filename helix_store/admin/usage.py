@@ -1,0 +1,89 @@
+"""Usage entries: the list, and a link to the report."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.amounts import dollars, number
+from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.elements import NOTHING, badge, format_time, link, narrow, one_line, short_id
+from helix_store.admin.filters import EntryTenantFilter
+from helix_store.admin.names import NamedChoicesFilter
+from helix_store.admin.usage_report import csv_response, report_response
+from helix_store.models import Session, UsageEntry
+
+__all__ = ["UsageEntryAdmin"]
+
+_LONGEST_NAME = 60
+
+
+@admin.register(UsageEntry)
+class UsageEntryAdmin(ReadOnlyAdmin):
+    list_display = ("at", "kind_badge", "session_name", "of_session", "spent_on", "tokens", "cost", "quantity")
+    list_filter = (("kind", NamedChoicesFilter), EntryTenantFilter)
+    ordering = ("-tenant", "-timestamp", "-id")
+    of_other_models = {"of_session": Session}
+    exclude = ("session", "timestamp", "cost_usd")
+    readonly_fields = ("at", "of_session", "exact_cost")
+    change_list_template = "admin/helix_store/usage_list.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        views = {"report": self.report_view, "csv": self.csv_view}
+        return [
+            *(
+                path(f"{name}/", self.admin_site.admin_view(view), name=f"helix_store_usageentry_{name}")
+                for name, view in views.items()
+            ),
+            *super().get_urls(),
+        ]
+
+    def report_view(self, request: HttpRequest) -> HttpResponse:
+        return report_response(self, request)
+
+    def csv_view(self, request: HttpRequest) -> HttpResponse:
+        return csv_response(self, request)
+
+    @admin.display(description=_("time"))
+    def at(self, entry: UsageEntry) -> str:
+        return format_time(entry.timestamp)
+
+    @admin.display(description=_("kind"))
+    def kind_badge(self, entry: UsageEntry) -> SafeString:
+        return badge(entry.kind)
+
+    @admin.display(description=_("session"))
+    def session_name(self, entry: UsageEntry) -> SafeString:
+        return short_id(entry.recorded_for)
+
+    @admin.display(description=_("session page"), empty_value=NOTHING)
+    def of_session(self, entry: UsageEntry) -> SafeString | None:
+        # Without a look-up: the key is that of a session, or null after its deletion.
+        return None if entry.session_id is None else link(self.page_url(Session, entry.session_id), _("open"))
+
+    @admin.display(description=_("spent on"))
+    def spent_on(self, entry: UsageEntry) -> SafeString | str:
+        named = entry.model or entry.tool_name or entry.agent_type
+        named = named or " ".join(filter(None, (entry.custom_type, entry.custom_name)))
+        return narrow(one_line(named, _LONGEST_NAME)) if named else NOTHING
+
+    @admin.display(description=_("tokens"), empty_value=NOTHING)
+    def tokens(self, entry: UsageEntry) -> SafeString | None:
+        return None if entry.total_tokens is None else number(entry.total_tokens)
+
+    @admin.display(description=_("cost, USD"))
+    def cost(self, entry: UsageEntry) -> SafeString:
+        return dollars(entry.cost_usd)
+
+    @admin.display(description=_("cost, USD"))
+    def exact_cost(self, entry: UsageEntry) -> SafeString:
+        return dollars(entry.cost_usd)
+
+    @admin.display(description=_("amount"), empty_value=NOTHING)
+    def quantity(self, entry: UsageEntry) -> str | None:
+        if entry.amount is None:
+            return None
+        return f"{entry.amount:,g} {one_line(entry.custom_unit or '', 20)}".strip()

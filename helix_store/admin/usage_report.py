@@ -1,0 +1,223 @@
+"""The usage page: sums of a period by day, model, agent type and user, as charts, tables and CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
+
+from django import forms
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.amounts import dollars, number
+from helix_store.admin.charts import bar, columns
+from helix_store.admin.elements import one_line
+from helix_store.admin.filters import start_of_day
+from helix_store.admin.lookups import refuse_surrogates
+from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
+from helix_store.models import UsageEntry
+from helix_store.usage.reports import csv_rows, usage_report
+
+__all__ = ["csv_response", "report_response"]
+
+_GROUPS_SHOWN: Final = 20
+_GROUPS_OF_CSV: Final = 100_000
+_LONGEST_PERIOD: Final = timedelta(days=366)
+_DEFAULT_DAYS: Final = 30
+_PERIODS: Final = ((1, _("Today")), (7, _("7 days")), (30, _("30 days")), (90, _("90 days")))
+_NAME_LENGTH: Final = 60
+_LONGEST_NAME: Final = 255
+
+GROUPINGS: Final = {
+    "day": _("By day"),
+    "model": _("By model"),
+    "agent_type": _("By agent type"),
+    "user": _("By user"),
+}
+
+
+class PeriodForm(forms.Form):
+    """What is added up. A day begins in the time zone of the project."""
+
+    since = forms.DateField(label=_("From"), widget=forms.DateInput({"type": "date"}))
+    until = forms.DateField(label=_("To"), widget=forms.DateInput({"type": "date"}))
+    model = forms.CharField(label=_("Model"), required=False, max_length=_LONGEST_NAME)
+    agent_type = forms.CharField(label=_("Agent type"), required=False, max_length=_LONGEST_NAME)
+    user = forms.CharField(label=_("User"), required=False, max_length=_LONGEST_NAME)
+    tenant = forms.CharField(label=_("Tenant"), required=False, max_length=_LONGEST_NAME)
+
+    def clean(self) -> dict[str, Any]:
+        given: dict[str, Any] = super().clean() or {}
+        since, until = given.get("since"), given.get("until")
+        if since is not None and until is not None:
+            if since > until:
+                raise forms.ValidationError(_("The period ends before it begins."))
+            if until - since > _LONGEST_PERIOD:
+                raise forms.ValidationError(_("A period is at most a year long."))
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A group as a row of a table."""
+
+    name: str
+    chart: SafeString
+    cost: SafeString
+    tokens: SafeString
+    entries: SafeString
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A grouping on the page."""
+
+    heading: Any
+    by: str
+    rows: list[Row]
+    chart: SafeString | str
+    csv_url: str
+    left_out: int
+
+
+def report_response(page: Any, request: HttpRequest) -> HttpResponse:
+    """The page. Four statements, one for each grouping, over the entries of the period."""
+    form = _form_of(page, request)
+    context = {
+        **page.admin_site.each_context(request),
+        "title": _("Usage"),
+        "opts": page.opts,
+        "media": page.media,
+        "form": form,
+        "list_url": page.list_url(UsageEntry),
+        "periods": [(label, f"?{urlencode(_period(days))}") for days, label in _PERIODS],
+    }
+    if form.is_valid():
+        reports = {by: _report(by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
+        total = reports["day"].total
+        context |= {
+            "sections": [_section(page, by, report, form.cleaned_data) for by, report in reports.items()],
+            "total": total,
+            "total_cost": dollars(total.cost_usd),
+        }
+    request.current_app = page.admin_site.name  # type: ignore[attr-defined]  # as the views of Django do
+    return TemplateResponse(request, "admin/helix_store/usage_report.html", context)
+
+
+def csv_response(page: Any, request: HttpRequest) -> StreamingHttpResponse:
+    """The groups of one grouping with exact costs, as a file."""
+    form = _form_of(page, request)
+    by = request.GET.get("by", "day")
+    if by not in GROUPINGS or not form.is_valid():
+        raise SuspiciousOperation("The parameters of this report are not valid.")
+    report = _report(by, form.cleaned_data, limit=_GROUPS_OF_CSV)
+    response = StreamingHttpResponse(_csv_lines(report), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="usage-by-{by}.csv"'
+    return response
+
+
+def _form_of(page: Any, request: HttpRequest) -> PeriodForm:
+    refuse_surrogates(request)
+    if not page.has_view_permission(request):
+        raise PermissionDenied
+    return PeriodForm(_period(_DEFAULT_DAYS) | request.GET.dict())
+
+
+def _period(days: int) -> dict[str, str]:
+    first, last = start_of_day(days_ago=days - 1), start_of_day()
+    return {"since": str(first.date()), "until": str(last.date())}
+
+
+def _report(by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
+    zone = ZoneInfo(timezone.get_default_timezone_name())
+    return usage_report(
+        by=by,
+        tenant=given["tenant"] or None,
+        agent_type=given["agent_type"] or None,
+        user_id=given["user"] or None,
+        model=given["model"] or None,
+        date_from=_midnight(given["since"], zone),
+        date_to=_midnight(given["until"] + timedelta(days=1), zone),
+        zone=zone,
+        limit=limit,
+    )
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time(), zone).astimezone(UTC)
+
+
+def _limit(by: str) -> int:
+    return _LONGEST_PERIOD.days + 1 if by == "day" else _GROUPS_SHOWN
+
+
+def _section(page: Any, by: str, report: UsageReport, given: Mapping[str, Any]) -> Section:
+    in_dollars = bool(report.total.cost_usd)
+    highest = max((_size(group, in_dollars) for group in report.groups), default=0)
+    groups = _every_day(report, given) if by == "day" else report.groups
+    asked = {name: value for name, value in given.items() if value}
+    return Section(
+        heading=GROUPINGS[by],
+        by=by,
+        rows=[
+            Row(
+                name=_name_of(group),
+                chart=bar(_size(group, in_dollars), maximum=highest),
+                cost=dollars(group.cost_usd),
+                tokens=number(group.tokens.total),
+                entries=number(group.entry_count),
+            )
+            for group in report.groups
+        ],
+        chart=_chart(groups, in_dollars) if by == "day" and groups else "",
+        csv_url=f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
+        left_out=report.group_count - len(report.groups),
+    )
+
+
+def _size(group: UsageGroup, in_dollars: bool) -> float:
+    return float(group.cost_usd if in_dollars else group.tokens.total)
+
+
+def _name_of(group: UsageGroup) -> str:
+    name = one_line(group.group, _NAME_LENGTH) if group.group else str(_("none"))
+    return f"{name} ({one_line(group.tenant, _NAME_LENGTH)})" if group.tenant else name
+
+
+def _every_day(report: UsageReport, given: Mapping[str, Any]) -> list[UsageGroup | str]:
+    """The days of the period in order; a day without usage by its name alone."""
+    found = {group.group: group for group in report.groups}
+    count = (given["until"] - given["since"]).days + 1
+    days = (str(given["since"] + timedelta(days=number)) for number in range(count))
+    return [found.get(day, day) for day in days]
+
+
+def _chart(days: list[Any], in_dollars: bool) -> SafeString:
+    def column(day: UsageGroup | str) -> tuple[str, float, str]:
+        if isinstance(day, str):
+            return day, 0.0, day
+        shown = f"${rounded_cost(day.cost_usd)}" if in_dollars else f"{day.tokens.total:,}"
+        return str(day.group), _size(day, in_dollars), f"{day.group}: {shown}"
+
+    return columns([column(day) for day in days])
+
+
+class _Line:
+    """A file for the writer of CSV that returns what is written."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _csv_lines(report: UsageReport) -> Iterator[str]:
+    writer = csv.writer(_Line(), lineterminator="\r\n")
+    yield from (writer.writerow(row) for row in csv_rows(report))
