@@ -1,10 +1,12 @@
-"""Read-only pages of Django admin."""
+"""Pages of Django admin: they read models, and write by operations of the public stores only."""
 
 from helix_store.admin.checkpoints import CheckpointAdmin
+from helix_store.admin.locks import LockAdmin
 from helix_store.admin.messages import MessageAdmin
 from helix_store.admin.runs import RunAdmin
 from helix_store.admin.sessions import SessionAdmin
-from helix_store.admin.tables import LockAdmin, UsageEntryAdmin
+from helix_store.admin.streams import StreamAdmin
+from helix_store.admin.usage import UsageEntryAdmin
 
 __all__ = [
     "CheckpointAdmin",
@@ -12,5 +14,6 @@ __all__ = [
     "MessageAdmin",
     "RunAdmin",
     "SessionAdmin",
+    "StreamAdmin",
     "UsageEntryAdmin",
 ]

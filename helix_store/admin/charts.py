@@ -48,7 +48,8 @@ def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
         )
     ends = [(0, "start", values[0][0]), (len(values) * _COLUMN_WIDTH, "end", values[-1][0])] if values else []
     return format_html(
-        '<svg class="helix-columns" viewBox="0 0 {} {}" aria-hidden="true" focusable="false">{}'
+        '<svg class="helix-columns" viewBox="0 0 {} {}" preserveAspectRatio="xMinYMid" aria-hidden="true" '
+        'focusable="false">{}'
         '<line x1="0" x2="{}" y1="{}" y2="{}"/>{}</svg>',
         width,
         _CHART_HEIGHT + _LABEL_HEIGHT,

@@ -24,6 +24,7 @@ from helix_store.models import Session
 __all__ = [
     "AgentTypeFilter",
     "ChangedFilter",
+    "ChoiceFilter",
     "EntryTenantFilter",
     "ExpiryFilter",
     "OrderFilter",
@@ -44,7 +45,7 @@ def start_of_day(*, days_ago: int = 0) -> datetime:
     return today - timedelta(days=days_ago)
 
 
-class _ChoiceFilter(SimpleListFilter):
+class ChoiceFilter(SimpleListFilter):
     """A filter with fixed choices, which refuses any other value."""
 
     options: Any = ()
@@ -91,9 +92,15 @@ class TenantFilter(SimpleListFilter):
 
 
 class EntryTenantFilter(TenantFilter):
-    """The same for a list that is always in the order of its tenants."""
+    """The same under a name that is no column of the list, which would allow it as a lookup."""
 
-    _keeps_order = {"p", "e"}
+    parameter_name = "of_tenant"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        choices = super().lookups(request, model_admin)
+        if self.value() not in {None, *(value for value, _label in choices)}:
+            raise IncorrectLookupParameters
+        return choices
 
 
 class AgentTypeFilter(SimpleListFilter):
@@ -115,7 +122,7 @@ class AgentTypeFilter(SimpleListFilter):
         return queryset if chosen is None else queryset.filter(agent_type=chosen)
 
 
-class WaitingFilter(_ChoiceFilter):
+class WaitingFilter(ChoiceFilter):
     title = _("waiting")
     parameter_name = "waiting"
     options = (("person", _("for a person")), ("late", _("for a person, past the deadline")))
@@ -125,7 +132,7 @@ class WaitingFilter(_ChoiceFilter):
         return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
 
 
-class ExpiryFilter(_ChoiceFilter):
+class ExpiryFilter(ChoiceFilter):
     title = _("expiry")
     parameter_name = "expiry"
     options = (
@@ -149,7 +156,7 @@ class ExpiryFilter(_ChoiceFilter):
         return queryset.filter(pk__in=list(keys))
 
 
-class ChangedFilter(_ChoiceFilter):
+class ChangedFilter(ChoiceFilter):
     title = _("last change")
     parameter_name = "changed"
     options = (("today", _("today")), ("week", _("past 7 days")), ("month", _("past 30 days")))
@@ -208,7 +215,7 @@ ORDERS: Final = {
 """The orders of the list of sessions, each that of an index."""
 
 
-class OrderFilter(_ChoiceFilter):
+class OrderFilter(ChoiceFilter):
     """The orders that have an index, in place of sortable columns, most of which have none."""
 
     title = _("order")

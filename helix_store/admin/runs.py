@@ -9,19 +9,24 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import (
     NOTHING,
     badge,
+    distance,
     format_time,
-    identifier,
     json_block,
     one_line,
+    short_id,
     text_block,
     under,
 )
+from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.payloads import payload_of, start_of
+from helix_store.admin.times import duration
+from helix_store.core import moments
 from helix_store.models import Run
 
 __all__ = ["RunAdmin"]
@@ -31,8 +36,8 @@ _REASON_LENGTH = 60
 
 @admin.register(Run)
 class RunAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", "turn", "outcome", "steps", "started", "ended")
-    list_filter = ("status",)
+    list_display = ("name", "of_session", "turn", "outcome", "steps", "started", "lasted")
+    list_filter = (("status", NamedChoicesFilter),)
     ordering = ("-session_id", "-turn")
     fields = (
         "run_id",
@@ -43,46 +48,64 @@ class RunAdmin(SessionChildAdmin):
         "step_count",
         "start_sequence",
         "fencing_token",
-        "started_at",
-        "ended_at",
+        "started_exactly",
+        "ended_exactly",
+        "lasted",
         "error_document",
     )
-    readonly_fields = ("of_session", "status_badge", "reason", "error_document")
+    readonly_fields = (
+        "of_session",
+        "status_badge",
+        "reason",
+        "error_document",
+        "started_exactly",
+        "ended_exactly",
+        "lasted",
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         start = start_of("completion_reason", _REASON_LENGTH)
         runs: QuerySet[Any] = super().get_queryset(request).annotate(reason_start=start)
         return runs
 
-    @admin.display(description="run")
+    @admin.display(description=_("run"))
     def name(self, run: Run) -> SafeString:
-        return identifier(run.run_id)
+        return short_id(run.run_id)
 
-    @admin.display(description="steps")
+    @admin.display(description=_("steps"))
     def steps(self, run: Run) -> int:
         return run.step_count
 
-    @admin.display(description="outcome")
+    @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:
         reason = one_line(run.reason_start or "", _REASON_LENGTH)
         return format_html("{}{}", badge(run.status), under(reason) if reason else "")
 
-    @admin.display(description="started")
-    def started(self, run: Run) -> str:
+    @admin.display(description=_("started"))
+    def started(self, run: Run) -> SafeString:
+        return distance(run.started_at)
+
+    @admin.display(description=_("duration"))
+    def lasted(self, run: Run) -> str:
+        """Of a run that goes on: so far."""
+        return duration((run.ended_at or moments.now()) - run.started_at)
+
+    @admin.display(description=_("started"))
+    def started_exactly(self, run: Run) -> str:
         return format_time(run.started_at)
 
-    @admin.display(description="ended", empty_value=NOTHING)
-    def ended(self, run: Run) -> str | None:
+    @admin.display(description=_("ended"), empty_value=NOTHING)
+    def ended_exactly(self, run: Run) -> str | None:
         return None if run.ended_at is None else format_time(run.ended_at)
 
-    @admin.display(description="status")
+    @admin.display(description=_("status"))
     def status_badge(self, run: Run) -> SafeString:
         return badge(run.status)
 
-    @admin.display(description="completion reason")
+    @admin.display(description=_("completion reason"))
     def reason(self, run: Run) -> SafeString | str:
         return text_block(payload_of(run, "completion_reason") or NOTHING)
 
-    @admin.display(description="error")
+    @admin.display(description=_("error"))
     def error_document(self, run: Run) -> SafeString | str:
         return json_block(payload_of(run, "error"))

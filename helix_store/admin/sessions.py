@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.elements import NOTHING, badge, distance, narrow, note, one_line, short_id, under
+from helix_store.admin.export import EXPORTED_MODELS, export_sessions
 from helix_store.admin.filters import (
     ORDERS,
     AgentTypeFilter,
@@ -27,11 +29,14 @@ from helix_store.admin.filters import (
     TenantFilter,
     WaitingFilter,
 )
+from helix_store.admin.lists import OperatedList
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.names import NamedChoicesFilter
+from helix_store.admin.operating import list_action
 from helix_store.admin.payloads import FreeText, start_of
 from helix_store.admin.reasons import CALLS_READ, REASON_LENGTH, reason_of
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
+from helix_store.admin.session_operations import DELETE, INTERRUPT, MARK_FAILED
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
 from helix_store.core import moments
 from helix_store.core.types import TERMINAL_STATUSES
@@ -41,6 +46,14 @@ from helix_store.usage.session_totals import SessionTotal, session_totals
 __all__ = ["SessionAdmin"]
 
 _TITLE_LENGTH: Final = 80
+
+
+_INTERRUPT: Final = replace(
+    INTERRUPT,
+    is_destructive=True,
+    warning=_("The agents of these sessions stop at their next step, and can continue."),
+)
+"""With a question before it: one click must not stop fifty agents."""
 
 
 class SessionList(OrderedChangeList):
@@ -57,7 +70,7 @@ class SessionList(OrderedChangeList):
 
 
 @admin.register(Session)
-class SessionAdmin(SessionPage):
+class SessionAdmin(SessionPage, OperatedList):
     list_display = (
         "name",
         "agent_type",
@@ -78,9 +91,14 @@ class SessionAdmin(SessionPage):
         OrderFilter,
     )
     link_lookups = CHILDREN_OF
+    actions = (*map(list_action, (_INTERRUPT, MARK_FAILED, DELETE)), export_sessions)
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
     search_fields = ("session_id",)
     search_help_text = _("Words of a title, a user, a tag or a session id.")
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        may_view = all(self.may_view(request, model) for model in EXPORTED_MODELS)
+        return may_view and self.has_operate_change_permission(request)
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return ORDERS.get(request.GET.get("order", ""), ORDERS[""])

@@ -18,12 +18,21 @@ from helix_store.models import Session, UsageEntry
 
 __all__ = ["UsageEntryAdmin"]
 
-_LONGEST_NAME = 60
+_LONGEST_NAME = 120
 
 
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyAdmin):
-    list_display = ("at", "kind_badge", "session_name", "of_session", "spent_on", "tokens", "cost", "quantity")
+    list_display = (
+        "at",
+        "kind_badge",
+        "session_name",
+        "of_session",
+        "spent_on",
+        "tokens",
+        "cost",
+        "quantity",
+    )
     list_filter = (("kind", NamedChoicesFilter), EntryTenantFilter)
     ordering = ("-tenant", "-timestamp", "-id")
     of_other_models = {"of_session": Session}

@@ -106,7 +106,10 @@ def report_response(page: Any, request: HttpRequest) -> HttpResponse:
         total = reports["day"].total
         context |= {
             "sections": [_section(page, by, report, form.cleaned_data) for by, report in reports.items()],
-            "total": total,
+            "unpriced": total.unpriced,
+            "total_words": _("{tokens} tokens, {entries} entries").format(
+                tokens=f"{total.tokens.total:,}", entries=f"{total.entry_count:,}"
+            ),
             "total_cost": dollars(total.cost_usd),
         }
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]  # as the views of Django do

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.models import (
     Checkpoint,
@@ -12,12 +13,13 @@ from helix_store.models import (
     Message,
     Run,
     Session,
+    Stream,
     UsageEntry,
 )
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 
-MODELS = (Session, Message, Checkpoint, Run, Lock, UsageEntry)
+MODELS = (Session, Message, Checkpoint, Run, Lock, UsageEntry, Stream)
 """The models with pages of their own."""
 
 
@@ -46,7 +48,7 @@ def write_session(
     )
     store.request_interrupt(session_id, reason=text)
     session = Session.objects.using(database.alias).get(tenant=database.tenant, session_id=session_id)
-    write_lock_and_usage(session, text)
+    write_rows_beside(session, text)
     return session
 
 
@@ -66,9 +68,22 @@ def fill(state: SessionState, text: str) -> None:
     state.tracing_context = {text: text}
 
 
-def write_lock_and_usage(session: Session, text: str) -> None:
+def write_rows_beside(session: Session, text: str) -> None:
     """Rows of tables that no store writes yet."""
     alias = session._state.db
+    now = datetime.now(UTC)
+    Stream.objects.using(alias).create(
+        tenant=session.tenant,
+        stream_id=f"{session.session_id} {text}"[:255],
+        status="failed",
+        run_id=text,
+        agent_name=text,
+        output=encode({text: text}),
+        error=encode([text]),
+        created_at=now,
+        updated_at=now,
+        ended_at=now,
+    )
     Lock.objects.using(alias).create(tenant=session.tenant, name=f"{session.session_id} {text}", owner=text)
     UsageEntry.objects.using(alias).create(
         tenant=session.tenant,
@@ -95,4 +110,5 @@ def rows_of(session: Session) -> list[Any]:
         Run.objects.using(alias).filter(session=session).only("pk").latest("turn"),
         Lock.objects.using(alias).filter(tenant=session.tenant).latest("pk"),
         UsageEntry.objects.using(alias).get(session=session),
+        Stream.objects.using(alias).filter(tenant=session.tenant).only("pk").latest("pk"),
     ]

@@ -63,6 +63,7 @@ MARKS: Final = {
     Run: "mark of the run",
     Lock: "mark of the lock",
     UsageEntry: "mark of the usage",
+    Stream: "mark of the stream",
 }
 
 
@@ -76,6 +77,7 @@ def _session_with_marks(database: CommittedDatabase) -> Session:
         Run: {"run_id": MARKS[Run], "completion_reason": MARKS[Run], "error": f'"{MARKS[Run]}"'},
         Lock: {"name": MARKS[Lock], "owner": MARKS[Lock]},
         UsageEntry: {"entry_id": MARKS[UsageEntry], "source_name": MARKS[UsageEntry]},
+        Stream: {"stream_id": MARKS[Stream], "agent_name": MARKS[Stream]},
     }
     for model, texts in rows.items():
         assert model._default_manager.using(database.alias).update(**texts)

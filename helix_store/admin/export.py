@@ -1,0 +1,111 @@
+"""Download of selected sessions with all their data, as JSON Lines that ``helix_import`` reads."""
+
+from __future__ import annotations
+
+from tempfile import SpooledTemporaryFile
+from typing import Any, Final
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import Model, QuerySet
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.utils.translation import gettext, override
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.operating import CONFIRMED
+from helix_store.admin.operations import NoInput, Operation, Outcome
+from helix_store.models import (
+    Checkpoint,
+    InterruptRequest,
+    Lock,
+    Message,
+    Run,
+    Session,
+    StagedChange,
+    Stream,
+    StreamChunk,
+    SubSessionRef,
+    UsageEntry,
+)
+from helix_store.models import (
+    Operation as StepOperation,
+)
+from helix_store.transfer import DatabaseSource, write_export
+
+__all__ = ["EXPORTED_MODELS", "export_sessions"]
+
+EXPORTED_MODELS: Final[tuple[type[Model], ...]] = (
+    Session,
+    Message,
+    Checkpoint,
+    Run,
+    StagedChange,
+    StepOperation,
+    SubSessionRef,
+    InterruptRequest,
+    UsageEntry,
+    Lock,
+    Stream,
+    StreamChunk,
+)
+"""What an export contains: it needs the permission to view all of them."""
+
+_SESSIONS_AT_ONCE: Final = 200
+_IN_MEMORY: Final = 1 << 20
+
+
+def _is_a_download(row: Any, given: Any) -> Outcome:
+    raise NotImplementedError
+
+
+EXPORT: Final = Operation(
+    name="export-sessions",
+    label=_("Export as JSON Lines"),
+    model=Session,
+    permission="change",
+    call=_is_a_download,
+    is_destructive=True,
+    warning=_("The file contains everything that is stored about these sessions, hidden values included."),
+)
+
+
+@admin.action(description=EXPORT.label, permissions=["export"])
+def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    """Ask, then send a file. It shows one moment of the database, and is written before it is sent."""
+    sessions = list(queryset[: _SESSIONS_AT_ONCE + 1])
+    refusal = None
+    if len(sessions) > _SESSIONS_AT_ONCE:
+        refusal = gettext("Nothing was done: select at most %(count)d.") % {"count": _SESSIONS_AT_ONCE}
+    elif len({session.tenant for session in sessions}) > 1:
+        refusal = gettext("Nothing was done: select sessions of one tenant.")
+    if refusal is not None:
+        page.message_user(request, refusal, messages.ERROR)
+        return None
+    if CONFIRMED not in request.POST:
+        hidden = [("action", "export_sessions"), (CONFIRMED, "yes")]
+        hidden += [(ACTION_CHECKBOX_NAME, str(session.pk)) for session in sessions]
+        answer: HttpResponse = page.confirmation_page(
+            request, EXPORT, NoInput(), sessions, hidden, request.get_full_path()
+        )
+        return answer
+    return _file_of(request, sessions)
+
+
+def _file_of(request: HttpRequest, sessions: list[Any]) -> FileResponse:
+    file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
+    ids = [session.session_id for session in sessions]
+    write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)
+    with override(None):
+        for session in sessions:
+            LogEntry.objects.create(
+                user_id=request.user.pk,
+                content_type=ContentType.objects.get_for_model(Session),
+                object_id=session.pk,
+                object_repr=str(session)[:200],
+                action_flag=CHANGE,
+                change_message="Exported.",
+            )
+    file.seek(0)
+    return FileResponse(file, as_attachment=True, filename="sessions.jsonl", content_type="application/jsonl")

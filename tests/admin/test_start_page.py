@@ -1,0 +1,139 @@
+"""The start page of the app: what needs a person, what runs, what failed, the costs, and the oldest lock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+
+from helix_store.core import moments
+from helix_store.models import Lock, Session
+from helix_store.stores import DatabaseLockManager, DatabaseUsageStore
+from tests.admin.conftest import Browser, Page
+from tests.admin.rows import store_of
+
+
+def _start_page(browser: Browser) -> Page:
+    return browser.open(reverse("admin:app_list", args=["helix_store"]))
+
+
+def _wait_for_a_person(browser: Browser, session_id: str, title: str, deadline: datetime | None) -> None:
+    state = store_of(browser.database).create_session(session_id, agent_type="a", title=title)
+    state.pending_client_tool_calls = {"call-1": {"tool_name": "book_trip"}}
+    store_of(browser.database).save_state(session_id, state)
+    rows = Session.objects.using(browser.database.alias).filter(session_id=session_id)
+    rows.update(suspension_kind="suspended_client_tool", status="paused", pending_deadline=deadline)
+
+
+def _fill(browser: Browser, name: str) -> None:
+    """Something for each tile."""
+    alias, tenant, store = browser.database.alias, browser.database.tenant, store_of(browser.database)
+    _wait_for_a_person(browser, f"waits-{name}", "Book a trip", moments.now() + timedelta(hours=5, minutes=1))
+    store.create_session(f"works-{name}", agent_type="a", title="Works on it")
+    store.start_run(f"works-{name}")
+    store.create_session(f"broken-{name}", agent_type="a", title="Is broken")
+    store.compare_and_set_status(f"broken-{name}", ["active"], "failed", failure_reason="No model answered.")
+    DatabaseLockManager(alias, tenant=tenant).acquire(f"works-{name}", owner="worker-17")
+    DatabaseUsageStore(alias, tenant=tenant).record_entry(
+        {
+            "kind": "tokens",
+            "session_id": f"works-{name}",
+            "step_count": 1,
+            "timestamp": int(datetime.now(UTC).timestamp() * 1_000),
+            "source": {"type": "agent", "name": "a"},
+            "model": "m",
+            "tokens": {"prompt": 1, "completion": 1, "total": 2},
+            "cost_usd": "1.25",
+        }
+    )
+
+
+def test_the_tiles_say_what_needs_a_person_runs_failed_and_costs(browser: Browser) -> None:
+    _fill(browser, "x")
+    text = _start_page(browser).text
+    assert "Needs a person 1 Book a trip waits-x book_trip, deadline in 5 hours" in text
+    assert "Running 1 Works on it works-x 0 seconds ago" in text
+    assert "Failed today 1 Is broken broken-x No model answered." in text
+    assert "Cost today $1.25" in text
+    assert "Past 7 days $1.25" in text
+    assert "Oldest lock 0 seconds ago works-x held by worker-17 lease ends in" in text
+
+
+def test_an_empty_database_has_a_calm_start_page(browser: Browser) -> None:
+    text = _start_page(browser).text
+    for words in ("No session waits for a person.", "No run is running.", "No session has failed today."):
+        assert words in text
+    assert "No lock is held." in text
+
+
+def test_each_tile_leads_to_the_list_behind_it(browser: Browser) -> None:
+    _fill(browser, "x")
+    page = _start_page(browser)
+    links = [a["href"] or "" for tag, a in page.elements.started if tag == "a" and "href" in a]
+    for part, expected in (
+        ("waiting=person", "Book a trip"),
+        ("status__exact=running", "works-x"),
+        ("status__exact=failed", "Is broken"),
+        ("/usageentry/report/", "$1.25"),
+        ("state=held", "worker-17"),
+    ):
+        (url,) = {link for link in links if part in link}
+        behind = browser.open(url)
+        assert behind.status == 200
+        assert expected in behind.text
+
+
+def test_the_earliest_deadline_comes_first_and_one_that_passed_says_so(browser: Browser) -> None:
+    now = moments.now()
+    for name, deadline in (
+        ("none", None),
+        ("late", now - timedelta(hours=2)),
+        ("next", now + timedelta(days=3)),
+    ):
+        _wait_for_a_person(browser, name, f"Title {name}", deadline)
+    text = _start_page(browser).text
+    assert text.index("Title late") < text.index("Title next") < text.index("Title none")
+    assert "deadline passed 2 hours ago" in text
+
+
+def test_the_start_page_takes_as_many_queries_with_ten_of_each(browser: Browser) -> None:
+    _fill(browser, "first")
+    _start_page(browser)
+    one = _start_page(browser)
+    for number in range(9):
+        _fill(browser, str(number))
+    ten = _start_page(browser)
+    assert "Needs a person 10" in ten.text
+    assert len(ten.statements) == len(one.statements)
+
+
+@pytest.mark.parametrize(
+    ("codename", "seen"),
+    [
+        ("view_session", {"Needs a person", "Failed today"}),
+        ("view_usageentry", {"Cost today"}),
+        ("view_lock", {"Oldest lock"}),
+        ("view_message", set()),
+    ],
+)
+def test_a_user_sees_the_tiles_of_what_the_user_may_view(
+    visitor: Browser, codename: str, seen: set[str]
+) -> None:
+    _fill(visitor, "x")
+    visitor.sign_in(Permission.objects.get(codename=codename, content_type__app_label="helix_store"))
+    page = _start_page(visitor)
+    tiles = {"Needs a person", "Running", "Failed today", "Cost today", "Oldest lock"}
+    assert {tile for tile in tiles if tile in page.text} == seen
+    for tag, attributes in page.elements.started:
+        address = attributes.get("href") or ""
+        if tag == "a" and address.startswith("/admin/helix_store/"):
+            assert visitor.open(address).status == 200, address
+
+
+def test_an_expired_lease_is_not_the_oldest_lock(browser: Browser) -> None:
+    alias, tenant = browser.database.alias, browser.database.tenant
+    DatabaseLockManager(alias, tenant=tenant).acquire("gone")
+    Lock.objects.using(alias).update(expires_at=moments.now() - timedelta(seconds=1))
+    assert "No lock is held." in _start_page(browser).text
