@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset
 from helix_store.exceptions import shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
+from helix_store.sessions.database.trees import forest_keys
 from helix_store.transfer.layout import (
     LOCKS,
     PARTS,
@@ -46,7 +47,8 @@ _KEPT_PART: Final = Part(USAGE_ENTRIES, "recorded_for", ("timestamp", "id"), {"s
 class DatabaseSource:
     """The sessions of a tenant, or of all tenants for ``None``; with ``session_ids`` those alone.
 
-    With a session come its stream, its lock, and the usage of a deleted session of that id.
+    With a session come its stream, its lock, and the usage of a deleted session of that id; ``with_trees``
+    its sub-sessions too, and theirs.
     """
 
     def __init__(
@@ -55,18 +57,25 @@ class DatabaseSource:
         *,
         tenant: str | None = None,
         session_ids: Collection[str] | None = None,
+        with_trees: bool = False,
     ) -> None:
         self._db = Database(using, tenant or "")
         self._tenant = tenant
         self._session_ids = None if session_ids is None else sorted(set(session_ids))
+        self._with_trees = with_trees
+        self._trees: dict[str, list[str]] | None = None
         self._paces = {part: Pace(_MOST_ROWS) for part in (*PARTS, _LOCK_PART, _KEPT_PART)}
 
     @property
     def session_count(self) -> int:
         return self._db.query(self._sessions().count)
 
-    def reading(self) -> AbstractContextManager[None]:
-        return self._db.snapshot()
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._db.snapshot():
+            # A tree that was walked before may have grown.
+            self._trees = None
+            yield
 
     def units(self) -> Iterator[Unit]:
         for tenant in self._tenants_with_locks():
@@ -208,8 +217,30 @@ class DatabaseSource:
         if self._tenant is not None:
             rows = rows.filter(tenant=self._tenant)
         if self._session_ids is not None:
-            rows = rows.filter(**{f"{id_column}__in": self._session_ids})
+            rows = rows.filter(self._is_chosen(id_column, self._session_ids))
         return rows
+
+    def _is_chosen(self, id_column: str, session_ids: list[str]) -> Q:
+        if not self._with_trees:
+            return Q(**{f"{id_column}__in": session_ids})
+        if self._trees is None:
+            self._trees = self._db.query(partial(self._walked, session_ids))
+        is_chosen = Q(**{f"{id_column}__in": session_ids})
+        for tenant, ids in self._trees.items():
+            is_chosen |= Q(**{"tenant": tenant, f"{id_column}__in": ids})
+        return is_chosen
+
+    def _walked(self, session_ids: list[str]) -> dict[str, list[str]]:
+        """The ids of the trees of these sessions, by tenant."""
+        tops = self._rows(Session).filter(session_id__in=session_ids)
+        if self._tenant is not None:
+            tops = tops.filter(tenant=self._tenant)
+        trees: dict[str, list[str]] = {}
+        for tenant, rows in groupby(tops.order_by("tenant").values_list("tenant", "pk"), key=itemgetter(0)):
+            found = forest_keys(Database(self._db.alias, tenant), [key for _, key in rows])
+            sessions = self._rows(Session).filter(pk__in=set().union(*found.values()))
+            trees[tenant] = sorted(sessions.values_list("session_id", flat=True))
+        return trees
 
     def _sessions(self) -> QuerySet[Any]:
         return self._chosen(Session, "session_id")

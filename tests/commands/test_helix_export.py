@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -19,7 +20,8 @@ from django.db import connections
 
 from helix_store.management.commands import helix_export
 from helix_store.models import Session
-from helix_store.transfer import ExportSummary
+from helix_store.stores import DatabaseStateStore
+from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 from tests.asgi_server import database_url
 from tests.commands.test_cleanup_expired_sessions import manage
 from tests.databases import CommittedDatabase, delete_all_rows
@@ -97,6 +99,61 @@ def test_only_the_named_sessions_are_exported(committed_db: CommittedDatabase) -
     records = lines_of(out.encode())
     assert [each["session_id"] for each in records if each["record"] == "session"] == ["a", "c"]
     assert [each["name"] for each in records if each["record"] == "lock"] == ["a", "c"]
+
+
+def names(data: str) -> list[tuple[str, str]]:
+    """Tenants and ids of the exported sessions."""
+    records = lines_of(data.encode())
+    return [(each.get("tenant", ""), each["session_id"]) for each in records if each["record"] == "session"]
+
+
+def tree(database: CommittedDatabase, tenant: str) -> None:
+    """``root``, below it ``child``, and below that one ``grandchild`` by a ref."""
+    store = DatabaseStateStore(database.alias, tenant=tenant)
+    store.create_session("root", agent_type="agent")
+    store.create_session("child", agent_type="agent", parent_session_id="root")
+    store.create_session("grandchild", agent_type="agent")
+    ref = {"sub_session_id": "grandchild", "agent_type": "agent", "status": "running"}
+    store.add_sub_session_refs("child", [ref])
+    store.create_session("other", agent_type="agent")
+
+
+def test_a_tree_is_exported_as_a_whole(committed_db: CommittedDatabase) -> None:
+    tree(committed_db, committed_db.tenant)
+    out, _ = export(committed_db, "--session", "root")
+    assert names(out) == [(committed_db.tenant, "root")]
+    out, _ = export(committed_db, "--session", "root", "--tree")
+    assert names(out) == [(committed_db.tenant, each) for each in ("child", "grandchild", "root")]
+    out, _ = export(committed_db, "--session", "child", "--session", "other", "--tree")
+    assert names(out) == [(committed_db.tenant, each) for each in ("child", "grandchild", "other")]
+
+
+def test_a_tree_has_no_session_of_another_tenant_with_the_id_of_a_sub_session(
+    empty_db: CommittedDatabase,
+) -> None:
+    tree(empty_db, "a")
+    DatabaseStateStore(empty_db.alias, tenant="b").create_session("child", agent_type="agent")
+    out = StringIO()
+    arguments = ["--session", "root", "--tree"]
+    call_command("helix_export", *arguments, database=empty_db.alias, stdout=out, stderr=StringIO())
+    assert names(out.getvalue()) == [("a", each) for each in ("child", "grandchild", "root")]
+
+
+def test_a_tree_is_that_of_the_moment_of_the_export(committed_db: CommittedDatabase) -> None:
+    tree(committed_db, committed_db.tenant)
+    source = DatabaseSource(
+        committed_db.alias, tenant=committed_db.tenant, session_ids=["root"], with_trees=True
+    )
+    assert source.session_count == 3
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store.create_session("new", agent_type="agent", parent_session_id="root")
+    assert write_export(source, io.BytesIO()).sessions == 4
+
+
+def test_a_tree_without_a_session_is_wrong_usage(committed_db: CommittedDatabase) -> None:
+    with pytest.raises(CommandError, match="--tree needs --session") as caught:
+        export(committed_db, "--tree")
+    assert caught.value.returncode == 2
 
 
 def test_an_unknown_session_is_a_problem(committed_db: CommittedDatabase) -> None:

@@ -25,7 +25,7 @@ class Command(StoreCommand):
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = "example: manage.py helix_export --session trip-1"
+        epilog = "example: manage.py helix_export --session trip-1 --tree"
         return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -38,6 +38,9 @@ class Command(StoreCommand):
             help="Only the session with this id; may be repeated (default: all sessions).",
         )
         parser.add_argument(
+            "--tree", action="store_true", help="With --session: also all sub-sessions below these."
+        )
+        parser.add_argument(
             "--output",
             type=Path,
             metavar="FILE",
@@ -45,7 +48,16 @@ class Command(StoreCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        source = DatabaseSource(options["database"], tenant=options["tenant"], session_ids=options["session"])
+        if options["tree"] and options["session"] is None:
+            raise CommandError(
+                "--tree needs --session; without it, all sessions are exported.", returncode=USAGE
+            )
+        source = DatabaseSource(
+            options["database"],
+            tenant=options["tenant"],
+            session_ids=options["session"],
+            with_trees=options["tree"],
+        )
         output: Path | None = options["output"]
         if output is None:
             with self._to_stdout() as file:
