@@ -125,7 +125,16 @@ def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
-from django.utils.translation import ngettext
+def progress(steps: int, messages: int) -> str:
+    """How far a session is."""
+    return ", ".join(
+        (
+            ngettext("%d step", "%d steps", steps) % steps,
+            ngettext("%d message", "%d messages", messages) % messages,
+        )
+    )
+
+
 def text_block(text: str) -> SafeString:
     """A text with its lines, cut if it is very long."""
     ending = note(f"Cut after {JSON_LIMIT:,} characters.") if len(text) > JSON_LIMIT else ""

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
+from helix_store.admin.names import name_of_status
 from helix_store.admin.payloads import PayloadText, payload_of, start_of, with_payloads
 from helix_store.admin.sections.details import current_envelope
 from helix_store.admin.sections.section import DOCUMENT_LIMIT, SessionView, decoded
@@ -21,7 +22,7 @@ from helix_store.admin.session_operations import (
     INTERRUPT,
     MARK_FAILED,
 )
-from helix_store.admin.times import when
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.types import NON_TERMINAL_STATUSES, RunStatus, SessionStatus
 from helix_store.core.usage import rounded_cost
@@ -98,10 +99,10 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
         yield _("Run"), _run_words(run)
     if view.may_view(Lock):
         yield from _lock(view)
-    yield _("Updated"), when(session.updated_at)
+    yield _("Updated"), distance(session.updated_at)
     if session.expires_at is not None and session.status in NON_TERMINAL_STATUSES:
         is_past = session.expires_at <= moments.now()
-        yield (_("Expired") if is_past else _("Expires")), when(session.expires_at)
+        yield (_("Expired") if is_past else _("Expires")), distance(session.expires_at)
     if session.parent_session_id is not None:
         above = view.session_links([session.parent_session_id])
         yield _("Sub-session of"), above[session.parent_session_id]
@@ -141,12 +142,14 @@ def _newest_run(view: SessionView) -> Any:
 
 def _run_words(run: dict[str, Any]) -> Any:
     if run["ended_at"] is None:
-        return format_html(str(_("{turn}, started {when}")), turn=run["turn"], when=when(run["started_at"]))
+        return format_html(
+            str(_("{turn}, started {when}")), turn=run["turn"], when=distance(run["started_at"])
+        )
     return format_html(
         str(_("{turn}, {status} {when}")),
         turn=run["turn"],
-        status=printable(run["status"]).replace("_", " "),
-        when=when(run["ended_at"]),
+        status=printable(name_of_status(run["status"])),
+        when=distance(run["ended_at"]),
     )
 
 
@@ -175,6 +178,6 @@ def _interrupt(view: SessionView) -> dict[str, Any] | None:
     return {
         "kind": printable(asked.kind),
         "reason": printable(payload_of(asked, "reason") or "")[:_REASON],
-        "at": when(asked.requested_at),
+        "at": distance(asked.requested_at),
         "button": next(iter(view.buttons(CLEAR_INTERRUPT)), None),
     }

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import NOTHING, badge, identifier, one_line, printable, progress
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.times import when
+from helix_store.admin.times import distance
 from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.models import SubSessionRef
 from helix_store.sessions.directory import SessionDirectory, TreeNode
@@ -69,6 +69,6 @@ def _node(view: SessionView, depth: int, node: TreeNode, links: dict[str, Any]) 
         "title": one_line(str(head.title or ""), _TITLE) if head is not None else "",
         "status": badge(status) if status else NOTHING,
         "progress": "" if head is None else progress(head.step_count, head.message_count),
-        "updated": NOTHING if head is None else when(head.updated_at),
+        "updated": NOTHING if head is None else distance(head.updated_at),
         "call": printable(ref.parent_tool_call_id or "") if ref is not None else "",
     }

@@ -14,7 +14,7 @@ from helix_store import conf
 from helix_store.admin.elements import badge, one_line, printable
 from helix_store.admin.payloads import PayloadText
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.times import when
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.payloads import decode
 from helix_store.core.types import StreamStatus
@@ -52,7 +52,7 @@ class Stream(Section):
                 "run": printable(stream.run_id),
                 "agent": printable(stream.agent_name),
                 "writer": _writer(stream),
-                "updated": when(stream.updated_at),
+                "updated": distance(stream.updated_at),
                 "count": stream.last_sequence - stream.floor,
                 "removed": stream.floor,
                 "last": stream.last_sequence,

@@ -11,9 +11,10 @@ from typing import Any, Final
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import one_line, printable, tone
+from helix_store.admin.names import name_of_status
 from helix_store.admin.payloads import start_of
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.times import duration, exact, stamp
+from helix_store.admin.times import duration, format_time, stamp
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES
 from helix_store.models import Checkpoint, CheckpointKind, Message, Run, SubSessionRef
@@ -153,7 +154,7 @@ class Timeline(Section):
                 (run["started_at"], end),
                 status=run["status"],
                 note=" · ".join(
-                    filter(None, (run["status"].replace("_", " "), one_line(run["reason"] or "", _REASON)))
+                    filter(None, (name_of_status(run["status"]), one_line(run["reason"] or "", _REASON)))
                 ),
                 url=view.page.page_url(Run, run["pk"]),
             )
@@ -171,7 +172,7 @@ class Timeline(Section):
                 if run["started_at"] <= ref["created_at"] < next_start:
                     span = ref["created_at"], _end_of(ref, now)
                     label, url = ref["agent_type"], urls.get(ref["sub_session_id"], "")
-                    note = f"{_('sub-agent')} · {printable(ref['status'])}"
+                    note = f"{_('sub-agent')} · {printable(name_of_status(ref['status']))}"
                     yield _row(scale, "sub-agent", label, span, status=ref["status"], note=note, url=url)
             if _waits(run):
                 note = str(_("still waits")) if following is None else ""
@@ -196,7 +197,7 @@ def _row(scale: Scale, kind: str, label: Any, span: Span, *, status: str, note: 
         note=note,
         tone=tone(status) if status else "plain",
         took=duration(end - start),
-        title=f"{exact(start)} to {exact(end)}",
+        title=f"{format_time(start)} to {format_time(end)}",
         url=url,
         **_placed(scale, start, end),
     )

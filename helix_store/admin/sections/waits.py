@@ -12,11 +12,12 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.documents import tree
 from helix_store.admin.elements import NOTHING, json_block, printable
+from helix_store.admin.names import name_of_status
 from helix_store.admin.operating import Button
 from helix_store.admin.payloads import payload_of, with_payloads
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.session_operations import ANSWER
-from helix_store.admin.times import moment_of_epoch, when
+from helix_store.admin.times import distance, moment_of_epoch
 from helix_store.core import moments
 from helix_store.exceptions import shown_id
 from helix_store.models import Session, StagedChange
@@ -85,7 +86,7 @@ class Waits(Section):
             if _is_damaged(completed)
             else "",
             "elsewhere": self._elsewhere(view),
-            "suspension_kind": printable(view.session.suspension_kind or ""),
+            "suspension_kind": printable(name_of_status(view.session.suspension_kind or "")),
             "suspended_step": printable(view.session.suspended_step_id or ""),
             "suspension": _shown(view, "suspension_context"),
             "awaited": _shown(view, "suspended_awaiting_children"),
@@ -128,7 +129,7 @@ class Waits(Section):
                 {
                     "step": printable(row.step_id),
                     "call": printable(row.tool_call_id),
-                    "at": when(row.created_at),
+                    "at": distance(row.created_at),
                     "changes": json_block(payload_of(row, "payload")),
                 }
                 for row in found[:_STAGED]
@@ -159,7 +160,7 @@ def _call(key: str, call: Any, button: Button | None, logged: dict[str, str]) ->
         tool=_text(entry.get("tool_name")),
         input=tree(entry["input"]) if entry.get("input") is not None else "",
         requested=_time(entry.get("requested_at")),
-        deadline="" if deadline is None else when(deadline),
+        deadline="" if deadline is None else distance(deadline),
         is_overdue=not is_answered and deadline is not None and deadline < moments.now(),
         default=_default(entry.get("on_expiry")),
         approval=approval if isinstance(approval, str) else None,
@@ -177,7 +178,7 @@ def _text(value: Any) -> str:
 
 def _time(milliseconds: Any) -> SafeString | str:
     at = moment_of_epoch(milliseconds)
-    return "" if at is None else when(at)
+    return "" if at is None else distance(at)
 
 
 def _default(default: Any) -> str:
