@@ -32,7 +32,7 @@ if not apps.ready:
 
 # Not fork: a child would share the sockets of our connections and the locks that our other threads hold.
 PROCESSES: Final = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.processes"])
+PROCESSES.set_forkserver_preload(["tests.processes", "helix_store.handles"])
 
 _DEFAULT_TIMEOUT: Final = 60.0
 
@@ -82,6 +82,11 @@ class WorkerProcess:
     @property
     def is_alive(self) -> bool:
         return self._process.is_alive()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end of the process, and return whether it has ended."""
+        self._process.join(timeout)
+        return not self.is_alive
 
     def kill(self) -> None:
         """End the process with SIGKILL and wait until it is gone."""
