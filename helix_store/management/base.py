@@ -128,10 +128,10 @@ class StoreCommand(BaseCommand):
         """Ask on stderr and go on after a "yes" on stdin. Any other answer ends the command."""
         if not is_interactive:
             return
-        self.stderr.write(f"{question} Type 'yes' to go on: ", style_func=str, ending="")
-        self.stderr.flush()
         self._stops_at_once = True
         try:
+            self.stderr.write(f"{question} Type 'yes' to go on: ", style_func=str, ending="")
+            self.stderr.flush()
             answer = sys.stdin.readline()
         except KeyboardInterrupt:
             answer = "no"

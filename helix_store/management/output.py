@@ -131,13 +131,17 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table. ``cut`` says where a cell gives way; ``style`` gets the text of a cell."""
+    """A column of a table. ``cut`` says where a cell gives way; ``style`` gets the text of a cell.
+
+    A column that ``may_be_empty`` is left out when the first rows have no value for it.
+    """
 
     heading: str
     cut: Literal["end", "middle", "never"] = "end"
     right: bool = False
     minimum: int = 8
     is_optional: bool = False
+    may_be_empty: bool = False
     style: Callable[[str], Style | None] | None = None
 
     def fitted(self, text: str, width: int) -> str:
@@ -174,6 +178,11 @@ class Table:
         self._widths = [
             max(width_of(text) for text in (column.heading, *(row[index] for row in texts)))
             for index, column in enumerate(self._columns)
+        ]
+        self._shown = [
+            index
+            for index, column in enumerate(self._columns)
+            if not column.may_be_empty or any(row[index] != NOTHING for row in texts)
         ]
         if self._width is None:
             return

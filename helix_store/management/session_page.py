@@ -37,11 +37,12 @@ __all__ = [
 _LINES_OF_JSON: Final = 40
 
 SESSION_COLUMNS: Final = (
+    Column(heading="title", minimum=12, is_optional=True, may_be_empty=True),
     Column(heading="session", cut="middle", minimum=16),
-    Column(heading="tenant", cut="middle", minimum=6),
+    Column(heading="tenant", cut="middle", minimum=6, may_be_empty=True),
     Column(heading="agent type", minimum=6),
     Column(heading="status", cut="never", style=status_style),
-    Column(heading="user", cut="middle", minimum=6, is_optional=True),
+    Column(heading="user", cut="middle", minimum=6, is_optional=True, may_be_empty=True),
     Column(heading="steps", cut="never", right=True),
     Column(heading="msgs", cut="never", right=True, is_optional=True),
     Column(heading="updated", cut="never"),
@@ -84,8 +85,9 @@ _CALL_COLUMNS: Final = (
 def session_row(tenant: str, head: SessionHead) -> list[Any]:
     """The cells of `SESSION_COLUMNS`."""
     return [
+        head.title or None,
         head.session_id,
-        tenant,
+        tenant or None,
         head.agent_type,
         head.status.value,
         head.user_id,

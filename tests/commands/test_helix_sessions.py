@@ -200,6 +200,25 @@ def test_a_table_fits_the_terminal(
     assert max(map(width_of, shown.lines)) <= columns
 
 
+def test_a_list_shows_titles_first_and_no_empty_columns(
+    empty_db: CommittedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    store = DatabaseStateStore(empty_db.alias)
+    store.create_session("session-0123456789-0123456789", agent_type="travel")
+    assert sessions(empty_db, "list").lines[0].split()[0] == "session"
+    store.create_session("trip-1", agent_type="travel", title="A trip to São Paulo, with two hotels")
+    headings, newest, _ = sessions(empty_db, "list").lines
+    assert headings.split() == ["title", "session", "agent", "type", "status", "steps", "updated"]
+    assert newest.startswith("A trip to")
+    assert max(map(width_of, (headings, newest))) <= 80
+    store_of(empty_db).create_session("other", agent_type="travel", user_id="user-1")
+    wide = sessions(empty_db, "list", "--wide").lines
+    assert wide[0].split()[:3] == ["title", "session", "tenant"]
+    assert wide[1].split()[:3] == ["-", "other", empty_db.tenant]
+    assert "A trip to São Paulo, with two hotels  trip-1" in wide[2]
+
+
 def test_colours_are_for_terminals(sample: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" not in sessions(sample, "list").out
     assert "\x1b[" not in sessions(sample, "show", SAMPLE_ID, "--tenant", "", "--messages", "9").out

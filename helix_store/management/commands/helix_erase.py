@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -100,17 +99,11 @@ class Command(StoreCommand):
     def _ask(self, said: ErasureReceipt, options: dict[str, Any]) -> None:
         subject = next(name for name in ("user", "session", "tenant") if options[name] is not None)
         rows = sum(said.deleted.values())
-        self.stderr.write(
+        self.confirm(
             f"This erases {said.trees} session trees, {rows} rows in all, of the {subject} "
             f"{cell(options[subject])!r} in the database {options['database']!r}. It cannot be undone.",
-            style_func=str,
+            is_interactive=True,
         )
-        self.stderr.write('Type "yes" to erase: ', style_func=str, ending="")
-        self.stderr.flush()
-        if sys.stdin.readline().strip() != "yes":
-            raise CommandError(
-                "Nothing was erased. Without a terminal, say --no-input.", returncode=PROBLEMS_FOUND
-            )
 
     def _write(self, receipt: ErasureReceipt, options: dict[str, Any]) -> None:
         data = receipt.to_dict()
