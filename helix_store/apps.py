@@ -1,9 +1,10 @@
 from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
 
 
 class HelixStoreConfig(AppConfig):
     name = "helix_store"
-    verbose_name = "Agent sessions"
+    verbose_name = _("Agent sessions")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import CheckpointSource
@@ -70,6 +71,8 @@ class Checkpoint(models.Model):
 
     class Meta:
         db_table = table_name("checkpoint")
+        verbose_name = _("checkpoint")
+        verbose_name_plural = _("checkpoints")
         constraints = [
             models.UniqueConstraint(
                 fields=["session", "kind", "namespace", "version"],

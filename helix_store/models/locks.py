@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.models.fields import IdentifierField, MomentField
@@ -22,6 +23,8 @@ class Lock(models.Model):
 
     class Meta:
         db_table = table_name("lock")
+        verbose_name = _("lock")
+        verbose_name_plural = _("locks")
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name=constraint_name("lock_name_uniq")),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
@@ -24,6 +25,8 @@ class Message(models.Model):
 
     class Meta:
         db_table = table_name("message")
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
         constraints = [
             models.UniqueConstraint(fields=["session", "sequence"], name=constraint_name("message_seq_uniq")),
         ]

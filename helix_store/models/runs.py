@@ -6,6 +6,7 @@ from typing import Self
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import InterruptKind, RunStatus
@@ -38,6 +39,8 @@ class Run(models.Model):
 
     class Meta:
         db_table = table_name("run")
+        verbose_name = _("run")
+        verbose_name_plural = _("runs")
         constraints = [
             models.UniqueConstraint(fields=["session", "run_id"], name=constraint_name("run_id_uniq")),
             models.UniqueConstraint(fields=["session", "turn"], name=constraint_name("run_turn_uniq")),

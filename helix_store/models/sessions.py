@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import (
@@ -116,6 +117,8 @@ class Session(models.Model):
 
     class Meta:
         db_table = table_name("session")
+        verbose_name = _("session")
+        verbose_name_plural = _("sessions")
         constraints = [
             models.UniqueConstraint(fields=["tenant", "session_id"], name=constraint_name("session_id_uniq")),
             models.CheckConstraint(

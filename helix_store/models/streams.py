@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import StreamStatus
@@ -39,6 +40,8 @@ class Stream(models.Model):
 
     class Meta:
         db_table = table_name("stream")
+        verbose_name = _("stream")
+        verbose_name_plural = _("streams")
         constraints = [
             models.UniqueConstraint(fields=["tenant", "stream_id"], name=constraint_name("stream_id_uniq")),
             models.CheckConstraint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import UsageKind
@@ -57,7 +58,8 @@ class UsageEntry(models.Model):
 
     class Meta:
         db_table = table_name("usage_entry")
-        verbose_name_plural = "usage entries"
+        verbose_name = _("usage entry")
+        verbose_name_plural = _("usage entries")
         constraints = [
             models.UniqueConstraint(fields=["tenant", "entry_id"], name=constraint_name("usage_entry_uniq")),
             models.CheckConstraint(

@@ -24,7 +24,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0017_waiting_sessions"
+NEWEST = "0018_model_names"
 
 
 @pytest.fixture

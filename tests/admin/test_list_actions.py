@@ -1,0 +1,158 @@
+"""Actions of lists: each asks first, needs its permission, and does what the store does."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.db.models import Model
+from django.urls import reverse
+
+from helix_store.admin.export import EXPORTED_MODELS
+from helix_store.models import Lock, Session, Stream
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.admin.conftest import Browser
+from tests.admin.rows import store_of, write_session
+
+
+def _post(browser: Browser, model: type[Model], action: str, rows: list[Any], **fields: str) -> Any:
+    address = reverse(f"admin:helix_store_{model._meta.model_name}_changelist")
+    return browser.client.post(
+        address, {"action": action, "_selected_action": [row.pk for row in rows], **fields}
+    )
+
+
+def _confirm(browser: Browser, model: type[Model], action: str, rows: list[Any], **fields: str) -> Any:
+    """Send the form of the page that asks."""
+    asked = _post(browser, model, action, rows)
+    assert asked.status_code == 200
+    html = asked.content.decode()
+    assert 'name="confirmed"' in html
+    hidden = dict(re.findall(r'<input type="hidden" name="(expected-\d+)" value="([^"]*)">', html))
+    return _post(browser, model, action, rows, confirmed="yes", **hidden, **fields)
+
+
+def _sessions(browser: Browser, *names: str) -> list[Session]:
+    for name in names:
+        store_of(browser.database).create_session(name, agent_type="a")
+    rows = Session.objects.using(browser.database.alias)
+    return [rows.get(session_id=name) for name in names]
+
+
+def test_sessions_are_interrupted_after_a_question(browser: Browser) -> None:
+    rows = _sessions(browser, "one", "two", "other")
+    store = store_of(browser.database)
+    assert _post(browser, Session, "interrupt", rows[:2]).status_code == 200
+    assert store.check_interrupt("one") is None
+    _confirm(browser, Session, "interrupt", rows[:2], reason="Maintenance")
+    found = store.check_interrupt("one")
+    assert found is not None
+    assert found.reason == "Maintenance"
+    assert store.check_interrupt("two") is not None
+    assert store.check_interrupt("other") is None
+
+
+def test_sessions_are_marked_as_failed_with_a_reason(browser: Browser) -> None:
+    rows = _sessions(browser, "one", "other")
+    _confirm(browser, Session, "mark_failed", rows[:1], reason="Given up")
+    for row in rows:
+        row.refresh_from_db()
+    assert [(row.status, row.failure_reason) for row in rows] == [("failed", "Given up"), ("active", None)]
+
+
+def test_sessions_are_deleted_after_a_question(browser: Browser) -> None:
+    rows = _sessions(browser, "one", "other")
+    _confirm(browser, Session, "delete_session", rows[:1])
+    assert list(Session.objects.using(browser.database.alias).values_list("session_id", flat=True)) == [
+        "other"
+    ]
+
+
+def test_the_export_of_sessions_is_a_file_of_json_lines(browser: Browser) -> None:
+    exported = write_session(browser.database, "hello", session_id="wanted")
+    write_session(browser.database, "other", session_id="unwanted")
+    response = _confirm(browser, Session, "export_sessions", [exported])
+    assert "attachment" in response["Content-Disposition"]
+    lines = [json.loads(line) for line in b"".join(response.streaming_content).splitlines()]
+    assert lines[0]["record"] == "header"
+    assert lines[-1]["record"] == "trailer"
+    assert lines[-1]["failed"] == 0
+    assert "wanted" in json.dumps(lines)
+    assert "unwanted" not in json.dumps(lines)
+    logged = LogEntry.objects.using(browser.database.alias).get(change_message="Exported.")
+    assert logged.object_id == str(exported.pk)
+    logged.delete()
+
+
+def test_an_export_is_of_one_tenant(browser: Browser) -> None:
+    (mine,) = _sessions(browser, "same")
+    DatabaseStateStore(browser.database.alias, tenant="acme").create_session("same", agent_type="a")
+    theirs = Session.objects.using(browser.database.alias).get(tenant="acme")
+    response = _post(browser, Session, "export_sessions", [mine, theirs], confirmed="yes")
+    assert response.status_code == 302
+    assert "select sessions of one tenant" in browser.list_of(Session).text
+    alone = _confirm(browser, Session, "export_sessions", [mine])
+    assert b'"acme"' not in b"".join(alone.streaming_content)
+
+
+def test_an_export_needs_the_permission_to_view_all_that_it_contains(visitor: Browser) -> None:
+    rows = _sessions(visitor, "one")
+    permissions = Permission.objects.filter(content_type__app_label="helix_store")
+    names = [f"view_{model._meta.model_name}" for model in EXPORTED_MODELS]
+    for missing in ("view_message", "change_session", None):
+        given = {*names, "change_session"} - {missing}
+        visitor.sign_in(*permissions.filter(codename__in=given))
+        offered = 'value="export_sessions"' in visitor.list_of(Session).html
+        assert offered is (missing is None)
+        response = _post(visitor, Session, "export_sessions", rows, confirmed="yes")
+        assert ("Content-Disposition" in response) is (missing is None)
+        response.close()
+
+
+def test_a_user_who_may_only_view_has_no_actions_and_no_buttons(visitor: Browser) -> None:
+    rows = _sessions(visitor, "one")
+    permissions = Permission.objects.filter(content_type__app_label="helix_store")
+    visitor.sign_in(*permissions.filter(codename__startswith="view_"))
+    for model in (Session, Lock, Stream):
+        page = visitor.list_of(model)
+        assert 'name="action"' not in page.html
+        assert "/operation/" not in page.html
+    for action in ("interrupt", "mark_failed", "delete_session"):
+        _post(visitor, Session, action, rows, confirmed="yes")
+    rows[0].refresh_from_db()
+    assert rows[0].status == "active"
+    assert store_of(visitor.database).check_interrupt("one") is None
+
+
+def test_a_lock_is_released_from_the_list_after_a_question(browser: Browser) -> None:
+    locks = DatabaseLockManager(browser.database.alias, tenant=browser.database.tenant)
+    assert locks.acquire("job") is not None
+    row = Lock.objects.using(browser.database.alias).get(name="job")
+    _confirm(browser, Lock, "force_release", [row])
+    assert not locks.is_locked("job")
+
+
+def test_a_lock_of_a_session_leads_to_the_session(browser: Browser) -> None:
+    (session,) = _sessions(browser, "guarded")
+    locks = DatabaseLockManager(browser.database.alias, tenant=browser.database.tenant)
+    locks.acquire("guarded")
+    locks.acquire("nightly")
+    page = browser.list_of(Lock)
+    links = [a.get("href") for tag, a in page.elements.started if tag == "a"]
+    assert links.count(f"/admin/helix_store/session/{session.pk}/change/") == 1
+    assert browser.list_of(Lock, state="held").row_count == 2
+    assert browser.list_of(Lock, state="free").row_count == 0
+
+
+def test_the_list_of_streams_leads_to_their_pruning(browser: Browser) -> None:
+    write_session(browser.database, session_id="s")
+    page = browser.list_of(Stream)
+    assert "Prune streams" in page.text
+    assert "failed" in page.text
+    assert (
+        browser.open(reverse("admin:helix_store_stream_table_operation", args=["prune-streams"])).status
+        == 200
+    )
