@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         CheckpointHead,
         CheckpointPage,
         CheckpointSource,
+        Duration,
         InterruptKind,
         InterruptRequest,
         Message,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         Submission,
         SubmissionOutcome,
         SubSessionRef,
+        Timestamp,
         UsageKind,
     )
     from helix_store.core.usage import (
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         PatchError,
         RunNotFound,
+        SessionBusy,
         SessionExists,
         SessionNotFound,
         StaleStateError,
@@ -110,7 +113,9 @@ if TYPE_CHECKING:
         StreamClosed,
         StreamNotFound,
         StreamTruncated,
+        TurnInterrupted,
     )
+    from helix_store.handles import SessionHandle, Step, Turn
     from helix_store.locks.rules import LockInfo
     from helix_store.retention import RetentionReport, apply_retention, prune_streams
     from helix_store.signals import session_answered, session_expired, session_failed, session_finished
@@ -148,6 +153,7 @@ __all__ = [
     "DatabaseStateStore",
     "DatabaseStreamManager",
     "DatabaseUsageStore",
+    "Duration",
     "ErasureReceipt",
     "FencedOutError",
     "GraphCheckpoint",
@@ -190,7 +196,9 @@ __all__ = [
     "Run",
     "RunNotFound",
     "RunStatus",
+    "SessionBusy",
     "SessionExists",
+    "SessionHandle",
     "SessionHead",
     "SessionMode",
     "SessionNotFound",
@@ -203,6 +211,7 @@ __all__ = [
     "StateStore",
     "StatusChange",
     "StatusConflict",
+    "Step",
     "StepCommit",
     "StepInfo",
     "StorageWorkspaceProvider",
@@ -221,8 +230,11 @@ __all__ = [
     "SubSessionRef",
     "Submission",
     "SubmissionOutcome",
+    "Timestamp",
     "TokenCounts",
     "ToolStats",
+    "Turn",
+    "TurnInterrupted",
     "UsageBucket",
     "UsageEntry",
     "UsageGroup",
@@ -277,19 +289,20 @@ _NAMES_BY_HOME: Final = {
     "helix_store.core.retention": "RetentionPolicy",
     "helix_store.core.streams": "PrunedStreams StoredChunk StreamInfo",
     "helix_store.core.types": """
-        UNSET Checkpoint CheckpointHead CheckpointPage CheckpointSource InterruptKind InterruptRequest Message
-        MessagePage PendingToolCall Run RunStatus SessionHead SessionMode SessionPage SessionState
-        SessionStatus StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef
-        Submission SubmissionOutcome UsageKind""",
+        UNSET Checkpoint CheckpointHead CheckpointPage CheckpointSource Duration InterruptKind
+        InterruptRequest Message MessagePage PendingToolCall Run RunStatus SessionHead SessionMode SessionPage
+        SessionState SessionStatus StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus
+        SubSessionRef Submission SubmissionOutcome Timestamp UsageKind""",
     "helix_store.core.usage": """
         CallStats TokenCounts ToolStats UsageBucket UsageEntry UsageGroup UsageGrouping UsagePage UsageReport
         UsageReportGrouping UsageRollup UsageSource UsageTimeBucket UsageTotal""",
     "helix_store.exceptions": """
         CheckpointNotFound ConflictError FencedOutError HelixStoreError IdempotencyConflict IntegrityFault
         InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
-        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionExists SessionNotFound
+        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionBusy SessionExists SessionNotFound
         StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
-        StreamTruncated""",
+        StreamTruncated TurnInterrupted""",
+    "helix_store.handles": "SessionHandle Step Turn",
     "helix_store.locks.rules": "LockInfo",
     "helix_store.signals": "session_answered session_expired session_failed session_finished",
     "helix_store.streams.reader": "ResumableReader",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from helix_store.cleanup.workspaces import WorkspaceProvider
 from helix_store.core import validation
 from helix_store.core.retention import RetentionPolicy
+from helix_store.core.types import Timestamp
 from helix_store.exceptions import InvalidQuery
 
 __all__ = ["ErasureRequest", "RetentionRequest"]
@@ -23,7 +23,7 @@ class RetentionRequest:
     policy: RetentionPolicy | None = None
     workspace_providers: Mapping[str, WorkspaceProvider] | None = None
     page_size: int | None = None
-    now: datetime | int | None = None
+    now: Timestamp | None = None
     dry_run: bool = False
 
 

@@ -21,7 +21,7 @@ from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspa
 from helix_store.core import validation
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.serialization import Serializable
-from helix_store.core.types import SessionStatus
+from helix_store.core.types import SessionStatus, Timestamp
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, list_parameter
@@ -69,7 +69,7 @@ def apply_retention(
     policy: RetentionPolicy | None = None,
     workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
     page_size: int | None = None,
-    now: datetime | int | None = None,
+    now: Timestamp | None = None,
     dry_run: bool = False,
     progress: Callable[[RetentionReport], object] | None = None,
 ) -> RetentionReport:

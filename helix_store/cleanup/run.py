@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from helix_store.cleanup.any_store import StateStoreCleanup
@@ -14,6 +14,7 @@ from helix_store.cleanup.summary import CleanupReport, CleanupSummary
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store
+from helix_store.core.types import Timestamp
 from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.database.store import DatabaseStateStore
 
@@ -29,7 +30,7 @@ def expired_session_cleanup(
     workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
     page_size: int = 200,
     limit: int | None = None,
-    now: datetime | int | None = None,
+    now: Timestamp | None = None,
     dry_run: bool = False,
     progress: Callable[[CleanupSummary], object] | None = None,
     delete_after: timedelta | float | None = None,
@@ -74,7 +75,7 @@ def expired_session_cleanup_batches(
     workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
     page_size: int = 200,
     limit: int | None = None,
-    now: datetime | int | None = None,
+    now: Timestamp | None = None,
     dry_run: bool = False,
     delete_after: timedelta | float | None = None,
     report: CleanupReport | None = None,

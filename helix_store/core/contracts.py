@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, Protocol
 
 from helix_store.core.types import (
@@ -28,6 +27,7 @@ from helix_store.core.types import (
     StepInfo,
     Submission,
     SubSessionRef,
+    Timestamp,
     Unset,
     UsageKind,
 )
@@ -67,7 +67,7 @@ class StateStore(Protocol):
         directory: str = "",
         stream_id: str | None = None,
         mode: SessionMode | str | None = None,
-        expires_at: int | None = None,
+        expires_at: Timestamp | None = None,
     ) -> SessionState: ...
 
     def session_exists(self, session_id: str) -> bool: ...
@@ -123,8 +123,8 @@ class StateStore(Protocol):
         workspace_id: str | None = None,
         tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
-        created_from: datetime | int | None = None,
-        created_to: datetime | int | None = None,
+        created_from: Timestamp | None = None,
+        created_to: Timestamp | None = None,
         order_by: str = "updated_at",
         direction: str = "desc",
         limit: int = 50,
@@ -313,7 +313,7 @@ class StateStore(Protocol):
     ) -> dict[str, dict[str, Any]]: ...
 
     def find_expired_pending(
-        self, *, now: datetime | int | None = None, limit: int = 200
+        self, *, now: Timestamp | None = None, limit: int = 200
     ) -> list[PendingToolCall]: ...
 
     def suspend(
@@ -326,7 +326,7 @@ class StateStore(Protocol):
         awaiting_children: list[Any] | None = None,
         step_id: str | None = None,
         tracing: dict[str, Any] | None = None,
-        expires_at: int | None = None,
+        expires_at: Timestamp | None = None,
         expected_version: int | None = None,
         fencing_token: int | None = None,
     ) -> int: ...
@@ -382,8 +382,8 @@ class UsageStore(Protocol):
         kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
         user_id: str | None = None,
         model: str | None = None,
-        date_from: datetime | int | None = None,
-        date_to: datetime | int | None = None,
+        date_from: Timestamp | None = None,
+        date_to: Timestamp | None = None,
         order: str = "desc",
         limit: int = 50,
         offset: int = 0,
@@ -396,7 +396,7 @@ class UsageStore(Protocol):
         *,
         bucket: UsageTimeBucket | str = "day",
         group_by: UsageGrouping | str = "model",
-        date_from: datetime | int,
-        date_to: datetime | int,
+        date_from: Timestamp,
+        date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]: ...

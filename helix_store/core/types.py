@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from helix_store.core.pages import Page
 from helix_store.core.serialization import Serializable
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CheckpointHead",
     "CheckpointPage",
     "CheckpointSource",
+    "Duration",
     "InterruptKind",
     "InterruptRequest",
     "MessagePage",
@@ -46,6 +48,7 @@ __all__ = [
     "SubSessionRef",
     "Submission",
     "SubmissionOutcome",
+    "Timestamp",
     "Unset",
     "UsageKind",
 ]
@@ -55,6 +58,12 @@ JSON: TypeAlias = Any
 
 Message: TypeAlias = dict[str, Any]
 """A JSON object with at least ``role``."""
+
+Timestamp: TypeAlias = int | datetime
+"""A time: epoch milliseconds, or an aware datetime."""
+
+Duration: TypeAlias = int | timedelta
+"""A duration: milliseconds, or a timedelta."""
 
 BRANCHED_FROM: Final = "branched_from"
 """The key of a branch's metadata that holds the id of its source session."""
@@ -288,7 +297,7 @@ class StagedChanges(Serializable):
     tool_call_id: str
     patches: list[Any] = field(default_factory=list)
     merge_changes: dict[str, Any] | None = None
-    timestamp: int | None = None
+    timestamp: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +401,7 @@ class PendingToolCall(Serializable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPage(Serializable):
+class SessionPage(Serializable, Page[SessionHead]):
     """``total`` is ``None`` if the list was queried with ``count=False``."""
 
     sessions: list[SessionHead]
@@ -402,19 +411,31 @@ class SessionPage(Serializable):
     has_more: bool
     next_cursor: str | None
 
+    @property
+    def _items(self) -> list[SessionHead]:
+        return self.sessions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePage(Serializable):
+class MessagePage(Serializable, Page[Message]):
     messages: list[Message]
     total: int
     has_more: bool
 
+    @property
+    def _items(self) -> list[Message]:
+        return self.messages
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPage(Serializable):
+class CheckpointPage(Serializable, Page[CheckpointHead]):
     items: list[CheckpointHead]
     next_cursor: str | None
     total: int
+
+    @property
+    def _items(self) -> list[CheckpointHead]:
+        return self.items
 
 
 def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:

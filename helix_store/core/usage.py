@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.pages import Page
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import UsageKind
 
@@ -128,7 +129,7 @@ class UsageEntry(Serializable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsagePage(Serializable):
+class UsagePage(Serializable, Page[UsageEntry]):
     """``total`` is ``None`` if the list was queried with ``count=False``."""
 
     entries: list[UsageEntry]
@@ -137,6 +138,10 @@ class UsagePage(Serializable):
     limit: int
     has_more: bool
     next_cursor: str | None
+
+    @property
+    def _items(self) -> list[UsageEntry]:
+        return self.entries
 
 
 # --- Sums ------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ __all__ = [
     "items",
     "messages",
     "metadata",
+    "milliseconds",
     "milliseconds_to_datetime",
     "optional",
     "optional_identifier",
@@ -222,11 +223,25 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_
 
 
 def epoch_milliseconds(value: Any, name: str) -> int:
-    """Epoch milliseconds up to the year 9999. A value that looks like seconds is refused."""
+    """Epoch milliseconds up to the year 9999, also from an aware datetime.
+
+    A number that looks like seconds is refused.
+    """
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise InvalidPayload(path=name, reason="a time needs a time zone")
+        return whole_number(datetime_to_milliseconds(value), name, maximum=MAX_EPOCH_MILLISECONDS)
     whole_number(value, name, maximum=MAX_EPOCH_MILLISECONDS)
     if 10**8 <= value < 10**11:
         raise InvalidPayload(path=name, reason="it looks like epoch seconds; expected milliseconds")
     return int(value)
+
+
+def milliseconds(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
+    """A duration within bounds: milliseconds, also from a timedelta, whose smaller part is cut."""
+    if isinstance(value, timedelta):
+        value //= _MILLISECOND
+    return whole_number(value, name, minimum=minimum, maximum=maximum)
 
 
 def milliseconds_to_datetime(milliseconds: int) -> datetime:

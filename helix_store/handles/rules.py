@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from helix_store.core import validation
@@ -18,7 +18,6 @@ __all__ = [
     "calls_of",
     "is_suspended",
     "is_waiting",
-    "milliseconds",
     "new_calls",
     "other_root",
     "outcome_of",
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def calls_of(state: SessionState) -> ToolCalls:
@@ -60,35 +58,20 @@ def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) 
         raise InvalidPayload(path="calls", reason="expected a dict of calls by tool call id")
     asked_at = validation.datetime_to_milliseconds(now)
     given = {
-        tool_call_id: _completed(tool_call_id, call, asked_at, run_id)
+        tool_call_id: _completed(tool_call_id, call, run_id)
         for tool_call_id, call in validation.items(calls.items(), "calls")
     }
     return checked_calls(given, requested_at=asked_at, limits=limits)
 
 
-def _completed(tool_call_id: Any, call: Any, asked_at: int, run_id: str | None) -> Any:
+def _completed(tool_call_id: Any, call: Any, run_id: str | None) -> Any:
     if not isinstance(call, Mapping):
         return call
     entry = dict(call)
     entry.setdefault("run_id", run_id)
-    deadline = entry.get("deadline")
-    path = f"calls/{tool_call_id}/deadline"
-    if isinstance(deadline, timedelta):
-        entry["deadline"] = asked_at + milliseconds(deadline, path)
-    elif isinstance(deadline, datetime):
-        if deadline.utcoffset() is None:
-            raise InvalidPayload(path=path, reason="a time needs a time zone")
-        entry["deadline"] = validation.datetime_to_milliseconds(deadline)
     if entry.get("on_expiry") == "reject" and entry.get("approval_id") is None:
         entry["approval_id"] = tool_call_id
     return entry
-
-
-def milliseconds(duration: Any, name: str) -> int:
-    """A duration, or a number of milliseconds, as milliseconds. Raises `InvalidPayload`."""
-    if isinstance(duration, timedelta):
-        duration = duration // _MILLISECOND
-    return validation.whole_number(duration, name)
 
 
 def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:

@@ -7,12 +7,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, UsageStore, require_state_store
-from helix_store.core.types import CheckpointPage, Message, SessionState
+from helix_store.core.types import CheckpointPage, Duration, Message, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread
 from helix_store.exceptions import ConflictError, SessionNotFound, StaleStateError, shown_id
@@ -162,7 +161,7 @@ class SessionHandle:
         *,
         locks: LockManagerBase | None = None,
         owner: str | None = None,
-        ttl: timedelta | int | None = None,
+        ttl: Duration | None = None,
         usage: UsageStore | None = None,
     ) -> Turn:
         """One worker driving the session until it ends or waits, for ``with`` or ``async with``.

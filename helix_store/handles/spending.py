@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 from typing import Any
 
 from helix_store.core import moments
 from helix_store.core.contracts import UsageStore
-from helix_store.core.types import UsageKind
+from helix_store.core.types import Duration, UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
-from helix_store.core.validation import datetime_to_milliseconds
-from helix_store.handles.rules import milliseconds
+from helix_store.core.validation import datetime_to_milliseconds, milliseconds
 from helix_store.usage.entries import checked_entry
 
 __all__ = ["Spending"]
@@ -32,7 +30,7 @@ class Spending:
     def tokens(self, step_count: int, model: str, counts: TokenCounts, cost_usd: Any) -> None:
         self._add(UsageKind.TOKENS, step_count, model=model, tokens=counts, cost_usd=cost_usd)
 
-    def tool(self, step_count: int, name: str, *, success: bool, duration: timedelta | int) -> None:
+    def tool(self, step_count: int, name: str, *, success: bool, duration: Duration) -> None:
         duration_ms = milliseconds(duration, "duration")
         self._add(UsageKind.TOOL, step_count, tool_name=name, success=success, duration_ms=duration_ms)
 

@@ -23,6 +23,7 @@ from helix_store.core.types import (
     StagedChanges,
     StepCommit,
     StepInfo,
+    Timestamp,
 )
 from helix_store.core.validation import messages as checked_messages
 from helix_store.engine.async_contexts import BothContexts
@@ -155,7 +156,7 @@ class Step(BothContexts):
         *,
         merge_changes: dict[str, Any] | None = None,
         patches: list[Any] | None = None,
-        timestamp: int | None = None,
+        timestamp: Timestamp | None = None,
     ) -> None:
         """Stage a tool call's changes to the custom state: durable at once, visible with the commit.
 

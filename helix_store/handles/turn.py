@@ -7,13 +7,21 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Container
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from helix_store.core import validation
 from helix_store.core.contracts import UsageStore
-from helix_store.core.types import TERMINAL_STATUSES, Message, Run, RunStatus, SessionState, SessionStatus
+from helix_store.core.types import (
+    TERMINAL_STATUSES,
+    Duration,
+    Message,
+    Run,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+)
 from helix_store.core.usage import TokenCounts
 from helix_store.engine.async_contexts import BothContexts
 from helix_store.engine.async_twins import async_twin
@@ -56,7 +64,7 @@ class Turn(BothContexts):
         *,
         locks: LockManagerBase | None = None,
         owner: str | None = None,
-        ttl: timedelta | int | None = None,
+        ttl: Duration | None = None,
         usage: UsageStore | None = None,
     ) -> None:
         self.session = session
@@ -66,7 +74,7 @@ class Turn(BothContexts):
         self._locks = kinds.locks_of(session.store) if locks is None else locks
         self._usage = usage
         self._owner = _this_thread() if owner is None else owner
-        self._ttl_ms = None if ttl is None else rules.milliseconds(ttl, "ttl")
+        self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
         self._lock: Lock | None = None
         self._state: SessionState | None = None
         self._spending: Spending | None = None
@@ -142,7 +150,7 @@ class Turn(BothContexts):
         )
         self._ledger().tokens(self._next_number(), model, counts, cost_usd)
 
-    def tool(self, name: str, success: bool, duration: timedelta | int) -> None:
+    def tool(self, name: str, success: bool, duration: Duration) -> None:
         """Record a tool call and its duration (a `timedelta` or ms) as `tokens` does. Safe in any thread."""
         self._ledger().tool(self._next_number(), name, success=success, duration=duration)
 

@@ -9,6 +9,7 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
+from helix_store.core.types import Duration
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
 from helix_store.locks import sql
@@ -30,7 +31,7 @@ class DatabaseLockManager(LockManagerBase):
     """
 
     def __init__(
-        self, using: str | None = None, *, tenant: str = "", default_ttl_ms: int | None = None
+        self, using: str | None = None, *, tenant: str = "", default_ttl_ms: Duration | None = None
     ) -> None:
         conf.require_usable_prefix()
         db = Database(using, validation.tenant(tenant), None)

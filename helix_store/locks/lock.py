@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from django.db import connections
 
+from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import HelixStoreError, LockLostError
 from helix_store.locks.rules import LockOperations, Term, trust_ends, ttl_milliseconds
@@ -135,7 +136,7 @@ class Lock:
         """
         return time.monotonic() < self._trusted_until
 
-    def refresh(self, ttl_ms: int | None = None) -> datetime:
+    def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the TTL, or begin another one, and return the new end of the term.
 
         One statement, which joins the caller's transaction. Better refresh outside of a transaction: a

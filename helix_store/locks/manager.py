@@ -9,6 +9,7 @@ from typing import Final
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import StoreBusy
 from helix_store.locks.lock import Lock
@@ -26,7 +27,7 @@ class LockManagerBase:
     default is ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
     """
 
-    def __init__(self, backend: LockOperations, *, tenant: str, default_ttl_ms: int | None) -> None:
+    def __init__(self, backend: LockOperations, *, tenant: str, default_ttl_ms: Duration | None) -> None:
         self._backend = backend
         self._tenant = tenant
         self._default_ttl_ms = (
@@ -44,7 +45,7 @@ class LockManagerBase:
             return self._default_ttl_ms
         return ttl_milliseconds(conf.default_lock_ttl_ms(), "DEFAULT_LOCK_TTL_MS")
 
-    def acquire(self, name: str, *, ttl_ms: int | None = None, owner: str | None = None) -> Lock | None:
+    def acquire(self, name: str, *, ttl_ms: Duration | None = None, owner: str | None = None) -> Lock | None:
         """Acquire a lock for one term, or return ``None`` at once when it is held, also by the same owner.
 
         Joins the caller's transaction: others see the term only after its commit. Inside the caller's
@@ -62,24 +63,24 @@ class LockManagerBase:
         return Lock(self._backend, name, owner, term, ttl_ms=ttl_ms, requested_at=requested_at)
 
     def wait_acquire(
-        self, name: str, *, timeout_ms: int, ttl_ms: int | None = None, owner: str | None = None
+        self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
     ) -> Lock:
         """Acquire a lock; while it is held, try again after jittered pauses.
 
         Raises `StoreBusy` when it is still held after ``timeout_ms``. Waiters are not served in order.
         """
-        for pause in retry_pauses(validation.whole_number(timeout_ms, "timeout_ms")):
+        for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := self.acquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
             time.sleep(pause)
         return _granted(self.acquire(name, ttl_ms=ttl_ms, owner=owner))
 
     async def await_acquire(
-        self, name: str, *, timeout_ms: int, ttl_ms: int | None = None, owner: str | None = None
+        self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
     ) -> Lock:
         """Async version of `wait_acquire`."""
         # Not an `async_twin`: pauses in the shared thread would block the holder's release.
-        for pause in retry_pauses(validation.whole_number(timeout_ms, "timeout_ms")):
+        for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := await self.aacquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
             await asyncio.sleep(pause)

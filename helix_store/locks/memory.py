@@ -10,6 +10,7 @@ from typing import Final
 
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
+from helix_store.core.types import Duration
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.rules import LockInfo, Term
@@ -50,7 +51,7 @@ class InMemoryLockManager(LockManagerBase):
     """
 
     def __init__(
-        self, *, tenant: str = "", world: MemoryWorld | None = None, default_ttl_ms: int | None = None
+        self, *, tenant: str = "", world: MemoryWorld | None = None, default_ttl_ms: Duration | None = None
     ) -> None:
         tenant = validation.tenant(tenant)
         self._locks = MemoryLocks(MemoryWorld() if world is None else world, tenant)
@@ -129,7 +130,7 @@ class NoOpLockManager(LockManagerBase):
     real locks that a store knows.
     """
 
-    def __init__(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> None:
+    def __init__(self, *, tenant: str = "", default_ttl_ms: Duration | None = None) -> None:
         super().__init__(_NoOpLocks(), tenant=validation.tenant(tenant), default_ttl_ms=default_ttl_ms)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from helix_store.core.serialization import Serializable
-from helix_store.core.validation import whole_number
+from helix_store.core.validation import milliseconds
 
 __all__ = [
     "MAX_TTL_MS",
@@ -87,7 +87,7 @@ class LockOperations(Protocol):
 
 def ttl_milliseconds(value: Any, name: str = "ttl_ms") -> int:
     """A checked TTL. Raises `InvalidPayload`."""
-    return whole_number(value, name, minimum=1, maximum=MAX_TTL_MS)
+    return milliseconds(value, name, minimum=1, maximum=MAX_TTL_MS)
 
 
 def trust_ends(requested_at: float, ttl_ms: int) -> float:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from helix_store.core import validation
+from helix_store.core.pages import Page
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database
@@ -23,12 +24,16 @@ _LARGEST_PAGE: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryPage:
+class DirectoryPage(Page[tuple[str, SessionHead]]):
     """Sessions with their tenants. ``total`` is ``None`` unless the query counts."""
 
     sessions: list[tuple[str, SessionHead]]
     total: int | None
     next_cursor: str | None
+
+    @property
+    def _items(self) -> list[tuple[str, SessionHead]]:
+        return self.sessions
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,14 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from helix_store.core import validation
-from helix_store.core.types import UNSET, SessionStatus, Unset
+from helix_store.core.types import UNSET, SessionStatus, Timestamp, Unset
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.requests import SessionQuery
 
-__all__ = ["Timestamp", "checked_query", "cursor_binding"]
-
-Timestamp = datetime | int
-"""An aware datetime, or epoch milliseconds."""
+__all__ = ["checked_query", "cursor_binding"]
 
 
 def checked_query(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from helix_store.core import validation
@@ -86,14 +87,19 @@ def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
             if given_at is None
             else validation.epoch_milliseconds(given_at, f"{path}/requested_at")
         ),
-        "deadline": (
-            None if deadline is None else validation.epoch_milliseconds(deadline, f"{path}/deadline")
-        ),
+        "deadline": (None if deadline is None else _deadline(deadline, f"{path}/deadline", requested_at)),
         "approval_id": validation.optional_identifier(call.get("approval_id"), f"{path}/approval_id"),
     }
     entry.update((name, value) for name, value in call.items() if name not in entry)
     _check_on_expiry(entry, f"{path}/on_expiry")
     return entry
+
+
+def _deadline(value: Any, path: str, now: int) -> int:
+    """A time, or a duration from now."""
+    if isinstance(value, timedelta):
+        return validation.epoch_milliseconds(now + validation.milliseconds(value, path), path)
+    return validation.epoch_milliseconds(value, path)
 
 
 def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:

@@ -130,7 +130,7 @@ def _cost(value: Any, name: str) -> Decimal | None:
 
 
 _Check = Callable[[Any, str], Any]
-_CALL: Final[dict[str, _Check]] = {"success": _success, "duration_ms": validation.whole_number}
+_CALL: Final[dict[str, _Check]] = {"success": _success, "duration_ms": validation.milliseconds}
 _OWN_FIELDS: Final[dict[UsageKind, dict[str, _Check]]] = {
     UsageKind.TOKENS: {"model": validation.identifier, "tokens": _tokens},
     UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},

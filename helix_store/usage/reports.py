@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.types import Timestamp
 from helix_store.core.usage import (
     TokenCounts,
     UsageGroup,
@@ -39,8 +39,8 @@ def usage_report(
     agent_type: str | None = None,
     user_id: str | None = None,
     model: str | None = None,
-    date_from: datetime | int | None = None,
-    date_to: datetime | int | None = None,
+    date_from: Timestamp | None = None,
+    date_to: Timestamp | None = None,
     zone: ZoneInfo | str = "UTC",
     limit: int | None = None,
 ) -> UsageReport:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
-from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
 
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.types import UsageKind
+from helix_store.core.types import Timestamp, UsageKind
 from helix_store.core.usage import (
     UsageBucket,
     UsageEntry,
@@ -124,8 +123,8 @@ class UsageStoreBase:
         kinds: Kinds | None = None,
         user_id: str | None = None,
         model: str | None = None,
-        date_from: datetime | int | None = None,
-        date_to: datetime | int | None = None,
+        date_from: Timestamp | None = None,
+        date_to: Timestamp | None = None,
         order: str = "desc",
         limit: int = 50,
         offset: int = 0,
@@ -160,8 +159,8 @@ class UsageStoreBase:
         *,
         bucket: UsageTimeBucket | str = "day",
         group_by: UsageGrouping | str = "model",
-        date_from: datetime | int,
-        date_to: datetime | int,
+        date_from: Timestamp,
+        date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]:
         """Sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then group.

@@ -7,11 +7,11 @@ raises `IntegrityFault`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from helix_store.core.pages import Page
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault
 
@@ -141,8 +141,8 @@ class GraphSessionSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPage(Sequence[T], Generic[T]):
-    """A page: a sequence of its items, and the cursor of the next page or ``None``."""
+class GraphPage(Page[T], Generic[T]):
+    """A page of a list. ``next_cursor`` is ``None`` on the last one."""
 
     items: list[T]
     next_cursor: str | None
@@ -151,17 +151,6 @@ class GraphPage(Sequence[T], Generic[T]):
     def has_more(self) -> bool:
         return self.next_cursor is not None
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        return self.items[index]
+    @property
+    def _items(self) -> list[T]:
+        return self.items

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from helix_store.checkpointers.snapshots.rules import ClaimTerm, SnapshotBackend
+from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import LockLostError
 from helix_store.locks.rules import ttl_milliseconds
@@ -56,7 +57,7 @@ class Claim:
     def __repr__(self) -> str:
         return f"<Claim on {self.checkpoint_id} of {self.owner!r}>"
 
-    def refresh(self, ttl_ms: int | None = None) -> datetime:
+    def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the term and return its new end; for a resume that takes longer than one term.
 
         One transaction under the session's lock. ``ttl_ms`` is by default that of the claim. Raises

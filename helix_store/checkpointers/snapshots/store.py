@@ -19,6 +19,7 @@ from helix_store.checkpointers.snapshots.rules import (
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
+from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
@@ -114,7 +115,7 @@ class SnapshotCheckpointerBase:
         return self._backend.delete_threads(unique)
 
     def claim(
-        self, thread_id: str, checkpoint_id: str | None = None, *, owner: str, ttl_ms: int | None = None
+        self, thread_id: str, checkpoint_id: str | None = None, *, owner: str, ttl_ms: Duration | None = None
     ) -> Claim | None:
         """Claim one snapshot, by default the newest, to resume it.
 

@@ -19,6 +19,7 @@ from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
+    Timestamp,
     Unset,
 )
 from helix_store.engine.async_twins import async_twin
@@ -26,7 +27,7 @@ from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.queries import Timestamp, checked_query, cursor_binding
+from helix_store.sessions.queries import checked_query, cursor_binding
 from helix_store.sessions.requests import NewSession, SessionQuery
 
 __all__ = ["SessionCalls"]
@@ -48,7 +49,7 @@ class SessionCalls(StoreCalls):
         directory: str = "",
         stream_id: str | None = None,
         mode: SessionMode | str | None = None,
-        expires_at: int | None = None,
+        expires_at: Timestamp | None = None,
     ) -> SessionState:
         """Create a session at version 1, with a new id unless one is given.
 
@@ -70,7 +71,7 @@ class SessionCalls(StoreCalls):
             directory=directory,
             stream_id=chosen_id if stream_id is None else stream_id,
             mode=None if mode is None else validation.enum(SessionMode, mode, "mode"),
-            expires_at=expires_at,
+            expires_at=_milliseconds(expires_at, "expires_at"),
         )
         return self._backend.sessions.create(
             NewSession(chosen_id, encode_state(state, self.limits, chosen_id))
@@ -254,6 +255,9 @@ class SessionCalls(StoreCalls):
     aincrement_resume_count = async_twin(increment_resume_count)
     amerge_custom_state = async_twin(merge_custom_state)
     alist_sessions = async_twin(list_sessions)
+
+
+_milliseconds = validation.optional(validation.epoch_milliseconds)
 
 
 def _keys(keys: Any) -> frozenset[str]:

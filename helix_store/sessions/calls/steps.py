@@ -52,15 +52,15 @@ class StepCalls(StoreCalls):
         validation.identifier(step_id, "step_id")
         changes = as_value(StagedChanges, staged)
         validation.identifier(changes.tool_call_id, "tool_call_id")
-        if changes.timestamp is not None:
-            validation.epoch_milliseconds(changes.timestamp, "timestamp")
+        at = changes.timestamp
+        at = None if at is None else validation.epoch_milliseconds(at, "timestamp")
         if changes.merge_changes is not None and type(changes.merge_changes) is not dict:
             raise InvalidPayload(path="/merge_changes", reason="expected a dict")
         if type(changes.patches) is not list:
             raise InvalidPayload(path="/patches", reason="expected a list")
         if len(changes.patches) > MAX_OPERATIONS:
             raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(changes.patches))
-        document = {field.name: getattr(changes, field.name) for field in fields(changes)}
+        document = {field.name: getattr(changes, field.name) for field in fields(changes)} | {"timestamp": at}
         text = encode(document, limit=self.limits.max_staged_bytes, name="max_staged_bytes")
         self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from helix_store.core import moments, validation
 from helix_store.core.guards import guard
-from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission
+from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission, Timestamp
 from helix_store.engine.async_twins import async_twin
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.rules import checked_suspension
@@ -92,7 +91,7 @@ class WaitingCalls(StoreCalls):
         )
 
     def find_expired_pending(
-        self, *, now: datetime | int | None = None, limit: int = 200
+        self, *, now: Timestamp | None = None, limit: int = 200
     ) -> list[PendingToolCall]:
         """Calls without an answer whose deadline has passed, the longest overdue first.
 
@@ -112,7 +111,7 @@ class WaitingCalls(StoreCalls):
         awaiting_children: list[Any] | None = None,
         step_id: str | None = None,
         tracing: dict[str, Any] | None = None,
-        expires_at: int | None = None,
+        expires_at: Timestamp | None = None,
         expected_version: int | None = None,
         fencing_token: int | None = None,
     ) -> int:
