@@ -66,7 +66,7 @@ class SessionPage(OperatedAdmin, ReadOnlyAdmin):
         return found if isinstance(found, HttpResponse) else state_file(found)
 
     def state_url(self, session: Session) -> str:
-        return self._url(Session, "state", session.pk)
+        return self.view_url(Session, "state", session.pk)
 
     def _view_of(self, request: HttpRequest, object_id: str) -> SessionView | HttpResponse:
         """The session for this user, or a redirect to the list. Raises `PermissionDenied`."""
@@ -89,7 +89,7 @@ class SessionPage(OperatedAdmin, ReadOnlyAdmin):
             "opts": self.opts,
             "media": self.media,
             "original": view.session,
-            "history_url": self._url(Session, "history", view.session.pk),
+            "history_url": self.view_url(Session, "history", view.session.pk),
             "summary": shown,
             "tabs": [
                 {"label": each.label, "url": view.url(each.name), "is_chosen": each is chosen}
