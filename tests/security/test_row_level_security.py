@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from helix_store.stores import (
     DatabaseStreamManager,
     DatabaseUsageStore,
 )
+from helix_store.transfer import DatabaseSource, ExportFile, import_units, write_export
 from tests.databases import CommittedDatabase, close_connections, delete_all_rows
 
 ROLE = "helix_unprivileged"
@@ -151,6 +153,16 @@ def test_a_store_that_does_not_tell_its_tenant_sees_and_writes_nothing(owner: st
         assert store.delete_session("session") == 0
         with pytest.raises(ProgrammingError, match="row-level security"):
             store.create_session("other", agent_type="agent")
+
+
+def test_an_import_into_a_tenant_finds_what_is_stored(owner: str) -> None:
+    file = io.BytesIO()
+    with override_settings(HELIX_STORE=ENABLED):
+        DatabaseStateStore(ALIAS, tenant="a").create_session("s", agent_type="agent")
+        write_export(DatabaseSource(ALIAS, tenant="a"), file)
+        file.seek(0)
+        summary = import_units(ExportFile(file).units(), ALIAS, tenant="a")
+    assert (summary.identical, summary.problems) == ({"session": 1}, [])
 
 
 def test_another_tenant_cannot_be_written(owner: str) -> None:

@@ -164,7 +164,9 @@ def _errors_shown() -> Iterator[None]:
     text = None
     try:
         yield
-    except psycopg.Error as exc:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
         text = exc.diag.message_primary or "the connection was lost"
+    except psycopg.Error as exc:
+        text = exc.diag.message_primary or "the driver cannot read a value"
     if text is not None:
         raise SourceUnreadable(f"The source cannot be read: {text}.")

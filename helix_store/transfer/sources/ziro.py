@@ -23,12 +23,15 @@ __all__ = ["ZiroSource"]
 _SCHEMA: Final = "public"
 _TABLE: Final = "ziro_checkpoints"
 
+# Python has no other years, and no infinity.
+_TIME: Final = "CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-31' THEN created_at END"
+
 # An id is a UUIDv7: its first 13 characters are a millisecond, and the others are random. Within one
 # millisecond the database's clock tells which snapshot was written last.
-_SNAPSHOTS: Final = """
-    SELECT checkpoint_id, version, created_at, snapshot::text FROM {table} WHERE thread_id = %s
+_SNAPSHOTS: Final = f"""
+    SELECT checkpoint_id, version, {_TIME}, snapshot::text FROM {{table}} WHERE thread_id = %s
     ORDER BY
-        CASE WHEN checkpoint_id ~ '^[0-9a-f]{{8}}-[0-9a-f]{{4}}-7' THEN left(checkpoint_id, 13)
+        CASE WHEN checkpoint_id ~ '^[0-9a-f]{{{{8}}}}-[0-9a-f]{{{{4}}}}-7' THEN left(checkpoint_id, 13)
             ELSE checkpoint_id END COLLATE "C",
         created_at, checkpoint_id COLLATE "C" """
 
@@ -38,8 +41,8 @@ class ZiroSource(ForeignSource):
 
     kind: ClassVar = "thread"
     session_count_query: ClassVar = "SELECT count(DISTINCT thread_id) FROM {table}"
-    sessions_query: ClassVar = """
-        SELECT thread_id, min(created_at), max(created_at) FROM {table}
+    sessions_query: ClassVar = f"""
+        SELECT thread_id, min({_TIME}), max({_TIME}) FROM {{table}}
         GROUP BY thread_id ORDER BY thread_id COLLATE "C" """
 
     def __init__(self, origin: Origin) -> None:

@@ -164,6 +164,7 @@ MESSAGE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"tool_results": '{"__type": "Date", "value": "+275760-09-13T00:00:00.000Z"}'}, "a Date needs a time"),
     ({"tool_results": '{"__type": "Date", "value": "2026-02-30"}'}, "a Date needs a time"),
     ({"tool_results": '{"__type": "Buffer", "value": "AP8"}'}, "a Buffer needs base64"),
+    ({"tool_results": '{"__type": "Buffer", "value": "A*P8="}'}, "a Buffer needs base64"),
     ({"tool_results": '{"__type": "Map", "value": [[1]]}'}, "a Map needs an array of pairs"),
     ({"tool_results": '{"__type": "Set", "value": {}}'}, "a Set needs an array"),
     ({"role": "developer"}, "/role: expected one of user"),

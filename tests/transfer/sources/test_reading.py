@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from helix_store.transfer.sources import SOURCES, Origin, SourceUnreadable
 from helix_store.transfer.sources.postgres import PostgresReader
 from tests.commands.running import run
 from tests.commands.test_cleanup_expired_sessions import manage
+from tests.commands.test_helix_import import SignalAtCommit
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.processes import PROCESSES, WorkerProcess
@@ -324,6 +326,18 @@ def test_a_source_that_goes_away_is_told(obsku: ObskuTables, committed_db: Commi
         obsku.connection.execute("SELECT pg_terminate_backend(%s, 10000)", [process])
         with pytest.raises(SourceUnreadable, match="The source cannot be read: "):
             reader.one("SELECT 1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_after_the_current_session(
+    obsku: ObskuTables, committed_db: CommittedDatabase, number: signal.Signals
+) -> None:
+    fill(obsku, 4)
+    with connections[committed_db.alias].execute_wrapper(SignalAtCommit(number, session=2)):
+        ended = import_from(obsku, committed_db)
+    assert (ended.code, ended.err) == (1, "Stopped after 2 sessions; run it again to continue.")
+    assert not ended.data["is_complete"]
+    assert import_from(obsku, committed_db).data["identical"] == {"session": 2}
 
 
 def test_without_psycopg_the_command_says_what_to_install(

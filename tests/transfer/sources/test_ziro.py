@@ -163,6 +163,19 @@ def test_a_thread_whose_id_is_not_allowed_here_is_left(
     assert snapshots.get("sound") is not None
 
 
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "12000-01-01", "0044-03-15 BC"])
+def test_a_snapshot_with_a_time_that_python_does_not_have_is_left(
+    ziro: ZiroTable, committed_db: CommittedDatabase, snapshots: SnapshotCheckpointer, at: str
+) -> None:
+    ziro.snapshot("t", "a", created_at=at)
+    ziro.snapshot("t", "b", created_at=WRITTEN)
+    data = import_problems(ziro, committed_db)
+    assert data["problems"] == [
+        "snapshot 'a' of thread 't' is left out: The created_at of a row of Checkpoint cannot be read."
+    ]
+    assert [meta.created_at for meta in snapshots.list("t")] == [WRITTEN]
+
+
 def test_a_thread_without_a_readable_snapshot_is_left(
     ziro: ZiroTable, committed_db: CommittedDatabase
 ) -> None:
