@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -11,13 +11,14 @@ from typing import IO, Any, Final
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.management.output import ProgressBar
 from helix_store.transfer import ExportFile, ImportSummary, import_units
-from helix_store.transfer.records import Counts
+from helix_store.transfer.records import Counts, Unit
 from helix_store.transfer.sources import SOURCES, Origin
 
 __all__ = ["Command"]
 
-_OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables")
+_OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables", "dry_run")
 
 
 class _LineFormatter(DjangoHelpFormatter):
@@ -74,6 +75,11 @@ class Command(StoreCommand):
             action="store_true",
             help="Accept that tables without a counterpart here are left, such as entities and facts.",
         )
+        store.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Read and count all rows, tell problems, and store nothing.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["source"] is None:
@@ -122,18 +128,31 @@ class Command(StoreCommand):
             )
         )
         with source.reading(), self.progress_bar("sessions", total=source.session_count) as bar:
-            summary = import_units(
-                source.units(),
-                options["database"],
-                tenant=options["tenant"] or "",
-                progress=lambda done: bar.update(done.sessions),
-                is_stopped=self.stop.is_set,
-                reads_back=True,
-            )
+            if options["dry_run"]:
+                summary = self._read(source.units(), bar)
+            else:
+                summary = import_units(
+                    source.units(),
+                    options["database"],
+                    tenant=options["tenant"] or "",
+                    progress=lambda done: bar.update(done.sessions),
+                    is_stopped=self.stop.is_set,
+                    reads_back=True,
+                )
             if summary.is_complete:
                 summary.problems.extend(source.left_out(summary.records))
         summary.problems.extend(source.tally.problems)
         return summary, not summary.is_complete, {"source": source.tally.found, "left": source.tally.left}
+
+    def _read(self, units: Iterable[Unit], bar: ProgressBar) -> ImportSummary:
+        """Only read: a unit is read and converted before it is given out."""
+        summary = ImportSummary()
+        for number, _ in enumerate(units, start=1):
+            if self.stop.is_set():
+                return summary
+            bar.update(number)
+        summary.is_complete = True
+        return summary
 
     def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
         """``counts`` are those of the rows of another store."""

@@ -25,6 +25,8 @@ _FOR_THIS_TRANSACTION: Final = {
     "statement_timeout": "0",
     "timezone": "UTC",
     "datestyle": "ISO",
+    # A policy that hides rows is an error, as in pg_dump.
+    "row_security": "off",
 }
 _SET: Final = "SELECT pg_catalog.set_config(%s, %s, true)"
 

@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
@@ -115,6 +116,39 @@ def test_a_tenant_has_only_its_own_sessions(obsku: ObskuTables, committed_db: Co
     for database in (committed_db, other):
         assert import_from(obsku, database).data["imported"] == {"session": 1}
         assert len(GraphCheckpointStore(database.alias, tenant=database.tenant).list_sessions()) == 1
+
+
+def test_a_dry_run_tells_the_problems_and_stores_nothing(
+    obsku: ObskuTables, committed_db: CommittedDatabase
+) -> None:
+    fill(obsku, 3)
+    obsku.message("s-01", role="nobody")
+    told = import_problems(obsku, committed_db, "--dry-run")
+    assert (told["imported"], told["records"]) == ({}, {})
+    assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()
+    done = import_problems(obsku, committed_db)
+    assert done["imported"] == {"session": 3}
+    assert [told[name] for name in ("source", "left", "problems")] == [
+        done[name] for name in ("source", "left", "problems")
+    ]
+
+
+def test_rows_that_a_policy_hides_are_not_left_silently(obsku: ObskuTables) -> None:
+    role = f"reader_{uuid.uuid4().hex}"
+    execute = obsku.connection.execute
+    execute(f"CREATE ROLE {role}")
+    execute(f"GRANT USAGE ON SCHEMA {obsku.schema} TO {role}")
+    execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {obsku.schema} TO {role}")
+    execute("ALTER TABLE messages ENABLE ROW LEVEL SECURITY")
+    obsku.session("s")
+    obsku.message("s")
+    try:
+        source = SOURCES["obsku"](Origin(dsn=f"{obsku.dsn} options='-c role={role}'", schema=obsku.schema))
+        with source.reading(), pytest.raises(SourceUnreadable, match="row-level security"):
+            list(source.units())
+    finally:
+        execute(f"DROP OWNED BY {role}")
+        execute(f"DROP ROLE {role}")
 
 
 # --- Crashes ---------------------------------------------------------------------------------------
@@ -358,6 +392,7 @@ def test_without_psycopg_the_command_says_what_to_install(
         ["--from", "obsku", "service=x", "--table", "t"],
         ["file.jsonl", "--schema", "s"],
         ["file.jsonl", "--only-whole"],
+        ["file.jsonl", "--dry-run"],
     ],
     ids=" ".join,
 )
