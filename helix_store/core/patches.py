@@ -20,6 +20,7 @@ __all__ = [
     "MAX_OPERATIONS",
     "PatchedCopy",
     "apply_patches",
+    "check_operation_count",
     "json_equal",
 ]
 
@@ -64,6 +65,12 @@ def apply_patches(document: JSON, patches: list[Any], *, limits: Limits | None =
     return patched.document
 
 
+def check_operation_count(patches: list[Any]) -> None:
+    """Raise `LimitExceeded` for more operations than one patch may have."""
+    if len(patches) > MAX_OPERATIONS:
+        raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(patches))
+
+
 class PatchedCopy:
     """A private copy of a document that patches change in place. Do not use it after an error."""
 
@@ -82,8 +89,7 @@ class PatchedCopy:
         """Apply all operations of one patch. Raises `PatchError` and `LimitExceeded`."""
         if not isinstance(patches, list):
             raise PatchError(index=0, op="unknown", reason="a patch is a list of operations")
-        if len(patches) > MAX_OPERATIONS:
-            raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(patches))
+        check_operation_count(patches)
         for index, operation in enumerate(patches):
             try:
                 self._apply_one(operation)

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from helix_store.core import moments, validation
 
-__all__ = ["moment_of", "project_zone", "time_or_age"]
+__all__ = ["age_in_days", "moment_of", "project_zone", "time_or_age"]
 
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -29,6 +29,17 @@ def time_or_age(text: str) -> datetime | timedelta:
     if isinstance(value, timedelta) and not validation.is_age(value):
         raise argparse.ArgumentTypeError(f"an age is at most a hundred years, got {text!r}")
     return value
+
+
+def age_in_days(text: str) -> timedelta:
+    """An argparse type: a whole number of days."""
+    try:
+        age = timedelta(days=int(text))
+    except (OverflowError, ValueError):
+        age = timedelta(-1)
+    if not validation.is_age(age):
+        raise argparse.ArgumentTypeError(f"expected days, at most a hundred years of them, got {text!r}")
+    return age
 
 
 def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any, Final
 
 from django.core.management.base import CommandError
@@ -23,12 +22,12 @@ from helix_store.management.output import Style, moment, pairs, table
 from helix_store.management.session_argument import directory_of, store_of
 from helix_store.management.session_page import CHECKPOINT_COLUMNS, checkpoint_row, json_lines
 from helix_store.management.text import cut, visible
+from helix_store.management.times import age_in_days
 from helix_store.sessions.comparison import changes_between, comparable
 from helix_store.sessions.directory import PruneSummary
 
 __all__ = ["Command"]
 
-_LONGEST_AGE_DAYS: Final = 100_000
 _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -233,14 +232,12 @@ class Command(StoreCommandWithParts):
             "--keep", type=at_least(0), required=True, metavar="N", help="Keep the newest N of each session."
         )
         parser.add_argument(
-            "--older-than", type=at_least(0), metavar="DAYS", help="Delete only checkpoints older than this."
+            "--older-than", type=age_in_days, metavar="DAYS", help="Delete only checkpoints older than this."
         )
         parser.add_argument("--dry-run", action="store_true", help="Only count what would be deleted.")
 
     def _prune(self, options: dict[str, Any]) -> None:
-        days, session_id = options["older_than"], options["session_id"]
-        if (days or 0) > _LONGEST_AGE_DAYS:
-            raise CommandError(f"--older-than is at most {_LONGEST_AGE_DAYS} days.", returncode=USAGE)
+        age, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:
             options = {**options, "tenant": store_of(session_id, options).tenant}
@@ -248,7 +245,7 @@ class Command(StoreCommandWithParts):
         summary = PruneSummary()
         sums = directory.prune_checkpoints(
             keep=options["keep"],
-            before=None if days is None else moments.now() - timedelta(days=days),
+            before=None if age is None else moments.now() - age,
             session_id=session_id,
             dry_run=options["dry_run"],
         )

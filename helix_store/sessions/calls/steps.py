@@ -9,7 +9,7 @@ from typing import Any, Final
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard, guard
-from helix_store.core.patches import MAX_OPERATIONS
+from helix_store.core.patches import check_operation_count
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
     Message,
@@ -20,7 +20,7 @@ from helix_store.core.types import (
     as_value,
 )
 from helix_store.engine.async_twins import async_twin
-from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import StepRequest, encode_messages
@@ -58,8 +58,7 @@ class StepCalls(StoreCalls):
             raise InvalidPayload(path="/merge_changes", reason="expected a dict")
         if type(changes.patches) is not list:
             raise InvalidPayload(path="/patches", reason="expected a list")
-        if len(changes.patches) > MAX_OPERATIONS:
-            raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(changes.patches))
+        check_operation_count(changes.patches)
         document = {field.name: getattr(changes, field.name) for field in fields(changes)} | {"timestamp": at}
         text = encode(document, limit=self.limits.max_staged_bytes, name="max_staged_bytes")
         self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
