@@ -60,6 +60,30 @@ def test_a_list_is_newest_first_and_fits(sample: CommittedDatabase, monkeypatch:
     assert ids_of(sample)[0] in checkpoints(sample, "list", SAMPLE_ID, "--wide").out
 
 
+def test_steps_of_one_moment_keep_their_order_in_each_tenant(empty_db: CommittedDatabase) -> None:
+    tenants = ("a", "b")
+    for count, tenant in enumerate(tenants, 2):
+        write_steps(CommittedDatabase(alias=empty_db.alias, tenant=tenant), "same", count)
+    Checkpoint.objects.using(empty_db.alias).update(created_at=moments.now())
+    for count, tenant in enumerate(tenants, 2):
+        found: list[str] = []
+        cursor: list[str] = []
+        while True:
+            arguments = ["list", "same", "--tenant", tenant, "--limit", "1", "--format", "json", *cursor]
+            page = checkpoints(empty_db, *arguments).data
+            found += [item["step_id"] for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = ["--cursor", page["next_cursor"]]
+        assert found == [f"step-{number}" for number in range(count, 0, -1)]
+        positions = ["same@latest~1", "same@latest"]
+        difference = checkpoints(empty_db, "diff", *positions, "--tenant", tenant, "--format", "json").data
+        assert (difference["a"]["step_count"], difference["b"]["step_count"]) == (count - 1, count)
+        assert {difference[name]["tenant"] for name in ("a", "b")} == {tenant}
+    assert checkpoints(empty_db, "list", "same").code == 2
+    assert checkpoints(empty_db, "diff", "same@latest~1", "same").code == 2
+
+
 def test_the_json_of_a_list_continues(sample: CommittedDatabase) -> None:
     arguments = ["list", SAMPLE_ID, "--format", "json", "--limit", "2"]
     data = read_by_a_program(checkpoints(sample, *arguments).out)
@@ -349,6 +373,8 @@ def test_the_statements_of_a_prune_do_not_grow_with_the_sessions_that_stay(
         ["prune"],
         ["prune", "--keep", "-1"],
         ["prune", "--keep", "1", "--older-than", "999999999"],
+        ["prune", "--keep", "1", "--older-than", "36526"],
+        ["prune", "--keep", "1", "--older-than", "-1"],
         ["prune", "--keep", "1", "--older-than", "soon"],
         ["show", f"{SAMPLE_ID}@current"],
         ["diff", SAMPLE_ID],

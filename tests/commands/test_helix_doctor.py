@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from django.core.management import CommandError, CommandParser, call_command
+from django.core.management import CommandParser
 from django.db import connections
 from django.test import override_settings
 
@@ -23,6 +22,7 @@ from example_project.settings import HELIX_STORE
 from helix_store.doctor import RULES
 from helix_store.management.commands.helix_doctor import Command
 from helix_store.stores import DatabaseStateStore
+from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
 from tests.doctor.sample import write_sample
@@ -32,16 +32,6 @@ VERSION_ZERO = "UPDATE [session] SET version = 0 WHERE id = [=steps]"
 COUNTS_OFF = "UPDATE [session] SET message_count = message_count + 1 WHERE session_id IN ('steps', 'branch')"
 
 
-class Ended(NamedTuple):
-    out: str
-    err: str
-    code: int
-
-    @property
-    def ids(self) -> list[str]:
-        return [finding["id"] for finding in json.loads(self.out)["findings"]]
-
-
 @pytest.fixture
 def database(empty_db: CommittedDatabase) -> CommittedDatabase:
     write_sample(empty_db)
@@ -49,21 +39,11 @@ def database(empty_db: CommittedDatabase) -> CommittedDatabase:
 
 
 def doctor(database: CommittedDatabase, *arguments: str, form: str = "json", verbosity: int = 1) -> Ended:
-    out, err, code = StringIO(), StringIO(), 0
-    try:
-        call_command(
-            "helix_doctor",
-            *arguments,
-            database=database.alias,
-            format=form,
-            verbosity=verbosity,
-            stdout=out,
-            stderr=err,
-        )
-    except CommandError as exc:
-        code = exc.returncode
-        err.write(str(exc))
-    return Ended(out.getvalue(), err.getvalue(), code)
+    return run(database.alias, "helix_doctor", *arguments, "--format", form, "--verbosity", str(verbosity))
+
+
+def ids(ended: Ended) -> list[str]:
+    return [finding["id"] for finding in ended.data["findings"]]
 
 
 def test_a_sound_database_is_exit_code_zero(database: CommittedDatabase) -> None:
@@ -122,13 +102,13 @@ def test_a_fix_is_told_before_it_is_made_and_a_second_run_finds_nothing(database
     execute(database, COUNTS_OFF)
     trial = doctor(database, "--fix", "--dry-run")
     assert trial.err.count("Would fix message-count-off of session") == 2
-    assert (trial.ids, trial.code) == (["message-count-off"], 1)
-    assert doctor(database).ids == ["message-count-off"]
+    assert (ids(trial), trial.code) == (["message-count-off"], 1)
+    assert ids(doctor(database)) == ["message-count-off"]
     ended = doctor(database, "--fix", "--tenant", database.tenant)
     assert f"Fixing message-count-off of session branch of tenant {database.tenant}: set" in ended.err
     (finding,) = json.loads(ended.out)["findings"]
     assert (finding["count"], finding["fixed"], ended.code) == (2, 2, 0)
-    assert doctor(database, "--fix") == doctor(database) == (doctor(database).out, "", 0)
+    assert doctor(database, "--fix") == doctor(database) == Ended(doctor(database).out, "", 0)
 
 
 def test_verbosity_zero_is_silent(database: CommittedDatabase) -> None:
@@ -151,12 +131,12 @@ def test_a_tenant_or_a_session_is_examined_alone(database: CommittedDatabase) ->
     execute(database, "UPDATE [session] SET version = 0 WHERE session_id IN ('one', 'steps')")
     execute(database, "UPDATE [stream] SET last_sequence = 9 WHERE stream_id = 'pruned'")
     everything = ["version-zero", "stream-last-off"]
-    assert doctor(database).ids == everything
-    assert doctor(database, "--tenant", database.tenant).ids == everything
-    assert doctor(database, "--tenant", "other").ids == ["version-zero"]
-    assert doctor(database, "--tenant", "other", "--session", "one").ids == ["version-zero"]
+    assert ids(doctor(database)) == everything
+    assert ids(doctor(database, "--tenant", database.tenant)) == everything
+    assert ids(doctor(database, "--tenant", "other")) == ["version-zero"]
+    assert ids(doctor(database, "--tenant", "other", "--session", "one")) == ["version-zero"]
     assert doctor(database, "--tenant", "other", "--session", "two").code == 0
-    assert doctor(database, "--tenant", database.tenant, "--session", "steps").ids == ["version-zero"]
+    assert ids(doctor(database, "--tenant", database.tenant, "--session", "steps")) == ["version-zero"]
     assert doctor(database, "--tenant", "nobody").code == 0
 
 
@@ -167,8 +147,8 @@ def test_a_session_with_everything_is_examined_with_its_stream_lock_and_usage(
     execute(database, "UPDATE [lock] SET expires_at = '2020-01-01 00:00:00'")
     execute(database, "UPDATE [usage_entry] SET session_id = 9000000000 WHERE recorded_for = 'full'")
     own = ("--tenant", database.tenant, "--session")
-    assert doctor(database, *own, "full").ids == ["usage-of-unknown-session", "unreadable-payload"]
-    assert doctor(database, *own, "steps").ids == ["lock-expired"]
+    assert ids(doctor(database, *own, "full")) == ["usage-of-unknown-session", "unreadable-payload"]
+    assert ids(doctor(database, *own, "steps")) == ["lock-expired"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +201,7 @@ def test_a_signal_stops_it_after_the_current_page(
     (left,) = json.loads(doctor(database).out)["findings"]
     assert left["count"] == 1
     assert doctor(database, "--fix").code == 0
-    assert doctor(database).ids == []
+    assert ids(doctor(database)) == []
 
 
 def signalling(number: signal.Signals) -> Callable[..., Any]:
@@ -268,4 +248,4 @@ def test_the_example_of_the_help_runs(empty_db: CommittedDatabase) -> None:
     _, _, line = parser.epilog.partition("example: manage.py helix_doctor ")
     DatabaseStateStore(empty_db.alias).create_session("trip-1", agent_type="agent")
     ended = doctor(empty_db, *shlex.split(line))
-    assert (ended.ids, ended.code) == ([], 0)
+    assert (ids(ended), ended.code) == ([], 0)

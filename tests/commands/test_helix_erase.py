@@ -50,7 +50,7 @@ def test_it_asks_and_says_what_it_would_erase(
 ) -> None:
     for text, code in (("", 2), ("no\n", 1), ("y\n", 1)):
         answer(monkeypatch, text)
-        with pytest.raises(CommandError, match="(?i)nothing was changed") as caught:
+        with pytest.raises(CommandError, match="othing was changed") as caught:
             run(store, "--user", "ada-lovelace")
         assert caught.value.returncode == code
         assert left(store) == 4

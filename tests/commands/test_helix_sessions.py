@@ -138,6 +138,8 @@ def test_pages_continue_across_tenants(is_ascending: bool, empty_db: CommittedDa
     Session.objects.using(empty_db.alias).update(updated_at=moments.now())
     order = ["--direction", "asc"] if is_ascending else []
     whole = listed(empty_db, *order)
+    by_id = sorted(whole, key=lambda found: (found[1], found[0]), reverse=not is_ascending)
+    assert whole == by_id
     assert len(set(whole)) == 9
     collected: list[tuple[str, str]] = []
     cursor: list[str] = []
