@@ -14,6 +14,7 @@ from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.checkpointers.snapshots.claims import Claim
 from helix_store.core import moments
 from helix_store.core.types import SessionState, SessionStatus, StepInfo
+from helix_store.handles import SessionHandle
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -29,6 +30,7 @@ __all__ = ["CALLS", "CLASSES", "Faces"]
 
 CLASSES: Final[dict[str, type[Any]]] = {
     "state store": DatabaseStateStore,
+    "session handle": SessionHandle,
     "locks": DatabaseLockManager,
     "lock": Lock,
     "usage": DatabaseUsageStore,
@@ -71,6 +73,19 @@ class Faces:
         store.create_session("suspended", agent_type="t")
         store.suspend("suspended", kind="suspended_client_tool", context={})
         return DatabaseStateStore(self.database.alias, tenant=self.database.tenant)
+
+    @cached_property
+    def handle(self) -> SessionHandle:
+        """Of ``driven``, which a turn has driven before."""
+        store = self._of(DatabaseStateStore)
+        session: SessionHandle = store.new_session("driven", agent_type="t")
+        session.say(*[_MESSAGE] * 5)
+        _drive(session, steps=1)
+        return session
+
+    @property
+    def handles_checkpoint_id(self) -> str:
+        return self.handle.checkpoints().items[0].checkpoint_id
 
     @property
     def saved(self) -> SessionState:
@@ -159,6 +174,18 @@ class Faces:
         claim = self.snapshots.claim("thread", owner="me")
         assert claim is not None
         return claim
+
+
+def _drive(session: SessionHandle, *, steps: int, spends: bool = False, waits: bool = False) -> None:
+    """A turn of some steps that say something."""
+    with session.turn() as turn:
+        for number in range(steps):
+            if spends:
+                turn.tokens(model="m", prompt=1)
+            with turn.step() as step:
+                step.say(_MESSAGE)
+                if waits and number == steps - 1:
+                    step.wait_for({"call": _ASK})
 
 
 Call = Callable[[], object]
@@ -317,6 +344,61 @@ _STORE: Final[Calls] = {
     "resume": _of("store", "resume", "suspended"),
 }
 
+
+def _handles_step(faces: Faces, *, stages: bool = False, waits: bool = False) -> Call:
+    session = faces.handle
+
+    def make() -> None:
+        with session.step() as step:
+            step.say(_MESSAGE)
+            if stages:
+                step.stage("call", **_STAGED_CHANGE)
+            if waits:
+                step.wait_for({"call": _ASK})
+
+    return make
+
+
+def _turn(faces: Faces, **options: Any) -> Call:
+    return partial(_drive, faces.handle, **options)
+
+
+def _turn_while_waiting(faces: Faces) -> Call:
+    _drive(faces.handle, steps=1, waits=True)
+    return partial(_drive, faces.handle, steps=0)
+
+
+def _turn_after_an_answer(faces: Faces) -> Call:
+    _drive(faces.handle, steps=1, waits=True)
+    faces.handle.store.submit_tool_result("driven", "call", result=1)
+    return partial(_drive, faces.handle, steps=1)
+
+
+_HANDLE: Final[Calls] = {
+    "load": _of("handle", "load"),
+    "messages": _of("handle", "messages"),
+    "messages of the end": _of("handle", "messages", last=2),
+    "say": _of("handle", "say", _MESSAGE),
+    "update": _of("handle", "update", lambda state: None),
+    "branch": _of("handle", "branch"),
+    "rewind": lambda faces: partial(faces.handle.rewind, faces.handles_checkpoint_id),
+    "checkpoints": _of("handle", "checkpoints"),
+    "usage": _of("handle", "usage"),
+    "usage of a tree": _of("handle", "usage", tree=True),
+    "delete": _of("handle", "delete"),
+    "step": _handles_step,
+    "step with staged changes": partial(_handles_step, stages=True),
+    "step that waits": partial(_handles_step, waits=True),
+    "turn without a step": partial(_turn, steps=0),
+    "turn of one step": partial(_turn, steps=1),
+    "turn of two steps": partial(_turn, steps=2),
+    "turn of six steps": partial(_turn, steps=6),
+    "turn of six steps that spend tokens": partial(_turn, steps=6, spends=True),
+    "turn of one step that waits": partial(_turn, steps=1, waits=True),
+    "turn of one step after an answer": _turn_after_an_answer,
+    "turn while it waits": _turn_while_waiting,
+}
+
 _LOCKS: Final[Calls] = {
     "acquire": _of("locks", "acquire", "free"),
     "acquire of a new name": _of("locks", "acquire", "new"),
@@ -423,6 +505,7 @@ _CLAIM: Final[Calls] = {
 
 CALLS: Final[dict[str, Calls]] = {
     "state store": _STORE,
+    "session handle": _HANDLE,
     "locks": _LOCKS,
     "lock": _LOCK,
     "usage": _USAGE,

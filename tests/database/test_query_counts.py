@@ -119,6 +119,14 @@ def test_every_row_is_of_a_call() -> None:
     assert set(ROWS) == {(face, call) for face, calls in CALLS.items() for call in calls}
 
 
+@pytest.mark.skipif(WRITES, reason="The tables are being written.")
+@pytest.mark.parametrize(("steps", "words"), [(0, "without a step"), (1, "of one step"), (6, "of six steps")])
+def test_a_turn_costs_what_its_steps_cost_and_little_more(steps: int, words: str) -> None:
+    """On PostgreSQL: at most 14 around the steps, and one more for each, which looks for an interrupt."""
+    of_turn, of_step = (int(ROWS["session handle", call][-1]) for call in (f"turn {words}", "step"))
+    assert of_turn <= 14 + steps * (of_step + 1)
+
+
 @pytest.mark.parametrize(("face", "cls"), CLASSES.items(), ids=lambda value: str(value))
 def test_every_public_method_has_a_row(face: str, cls: type[Any]) -> None:
     assert {call.partition(" ")[0] for call in CALLS[face]} == public_methods(cls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
@@ -59,6 +60,16 @@ from helix_store.sessions.rules import (
 __all__ = ["DatabaseRuns"]
 
 
+class _Earlier(NamedTuple):
+    """Of a session: is there a run with this id, which run is running, the last turn, is one interrupted."""
+
+    has_run: bool
+    running_key: int | None
+    running_token: int | None
+    last_turn: int | None
+    has_interrupt: bool
+
+
 class DatabaseRuns(DatabaseOperations):
     @writes
     def start_run(
@@ -67,42 +78,43 @@ class DatabaseRuns(DatabaseOperations):
         head = lock_session(self.db, session_id, guard)
         runs = self._runs_of(head.pk)
         at = moments.now()
-        is_taken, running_key, running_token, last_turn = self._earlier_runs(head.pk, run_id)
-        if is_taken:
+        earlier = self._earlier(head.pk, run_id)
+        if earlier.has_run:
             raise taken_run(run_id)
-        if running_key is not None:
-            check_supersedes(running_token, supersede=supersede, fencing_token=guard.fencing_token)
-            _end_superseded(runs, running_key, at)
+        if earlier.running_key is not None:
+            check_supersedes(earlier.running_token, supersede=supersede, fencing_token=guard.fencing_token)
+            _end_superseded(runs, earlier.running_key, at)
         row = runs.create(
             session_id=head.pk,
             run_id=run_id,
-            turn=(last_turn or 0) + 1,
+            turn=(earlier.last_turn or 0) + 1,
             status=RunStatus.RUNNING.value,
             start_sequence=start_sequence,
             fencing_token=guard.fencing_token,
             started_at=at,
         )
-        self._interrupts_of(head.pk).delete()
+        if earlier.has_interrupt:
+            self._interrupts_of(head.pk).delete()
         if head.status != SessionStatus.ACTIVE:
             advance(self.db, head, at=at, status=SessionStatus.ACTIVE.value)
         return run_from(row, session_id)
 
-    def _earlier_runs(self, key: int, run_id: str) -> tuple[bool, int | None, int | None, int | None]:
-        """Whether the id is taken, the key and the token of the running run, and the last turn."""
+    def _earlier(self, key: int, run_id: str) -> _Earlier:
+        """What a new run must know of the session, in one statement; the session is locked."""
         runs = RunRow.objects.filter(session_id=OuterRef("pk"))
         running = runs.filter(status=RunStatus.RUNNING.value)
-        found: tuple[bool, int | None, int | None, int | None] = (
-            Session.objects.using(self.db.alias)
+        return _Earlier(
+            *Session.objects.using(self.db.alias)
             .filter(pk=key)
             .values_list(
                 Exists(runs.filter(run_id=run_id)),
                 Subquery(running.values("pk")[:1]),
                 Subquery(running.values("fencing_token")[:1]),
                 Subquery(runs.order_by("-turn").values("turn")[:1]),
+                Exists(InterruptRow.objects.filter(session_id=OuterRef("pk"))),
             )
             .get()
         )
-        return found
 
     @writes
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
