@@ -32,6 +32,16 @@ if TYPE_CHECKING:
         expired_session_cleanup_batches,
     )
     from helix_store.core.contracts import StateStore, UsageStore, require_state_store
+    from helix_store.core.dicts import (
+        DefaultResultDict,
+        MessageDict,
+        PatchDict,
+        StagedChangesDict,
+        TokenCountsDict,
+        ToolCallDict,
+        UsageEntryDict,
+        UsageSourceDict,
+    )
     from helix_store.core.ids import new_id
     from helix_store.core.limits import Limits
     from helix_store.core.merging import merge_changes
@@ -153,6 +163,7 @@ __all__ = [
     "DatabaseStateStore",
     "DatabaseStreamManager",
     "DatabaseUsageStore",
+    "DefaultResultDict",
     "Duration",
     "ErasureReceipt",
     "FencedOutError",
@@ -182,11 +193,13 @@ __all__ = [
     "LockLostError",
     "MemoryWorld",
     "Message",
+    "MessageDict",
     "MessagePage",
     "NoOpLockManager",
     "NotFoundError",
     "NotSupportedOnBackend",
     "OutcomeUnknown",
+    "PatchDict",
     "PatchError",
     "PendingToolCall",
     "PrunedStreams",
@@ -207,6 +220,7 @@ __all__ = [
     "SessionStatus",
     "SnapshotCheckpointer",
     "StagedChanges",
+    "StagedChangesDict",
     "StaleStateError",
     "StateStore",
     "StatusChange",
@@ -232,11 +246,14 @@ __all__ = [
     "SubmissionOutcome",
     "Timestamp",
     "TokenCounts",
+    "TokenCountsDict",
+    "ToolCallDict",
     "ToolStats",
     "Turn",
     "TurnInterrupted",
     "UsageBucket",
     "UsageEntry",
+    "UsageEntryDict",
     "UsageGroup",
     "UsageGrouping",
     "UsageKind",
@@ -245,6 +262,7 @@ __all__ = [
     "UsageReportGrouping",
     "UsageRollup",
     "UsageSource",
+    "UsageSourceDict",
     "UsageStore",
     "UsageTimeBucket",
     "UsageTotal",
@@ -282,6 +300,9 @@ _NAMES_BY_HOME: Final = {
     "helix_store.retention": "RetentionReport apply_retention prune_streams",
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
     "helix_store.core.contracts": "StateStore UsageStore require_state_store",
+    "helix_store.core.dicts": """
+        DefaultResultDict MessageDict PatchDict StagedChangesDict TokenCountsDict ToolCallDict UsageEntryDict
+        UsageSourceDict""",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
     "helix_store.core.merging": "merge_changes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
 from helix_store.core.types import (
     UNSET,
     Checkpoint,
@@ -138,7 +139,7 @@ class StateStore(Protocol):
     def append_messages(
         self,
         session_id: str,
-        messages: Sequence[Message],
+        messages: Sequence[AnyMessage],
         *,
         expected_version: int | None = None,
         fencing_token: int | None = None,
@@ -165,7 +166,7 @@ class StateStore(Protocol):
     # Staging and the atomic step
 
     def stage_changes(
-        self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]
+        self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges
     ) -> None: ...
 
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
@@ -185,7 +186,7 @@ class StateStore(Protocol):
         self,
         session_id: str,
         state: SessionState,
-        append_messages: Sequence[Message],
+        append_messages: Sequence[AnyMessage],
         step: StepInfo | Mapping[str, Any],
         *,
         expected_version: int | None = None,
@@ -290,7 +291,7 @@ class StateStore(Protocol):
     def add_pending_tool_calls(
         self,
         session_id: str,
-        calls: Mapping[str, dict[str, Any]],
+        calls: Mapping[str, AnyToolCall],
         *,
         owner_session_id: str | None = None,
         fencing_token: int | None = None,
@@ -322,7 +323,7 @@ class StateStore(Protocol):
         *,
         kind: RunStatus | str,
         context: dict[str, Any],
-        pending: Mapping[str, dict[str, Any]] | None = None,
+        pending: Mapping[str, AnyToolCall] | None = None,
         awaiting_children: list[Any] | None = None,
         step_id: str | None = None,
         tracing: dict[str, Any] | None = None,
@@ -355,9 +356,9 @@ class UsageStore(Protocol):
     Each method has an async counterpart with the same signature and the prefix ``a``: ``aget_rollup``.
     """
 
-    def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str: ...
+    def record_entry(self, entry: UsageEntry | AnyUsageEntry) -> str: ...
 
-    def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]: ...
+    def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]: ...
 
     def get_entries(
         self,

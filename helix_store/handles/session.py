@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, UsageStore, require_state_store
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.types import CheckpointPage, Duration, Message, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread
@@ -87,7 +88,7 @@ class SessionHandle:
 
     # Writing
 
-    def say(self, *messages: Message) -> int:
+    def say(self, *messages: AnyMessage) -> int:
         """Append messages outside a step, all or nothing, and return the new message count."""
         self._require_no_step("say")
         return self._store.append_messages(self._id, list(messages), fencing_token=self._fencing_token)

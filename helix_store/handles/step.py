@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from helix_store.core import moments
+from helix_store.core.dicts import AnyMessage, AnyToolCall
 from helix_store.core.merging import with_staged
 from helix_store.core.types import (
     TERMINAL_STATUSES,
-    Message,
     RunStatus,
     SessionState,
     SessionStatus,
@@ -81,7 +81,7 @@ class Step(BothContexts):
         self._state: SessionState | None = None
         self._version = 0
         self._number = 0
-        self._messages: list[Message] = []
+        self._messages: list[AnyMessage] = []
         self._staged: dict[str, StagedChanges] = {}
         self._asked: dict[str, dict[str, Any]] = {}
 
@@ -144,7 +144,7 @@ class Step(BothContexts):
 
     # In the block
 
-    def say(self, *messages: Message) -> None:
+    def say(self, *messages: AnyMessage) -> None:
         """Append messages with the commit."""
         checked_messages(messages)
         with self._working("say"):
@@ -173,7 +173,7 @@ class Step(BothContexts):
             self.session.store.stage_changes(self.session.id, self.id, changes)
             self._staged[tool_call_id] = copy.deepcopy(changes)
 
-    def wait_for(self, calls: Mapping[str, Mapping[str, Any]]) -> None:
+    def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
         """Suspend the session with the commit, until each call is answered.
 
         ``calls`` are entries by tool call id. A ``deadline`` is a duration, an aware time, or epoch

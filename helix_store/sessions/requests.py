@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from helix_store.core import validation
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode_all, encode_all
@@ -47,7 +48,7 @@ class EncodedMessage(NamedTuple):
     text: str
 
 
-def encode_messages(messages: Sequence[Message], limits: Limits) -> list[EncodedMessage]:
+def encode_messages(messages: Sequence[AnyMessage], limits: Limits) -> list[EncodedMessage]:
     """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with its path."""
     roles = validation.messages(messages)
     texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")

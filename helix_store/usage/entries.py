@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from helix_store.core import validation
+from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.ids import new_id
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import UsageKind, as_value
@@ -36,7 +37,7 @@ MAX_EXACT_AMOUNT: Final = 2**53
 _TOKEN_FIELDS: Final = tuple(field.name for field in fields(TokenCounts))
 
 
-def checked_entry(entry: UsageEntry | Mapping[str, Any], path: str = "") -> UsageEntry:
+def checked_entry(entry: UsageEntry | AnyUsageEntry, path: str = "") -> UsageEntry:
     """The entry as a read returns it, with an id. Raises `InvalidPayload` with a path below ``path``."""
     try:
         return _checked(as_value(UsageEntry, entry))

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from helix_store.core import validation
+from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import Timestamp, UsageKind
 from helix_store.core.usage import (
@@ -46,7 +47,7 @@ class UsageStoreBase:
 
     # Recording
 
-    def record_entry(self, entry: UsageEntry | Mapping[str, Any]) -> str:
+    def record_entry(self, entry: UsageEntry | AnyUsageEntry) -> str:
         """Record one entry and return its id.
 
         Tokens without a ``cost_usd`` are priced when the extra ``prices`` is installed and knows the model.
@@ -58,7 +59,7 @@ class UsageStoreBase:
         self._backend.record([checked])
         return str(checked.id)
 
-    def record_entries(self, entries: Iterable[UsageEntry | Mapping[str, Any]]) -> list[str]:
+    def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]:
         """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
         checked = [
             _priced(checked_entry(entry, path=f"entries/{index}"))

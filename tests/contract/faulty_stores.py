@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.limits import Limits
 from helix_store.core.types import (
     Checkpoint,
     InterruptRequest,
-    Message,
     MessagePage,
     Run,
     SessionPage,
@@ -187,7 +187,7 @@ class TakesAnyCursor(InMemoryStateStore):
 
 @caught_by("test_one_bad_message_keeps_all_of_them_out", parts.MessageContract)
 class AppendsOneByOne(InMemoryStateStore):
-    def append_messages(self, session_id: str, messages: Sequence[Message], **guard: Any) -> int:
+    def append_messages(self, session_id: str, messages: Sequence[AnyMessage], **guard: Any) -> int:
         for message in messages:
             super().append_messages(session_id, [message], **guard)
         return self.get_message_count(session_id)

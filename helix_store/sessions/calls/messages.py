@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from helix_store.core import validation
+from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import guard
 from helix_store.core.types import Message, MessagePage
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
@@ -19,7 +20,7 @@ class MessageCalls(StoreCalls):
     def append_messages(
         self,
         session_id: str,
-        messages: Sequence[Message],
+        messages: Sequence[AnyMessage],
         *,
         expected_version: int | None = None,
         fencing_token: int | None = None,

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.dicts import AnyMessage, AnyStagedChanges
 from helix_store.core.guards import Guard, guard
 from helix_store.core.patches import check_operation_count
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
-    Message,
     SessionState,
     StagedChanges,
     StepCommit,
@@ -41,7 +41,7 @@ _STEP_RULES: Final[dict[str, validation.Rule]] = {
 
 
 class StepCalls(StoreCalls):
-    def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | Mapping[str, Any]) -> None:
+    def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges) -> None:
         """Stage one tool call's changes for a step; `load_state` does not show them before they are promoted.
 
         One transaction that shares the session's lock with steps: a step that commits at the same time
@@ -94,7 +94,7 @@ class StepCalls(StoreCalls):
         self,
         session_id: str,
         state: SessionState,
-        append_messages: Sequence[Message],
+        append_messages: Sequence[AnyMessage],
         step: StepInfo | Mapping[str, Any],
         *,
         expected_version: int | None = None,

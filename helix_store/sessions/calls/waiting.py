@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helix_store.core import moments, validation
+from helix_store.core.dicts import AnyToolCall
 from helix_store.core.guards import guard
 from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission, Timestamp
 from helix_store.engine.async_twins import async_twin
@@ -22,7 +23,7 @@ class WaitingCalls(StoreCalls):
     def add_pending_tool_calls(
         self,
         session_id: str,
-        calls: Mapping[str, dict[str, Any]],
+        calls: Mapping[str, AnyToolCall],
         *,
         owner_session_id: str | None = None,
         fencing_token: int | None = None,
@@ -107,7 +108,7 @@ class WaitingCalls(StoreCalls):
         *,
         kind: RunStatus | str,
         context: dict[str, Any],
-        pending: Mapping[str, dict[str, Any]] | None = None,
+        pending: Mapping[str, AnyToolCall] | None = None,
         awaiting_children: list[Any] | None = None,
         step_id: str | None = None,
         tracing: dict[str, Any] | None = None,

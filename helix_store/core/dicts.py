@@ -1,0 +1,129 @@
+"""The dicts that calls take, for editors and type checkers.
+
+A call takes any other mapping too: keys that are not named here are stored as they are where a payload may
+have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Literal, Required, TypeAlias, TypedDict
+
+from helix_store.core.types import Duration, Timestamp, UsageKind
+from helix_store.core.usage import TokenCounts, UsageSource
+
+__all__ = [
+    "AnyMessage",
+    "AnyStagedChanges",
+    "AnyToolCall",
+    "AnyUsageEntry",
+    "DefaultResultDict",
+    "MessageDict",
+    "PatchDict",
+    "StagedChangesDict",
+    "TokenCountsDict",
+    "ToolCallDict",
+    "UsageEntryDict",
+    "UsageSourceDict",
+]
+
+
+class MessageDict(TypedDict, total=False):
+    """A message, in the form of chat completions. Only ``role`` is required."""
+
+    role: Required[str]
+    content: str | list[Any] | None
+    name: str
+    tool_calls: list[Any]
+    tool_call_id: str
+    thinking: Any
+
+
+class DefaultResultDict(TypedDict):
+    """The result that a call gets when nobody answers before its deadline."""
+
+    result: Any
+
+
+class ToolCallDict(TypedDict, total=False):
+    """A tool call for a client or a person to answer; with an ``approval_id`` it asks for an approval.
+
+    A ``deadline`` may be a time, or a duration from now.
+    """
+
+    tool_name: Required[str]
+    input: Any
+    run_id: str | None
+    requested_at: Timestamp | None
+    deadline: Timestamp | timedelta | None
+    approval_id: str | None
+    on_expiry: Literal["fail", "reject"] | DefaultResultDict | None
+
+
+PatchDict = TypedDict(
+    "PatchDict",
+    {
+        "op": Required[Literal["add", "remove", "replace", "move", "copy", "test"]],
+        "path": Required[str | list[str | int]],
+        "from": str | list[str | int],
+        "value": Any,
+    },
+    total=False,
+)
+"""A JSON Patch operation. A path is a JSON pointer or a list of keys and indexes."""
+
+
+class StagedChangesDict(TypedDict, total=False):
+    """The changes of one tool call to the custom state, as patches or as values to merge."""
+
+    tool_call_id: Required[str]
+    patches: list[PatchDict]
+    merge_changes: dict[str, Any] | None
+    timestamp: Timestamp | None
+
+
+class UsageSourceDict(TypedDict):
+    """The agent, tool or sub-agent that caused the usage."""
+
+    type: str
+    name: str
+
+
+class TokenCountsDict(TypedDict, total=False):
+    prompt: int
+    completion: int
+    reasoning: int
+    cached: int
+    total: int
+
+
+class UsageEntryDict(TypedDict, total=False):
+    """One event with usage; which of the further fields it has depends on ``kind``."""
+
+    kind: Required[UsageKind | Literal["tokens", "tool", "subagent", "custom"]]
+    session_id: Required[str]
+    step_count: Required[int]
+    timestamp: Required[Timestamp]
+    source: Required[UsageSource | UsageSourceDict]
+    run_id: str | None
+    id: str | None
+    cost_usd: Decimal | int | float | str | None
+    model: str
+    tokens: TokenCounts | TokenCountsDict
+    tool_name: str
+    agent_type: str
+    sub_session_id: str
+    success: bool
+    duration_ms: Duration
+    type: str
+    name: str
+    amount: int | float
+    unit: str | None
+
+
+AnyMessage: TypeAlias = MessageDict | Mapping[str, Any]
+AnyToolCall: TypeAlias = ToolCallDict | Mapping[str, Any]
+AnyStagedChanges: TypeAlias = StagedChangesDict | Mapping[str, Any]
+AnyUsageEntry: TypeAlias = UsageEntryDict | Mapping[str, Any]
