@@ -59,6 +59,10 @@ class Browser:
             self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": [selector]})
         )
 
+    def run(self, script: str) -> Any:
+        """What a script returns."""
+        return self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+
     def resize(self, width: int, height: int) -> None:
         """The size of the page. Set like this because a window has a least width."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -67,8 +71,7 @@ class Browser:
 
     def content_width(self) -> int:
         """The width of the page with what one has to scroll to."""
-        script = "return document.documentElement.scrollWidth"
-        return int(self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": []}))
+        return int(self.run("return document.documentElement.scrollWidth"))
 
     def screenshot(self) -> bytes:
         """The page as PNG."""

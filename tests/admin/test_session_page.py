@@ -20,7 +20,7 @@ from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of, write_session
 from tests.admin.test_operations import address, row_of, step, told
 
-EXACT_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [-+:A-Z0-9]+")
+EXACT_TIME = re.compile(r"\d\d:\d\d:\d\d [-+:A-Z0-9]+")
 
 
 def _state(browser: Browser, session_id: str = "s") -> SessionState:
@@ -249,7 +249,7 @@ def test_a_timeline_shows_runs_steps_waits_and_sub_agents(browser: Browser) -> N
         pending={"c": {"tool_name": "ask", "input": None}},
     )
     page = _section(browser, "timeline")
-    for words in ("Run 1 suspended client tool", "Step 1 look", "visa-adviser sub-agent", "Wait still waits"):
+    for words in ("Run 1 waits for a person", "Step 1 look", "visa-adviser sub-agent", "Wait still waits"):
         assert words in page.text, words
     bars = [a for tag, a in page.elements.started if tag == "svg" and a.get("class") == "helix-bar"]
     assert len(bars) == 4
