@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.auth.models import Permission
+from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.test import Client
+from django.db import connections
+from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from helix_store.admin import SessionAdmin
 from helix_store.admin.operating import list_action
+from helix_store.admin.sections import SECTIONS
 from helix_store.admin.session_operations import (
     ANSWER,
     BRANCH,
@@ -333,6 +337,35 @@ def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Br
     assert not LogEntry.objects.filter(object_id=str(session.pk)).exists()
 
 
+@pytest.mark.parametrize("who", WHO)
+def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser, who: str) -> None:
+    sign_in, permitted = WHO[who]
+    waiting_session(visitor)
+    step(visitor, 1)
+    session = row_of(visitor)
+    sign_in(visitor)
+    may_view = who not in ("anonymous", "staff without permissions", "deleter who may not view")
+    offered: set[str] = set()
+    for section in SECTIONS:
+        page = visitor.page_of(session, section=section.name)
+        is_hidden = section.needs and who != "superuser"
+        expected = 302 if who == "anonymous" else 200 if may_view and not is_hidden else 403
+        assert page.status == expected, section.name
+        offered |= set(re.findall(r"/operation/([a-z-]+)/", page.html))
+        # Whatever the page offers can be opened.
+        for tag, attributes in page.elements.started:
+            if tag == "a" and "/operation/" in str(attributes.get("href")):
+                assert visitor.open(str(attributes["href"])).status == 200
+        assert visitor.client.post(f"{_page_of(session)}?section={section.name}").status_code in (302, 403)
+    names = {"change": {"interrupt", "abort", "mark-failed", "answer"}, "delete": {"delete-session"}}
+    names["checkpoint"] = {"prune-checkpoints", "restore", "branch"}
+    assert offered == set().union(*(names[each] for each in permitted))
+
+
+def _page_of(session: Session) -> str:
+    return reverse("admin:helix_store_session_change", args=[session.pk])
+
+
 def test_an_operation_that_does_not_exist_is_not_found(browser: Browser) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     session = row_of(browser)
@@ -341,6 +374,37 @@ def test_an_operation_that_does_not_exist_is_not_found(browser: Browser) -> None
     # A row that is not there leads to the list.
     url = reverse("admin:helix_store_session_operation", args=[session.pk + 1, "interrupt"])
     assert browser.open(url).status == 302
+
+
+def test_of_two_people_who_act_on_the_same_page_one_is_refused(browser: Browser) -> None:
+    """Both hold a page of the same version; the row is locked before the version is compared."""
+    store_of(browser.database).create_session("s", agent_type="a")
+    checkpoint = step(browser, 1)
+    session = row_of(browser)
+    given = {"checkpoint": checkpoint, "expected": session.version, "confirmed": "yes"}
+    barrier = threading.Barrier(2)
+    said: list[str] = []
+    user = User.objects.get(username__startswith="user-")
+
+    def act() -> None:
+        request = RequestFactory().post("/")
+        request.user = user
+        try:
+            barrier.wait()
+            outcome = RESTORE.run(request, session, given, expected=str(session.version))
+            said.append(f"{outcome.is_done} {outcome.message}")
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=act) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused, done = sorted(said)
+    assert done.startswith("True Restored the checkpoint")
+    assert refused.startswith("False Nothing was done: an agent or another person has changed the session")
+    assert row_of(browser).version == session.version + 1
 
 
 # --- Lists ----------------------------------------------------------------------------------------
