@@ -16,6 +16,7 @@ PUBLIC_NAMES = {
     "helix_store.cleanup": """
         CleanupSummary ErasureReceipt erase expired_session_cleanup expired_session_cleanup_batches""",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
+    "helix_store.contrib.session_search": "IndexSessionSearch",
     "helix_store.core.contracts": "StateStore UsageStore require_state_store",
     "helix_store.core.ids": "checkpoint_id new_id parse_checkpoint_id",
     "helix_store.core.limits": "Limits",
@@ -68,6 +69,7 @@ BESIDE_THE_DOOR = {
     "checks.py": "system checks ask databases that the stores may not use",
     "management/commands/migrate.py": "the advisory lock around Django's own command",
     "contrib/row_level_security.py": "a migration has a schema editor",
+    "contrib/session_search.py": "a migration has a schema editor",
     "migrations/_operations.py": "a migration has a schema editor",
     "models/fields.py": "Django asks a field for its type by the connection",
     "transfer/sources/postgres.py": "the database of another store, which is no alias of the project",

@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import identifier, link
 from helix_store.admin.lookups import (
@@ -72,7 +73,7 @@ class ReadOnlyAdmin(ModelAdmin):
     of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
     """Columns and fields that show rows of another model: they need the permission to view that model."""
 
-    actions = None
+    actions: Any = None
     list_per_page = 50
     paginator = BoundedPaginator
     show_facets = admin.ShowFacets.NEVER
@@ -214,7 +215,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
                 response.context_data["of_session"] = self.session_link(session)
         return response
 
-    @admin.display(description="session")
+    @admin.display(description=_("session"))
     def of_session(self, row: Any) -> SafeString:
         return self.session_link(row.session)
 

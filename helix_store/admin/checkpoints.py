@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import (
@@ -33,9 +34,9 @@ class CheckpointAdmin(SessionChildAdmin):
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (
         (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "created_at")}),
-        ("State", {"fields": ("custom_state", "rest_of_state")}),
+        (_("State"), {"fields": ("custom_state", "rest_of_state")}),
         (
-            "Place in the history",
+            _("Place in the history"),
             {
                 "fields": (
                     "version",
@@ -57,27 +58,27 @@ class CheckpointAdmin(SessionChildAdmin):
         # A state between checkpoints is shown on its session's page, a base in the states that need it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
-    @admin.display(description="checkpoint")
+    @admin.display(description=_("checkpoint"))
     def name(self, checkpoint: Checkpoint) -> SafeString:
         return identifier(checkpoint.checkpoint_id or NOTHING)
 
-    @admin.display(description="steps")
+    @admin.display(description=_("steps"))
     def steps(self, checkpoint: Checkpoint) -> int:
         return checkpoint.step_count
 
-    @admin.display(description="messages")
+    @admin.display(description=_("messages"))
     def messages(self, checkpoint: Checkpoint) -> int:
         return checkpoint.message_count
 
-    @admin.display(description="bytes")
+    @admin.display(description=_("bytes"))
     def size(self, checkpoint: Checkpoint) -> str:
         return f"{checkpoint.size_bytes:,}"
 
-    @admin.display(description="status", empty_value="-")
+    @admin.display(description=_("status"), empty_value="-")
     def status_badge(self, checkpoint: Checkpoint) -> SafeString | None:
         return badge(checkpoint.status) if checkpoint.status else None
 
-    @admin.display(description="custom state")
+    @admin.display(description=_("custom state"))
     def custom_state(self, checkpoint: Checkpoint) -> SafeString | str:
         payload = payload_of(checkpoint, "payload")
         if payload is not None and checkpoint.base_id is not None:
@@ -85,7 +86,7 @@ class CheckpointAdmin(SessionChildAdmin):
             payload = whole_state(payload, bases.values_list(PayloadText("payload"), flat=True).first())
         return json_block(payload)
 
-    @admin.display(description="rest of the state")
+    @admin.display(description=_("rest of the state"))
     def rest_of_state(self, checkpoint: Checkpoint) -> SafeString | str:
         return json_block(payload_of(checkpoint, "envelope"), shown=without_secrets)
 

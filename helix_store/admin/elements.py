@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import ngettext
+from django.utils.translation import gettext, ngettext
 
 from helix_store.admin.names import name_of_status
 from helix_store.admin.times import distance, format_time
@@ -137,7 +137,7 @@ def progress(steps: int, messages: int) -> str:
 
 def text_block(text: str) -> SafeString:
     """A text with its lines, cut if it is very long."""
-    ending = note(f"Cut after {JSON_LIMIT:,} characters.") if len(text) > JSON_LIMIT else ""
+    ending = _cut() if len(text) > JSON_LIMIT else ""
     return format_html('<pre class="helix-text">{}</pre>{}', printable(text[:JSON_LIMIT]), ending)
 
 
@@ -156,15 +156,20 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
         document = decode(stored)
         text, is_cut = json_start(document if shown is None else shown(document), JSON_LIMIT)
     except (IntegrityFault, RecursionError):
-        return note("The stored text cannot be read as JSON.")
+        return note(gettext("The stored text cannot be read as JSON."))
     line_count = text.count("\n") + 1
+    words = gettext("more than %(count)s lines of JSON") if is_cut else gettext("%(count)s lines of JSON")
     return format_html(
-        '<details class="helix-json"{}><summary>{} lines of JSON</summary><pre>{}</pre>{}</details>',
+        '<details class="helix-json"{}><summary>{}</summary><pre>{}</pre>{}</details>',
         " open" if len(text) <= _OPEN_UP_TO else "",
-        f"more than {line_count:,}" if is_cut else f"{line_count:,}",
+        words % {"count": f"{line_count:,}"},
         printable(text),
-        note(f"Cut after {JSON_LIMIT:,} characters.") if is_cut else "",
+        _cut() if is_cut else "",
     )
+
+
+def _cut() -> SafeString:
+    return note(gettext("Cut after %(count)s characters.") % {"count": f"{JSON_LIMIT:,}"})
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int) -> SafeString | str:
@@ -176,7 +181,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int)
         '<table class="helix-table"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}',
         format_html_join("", '<th scope="col">{}</th>', ((heading,) for heading in headings)),
         format_html_join("", "<tr>{}</tr>", ((_cells(row),) for row in seen[:limit])),
-        note(f"Only the first {limit} are shown.") if len(seen) > limit else "",
+        note(gettext("Only the first %(count)s are shown.") % {"count": limit}) if len(seen) > limit else "",
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from tempfile import SpooledTemporaryFile
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, QuerySet
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import FileResponse, HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.translation import gettext, override
 from django.utils.translation import gettext_lazy as _
 
@@ -72,7 +73,7 @@ EXPORT: Final = Operation(
 
 
 @admin.action(description=EXPORT.label, permissions=["export"])
-def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
     """Ask, then send a file. It shows one moment of the database, and is written before it is sent."""
     sessions = list(queryset[: _SESSIONS_AT_ONCE + 1])
     refusal = None
@@ -86,7 +87,7 @@ def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) ->
     if CONFIRMED not in request.POST:
         hidden = [("action", "export_sessions"), (CONFIRMED, "yes")]
         hidden += [(ACTION_CHECKBOX_NAME, str(session.pk)) for session in sessions]
-        answer: HttpResponse = page.confirmation_page(
+        answer: HttpResponseBase = page.confirmation_page(
             request, EXPORT, NoInput(), sessions, hidden, request.get_full_path()
         )
         return answer
@@ -100,7 +101,7 @@ def _file_of(request: HttpRequest, sessions: list[Any]) -> FileResponse:
     with override(None):
         for session in sessions:
             LogEntry.objects.create(
-                user_id=request.user.pk,
+                user_id=cast("int", request.user.pk),
                 content_type=ContentType.objects.get_for_model(Session),
                 object_id=session.pk,
                 object_repr=str(session)[:200],

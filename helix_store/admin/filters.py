@@ -153,14 +153,15 @@ class ExpiryFilter(ChoiceFilter):
             found = sessions.non_terminal().filter(expires_at__gt=now, expires_at__lte=soon)
         # Two statements: in one, PostgreSQL passes over all sessions in the order of the list.
         keys = found.order_by("expires_at", "pk").values_list("pk", flat=True)[:_MOST_EXPIRIES]
-        return queryset.filter(pk__in=list(keys))
+        matching: QuerySet[Any] = queryset.filter(pk__in=list(keys))
+        return matching
 
 
 class ChangedFilter(ChoiceFilter):
     title = _("last change")
     parameter_name = "changed"
     options = (("today", _("today")), ("week", _("past 7 days")), ("month", _("past 30 days")))
-    _days: Final = {"today": 0, "week": 7, "month": 30}
+    _days = {"today": 0, "week": 7, "month": 30}
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
         return queryset.filter(updated_at__gte=start_of_day(days_ago=self._days[value]))

@@ -55,7 +55,8 @@ class LockList(OrderedChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        if not self.model_admin.may_view(request, Session):
+        page: Any = self.model_admin
+        if not page.may_view(request, Session):
             return
         locks = list(self.result_list)
         sessions = Session.objects.using(self.root_queryset.db).filter(

@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import (
@@ -35,7 +36,7 @@ _BETWEEN: Final = re.compile(r"[\s,:]*")
 _CUT_ESCAPE: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)$")
 _read_value = json.JSONDecoder().raw_decode
 
-_UNREADABLE: Final = "This message cannot be read."
+_UNREADABLE: Final = _("This message cannot be read.")
 
 
 @admin.register(Message)
@@ -51,17 +52,17 @@ class MessageAdmin(SessionChildAdmin):
         messages: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
         return messages
 
-    @admin.display(description="message")
+    @admin.display(description=_("message"))
     def preview(self, message: Any) -> SafeString | str:
         text = message_preview(message.payload_start)
-        return note(_UNREADABLE) if text is None else text
+        return note(str(_UNREADABLE)) if text is None else text
 
-    @admin.display(description="says")
+    @admin.display(description=_("says"))
     def said(self, message: Message) -> SafeString:
         text = message_text(payload_of(message, "payload") or "")
-        return note(_UNREADABLE) if text is None else text_block(text)
+        return note(str(_UNREADABLE)) if text is None else text_block(text)
 
-    @admin.display(description="as stored")
+    @admin.display(description=_("as stored"))
     def document(self, message: Message) -> SafeString | str:
         return json_block(payload_of(message, "payload"))
 

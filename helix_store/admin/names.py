@@ -41,4 +41,4 @@ class NamedChoicesFilter(ChoicesFieldListFilter):
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         for choice in super().choices(changelist):
-            yield {**choice, "display": STATUS_NAMES.get(choice["display"], choice["display"])}
+            yield {**choice, "display": name_of_status(str(choice["display"]))}

@@ -61,7 +61,8 @@ class SessionList(OrderedChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        if not self.model_admin.may_view(request, UsageEntry):
+        page: Any = self.model_admin
+        if not page.may_view(request, UsageEntry):
             return
         sessions = list(self.result_list)
         totals = session_totals([session.pk for session in sessions], using=self.root_queryset.db)
@@ -107,12 +108,16 @@ class SessionAdmin(SessionPage, OperatedList):
         return SessionList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        sessions: QuerySet[Any] = super().get_queryset(request)
-        return sessions.annotate(
-            title_start=start_of("title", _TITLE_LENGTH),
-            failure_start=start_of("failure_reason", REASON_LENGTH),
-            calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
+        sessions: QuerySet[Any] = (
+            super()
+            .get_queryset(request)
+            .annotate(
+                title_start=start_of("title", _TITLE_LENGTH),
+                failure_start=start_of("failure_reason", REASON_LENGTH),
+                calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
+            )
         )
+        return sessions
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

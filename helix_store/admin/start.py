@@ -167,7 +167,7 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
         rows = [
             (short_id(oldest.name), ""),
             (gettext("held by"), one_line(oldest.owner or "", _TITLE_LENGTH)),
-            (gettext("lease ends"), distance(oldest.expires_at)),  # type: ignore[arg-type]  # held: it has one
+            (gettext("lease ends"), distance(oldest.expires_at)),
         ]
         session = Session.objects.filter(tenant=oldest.tenant, session_id=oldest.name).only("pk").first()
         if session is not None and may_view_sessions:

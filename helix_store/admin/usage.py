@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
@@ -53,7 +54,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     def report_view(self, request: HttpRequest) -> HttpResponse:
         return report_response(self, request)
 
-    def csv_view(self, request: HttpRequest) -> HttpResponse:
+    def csv_view(self, request: HttpRequest) -> StreamingHttpResponse:
         return csv_response(self, request)
 
     @admin.display(description=_("time"))
@@ -71,7 +72,11 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     @admin.display(description=_("session page"), empty_value=NOTHING)
     def of_session(self, entry: UsageEntry) -> SafeString | None:
         # Without a look-up: the key is that of a session, or null after its deletion.
-        return None if entry.session_id is None else link(self.page_url(Session, entry.session_id), _("open"))
+        return (
+            None
+            if entry.session_id is None
+            else link(self.page_url(Session, entry.session_id), gettext("open"))
+        )
 
     @admin.display(description=_("spent on"))
     def spent_on(self, entry: UsageEntry) -> SafeString | str:

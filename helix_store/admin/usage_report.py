@@ -112,7 +112,7 @@ def report_response(page: Any, request: HttpRequest) -> HttpResponse:
             ),
             "total_cost": dollars(total.cost_usd),
         }
-    request.current_app = page.admin_site.name  # type: ignore[attr-defined]  # as the views of Django do
+    request.current_app = page.admin_site.name
     return TemplateResponse(request, "admin/helix_store/usage_report.html", context)
 
 

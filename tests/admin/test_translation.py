@@ -1,0 +1,98 @@
+"""The German pages: every text of the code and the templates is translated, and is what the pages show."""
+
+from __future__ import annotations
+
+import ast
+import gettext
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.test.utils import override_settings
+from django.urls import reverse
+from django.utils.translation.template import templatize
+
+import helix_store
+from helix_store.models import Session
+from tests.admin.conftest import Browser
+from tests.admin.rows import MODELS, rows_of, store_of, write_session
+
+PACKAGE = Path(helix_store.__file__).parent
+CATALOG = PACKAGE / "locale/de/LC_MESSAGES"
+MARKS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKS:
+            text = node.args[0]
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield text.value
+
+
+def _marked_texts() -> set[str]:
+    """What the code and the templates mark for translation."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        found.update(_texts(ast.parse(path.read_text())))
+    for path in PACKAGE.rglob("*.html"):
+        for call in re.findall(r"\bn?gettext\(.*?\)(?= |$)", templatize(path.read_text()), re.MULTILINE):
+            found.update(_texts(ast.parse(call.replace("ngettext(", "ngettext(", 1), mode="exec")))
+    return found
+
+
+def test_every_marked_text_has_a_german_one() -> None:
+    with (CATALOG / "django.mo").open("rb") as file:
+        german = gettext.GNUTranslations(file)
+    known = {key if isinstance(key, str) else key[0] for key in german._catalog}  # type: ignore[attr-defined]
+    marked = _marked_texts()
+    assert {"Needs a person", "%(count)d minute ago", "Charts and CSV", "Figures of the days"} <= marked
+    assert sorted(marked - known) == []
+
+
+def test_the_source_of_the_catalog_has_no_empty_or_doubtful_text() -> None:
+    entries = (CATALOG / "django.po").read_text().split("\n\n")[1:]
+    assert len(entries) > 300
+    assert [entry for entry in entries if re.search(r'^msgstr(\[\d\])? ""$', entry, re.MULTILINE)] == []
+    assert [entry for entry in entries if "fuzzy" in entry] == []
+
+
+def test_the_placeholders_of_a_translation_are_those_of_the_text() -> None:
+    placeholder = re.compile(r"%\(\w+\)[sd]|%[sd]|\{\w*\}")
+    for entry in (CATALOG / "django.po").read_text().split("\n\n")[1:]:
+        sources = re.findall(r'^msgid(?:_plural)? "(.*)"$', entry, re.MULTILINE)
+        expected = [sorted(placeholder.findall(source)) for source in sources]
+        for translated in re.findall(r'^msgstr(?:\[\d\])? "(.*)"$', entry, re.MULTILINE):
+            assert sorted(placeholder.findall(translated)) in expected, entry
+
+
+def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
+    session = write_session(browser.database, "x")
+    store_of(browser.database).create_session("late", agent_type="a", expires_at=0)
+    with override_settings(LANGUAGE_CODE="de"):
+        listed = browser.list_of(Session).text
+        started = browser.open(reverse("admin:app_list", args=["helix_store"])).text
+        others = [browser.list_of(model) for model in MODELS] + [
+            browser.page_of(row) for row in rows_of(session)
+        ]
+        report = browser.open(reverse("admin:helix_store_usageentry_report")).text
+    for words in ("Nachrichten, Schritte", "Kosten, Token", "vor 0 Sekunden", "abgelaufen vor", "Jahren"):
+        assert words in listed
+    assert "Braucht einen Menschen" in started
+    assert "Agentensitzungen" in started
+    assert "Nach Agententyp" in report
+    assert [page.status for page in others] == [200] * len(others)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the build runs in a shell")
+def test_the_wheel_contains_the_catalog(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=PACKAGE.parent, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in ("locale/de/LC_MESSAGES/django.mo", "static/helix_store/lists.css"):
+        assert f"helix_store/{name}" in names
