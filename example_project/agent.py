@@ -1,38 +1,30 @@
-"""A small agent loop on the store: each step is one transaction, and any worker can continue a session.
+"""A small agent on the store: its model, its tools, and who must approve them. The turn does the rest.
 
-A worker may die at any time. The next one loads the session and continues from its history. A step that was
-not committed has no effect.
+A worker may die at any time. The next turn continues from the stored history. A step that was not committed
+has no effect.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-from django.db import transaction
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Protocol
 
 from example_project.events import Event, Report
 from example_project.spending import Spending
-from helix_store.core.types import (
-    Message,
-    Run,
-    RunStatus,
-    SessionState,
-    SessionStatus,
-    StepInfo,
-)
-from helix_store.exceptions import SessionNotFound
-from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from helix_store import DatabaseStateStore, DatabaseUsageStore, Message, SessionState, SessionStatus
+from helix_store.handles import Step, Turn
 
-__all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval", "existing_state"]
+__all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval"]
 
 
-_DAYS_TO_DECIDE = 7
+_TIME_TO_DECIDE: Final = timedelta(days=7)
 """After this time the cleanup of expired sessions rejects the call."""
+_OUTCOMES: Final = {SessionStatus.PAUSED: "paused", SessionStatus.COMPLETED: "finished"}
 
 
 @dataclass(frozen=True)
@@ -49,23 +41,20 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool, and the step in which its changes are staged."""
+    """One call of a tool, in the step that promotes its changes."""
 
     store: DatabaseStateStore
-    session_id: str
-    agent_type: str
-    step: StepInfo
+    step: Step
     tool_call_id: str
     arguments: dict[str, Any]
     report: Report
     spending: Spending
 
     def stage(self, **changes: Any) -> None:
-        """Stage changes to the custom state; the step promotes them."""
-        staged = {"tool_call_id": self.tool_call_id, **changes}
-        self.store.stage_changes(self.session_id, self.step.step_id, staged)
+        """Stage changes to the custom state."""
+        self.step.stage(self.tool_call_id, **changes)
         text = f"{self.tool_call_id} staged its changes"
-        self.report(Event("staged", self.agent_type, self.step.step_id, text))
+        self.report(Event("staged", self.step.state.agent_type, self.step.id, text))
 
 
 Tool = Callable[[ToolCall], Any]
@@ -73,12 +62,17 @@ Tool = Callable[[ToolCall], Any]
 
 @dataclass(frozen=True)
 class AgentKind:
-    """An agent: its model, its tools, and the tools that a person must approve."""
+    """An agent: its model, its tools, and the tools that a person must approve.
+
+    The first answer without tool calls is the output of the session, unless it ``is_chat``: then it ends the
+    turn, and the next message begins another one.
+    """
 
     agent_type: str
     model: Model
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     needs_approval: frozenset[str] = frozenset()
+    is_chat: bool = False
 
 
 class Agent:
@@ -93,168 +87,96 @@ class Agent:
     def run(self, session_id: str) -> SessionState:
         """Continue the session until it is finished or waits for a person. Safe to repeat.
 
-        A run that is still open belongs to a worker that died, and is superseded.
+        Raises `SessionBusy` while another worker drives the session.
         """
-        state = existing_state(self.store, session_id)
-        if state.status.is_terminal:
-            open_run = self.store.get_current_run(session_id)
-            if open_run is not None:
-                self._end(open_run, state)
-            return state
-        if state.status is SessionStatus.PAUSED:
-            if _waits(state):
-                return state
-            self.store.resume(session_id, expected_version=state.version)
-        run = self.store.start_run(session_id, supersede=True)
-        # Before the first step, not in the branch above: a worker may have died after `resume`.
-        self.store.take_tool_results(session_id)
-        state = self._step(session_id, run.run_id)
-        while state.status is SessionStatus.ACTIVE:
-            state = self._step(session_id, run.run_id)
-        self._end(run, state)
-        return state
+        with self.store.session(session_id).turn() as turn:
+            self.drive(turn)
+        if turn.run is not None:
+            outcome = _OUTCOMES.get(turn.state.status, "stopped")
+            text = f"turn {turn.run.turn} {outcome}"
+            self.report(Event(outcome, self.kind.agent_type, f"step-{turn.state.step_count}", text))
+        return turn.state
 
-    def _end(self, run: Run, state: SessionState) -> None:
-        is_waiting = state.status is SessionStatus.PAUSED
-        self.store.update_run(
-            state.session_id,
-            run.run_id,
-            status=RunStatus.SUSPENDED_CLIENT_TOOL if is_waiting else RunStatus.COMPLETED,
-            step_count=state.step_count,
-            completion_reason="waits for an approval" if is_waiting else "answered",
-        )
-        outcome = "paused" if is_waiting else "finished"
-        self._tell(outcome, f"step-{state.step_count}", f"turn {run.turn} {outcome}")
+    def drive(self, turn: Turn) -> None:
+        """Take steps until the model has answered, a person has to decide, or somebody stops the session."""
+        while turn.is_active:
+            with turn.step() as step:
+                is_answered = self._work(turn, step)
+            self._tell("step", step, f"committed as version {step.state.version}")
+            if is_answered:
+                break
 
-    def _step(self, session_id: str, run_id: str) -> SessionState:
-        """Call the model unless tool calls are open, run the tool calls, and commit all of it at once."""
-        state = existing_state(self.store, session_id)
-        history = self.store.get_messages(session_id).messages
-        step = StepInfo(f"step-{state.step_count + 1}", state.step_count + 1)
-        # A worker that died in this step may have staged changes of calls that this attempt does not make.
-        self.store.discard_staging(session_id, step.step_id)
-        spending = Spending(self.usage, session_id, run_id, self.kind.agent_type)
-        new_messages: list[Message] = []
-        calls = _open_calls(history)
+    def _work(self, turn: Turn, step: Step) -> bool:
+        """Call the model unless tool calls are open, and run the tool calls; whether that was the answer."""
+        history = turn.messages()
+        spending = Spending(self.usage, turn, step)
+        calls = _calls(history[-1]) if history else []
         if not calls:
             reply = self.kind.model.reply(history)
-            self._tell("model", step.step_id, _said(reply.message))
-            new_messages.append(reply.message)
-            calls = reply.message.get("tool_calls", [])
-            spending.tokens(step, reply.tokens)
-        waiting = [call for call in calls if self._needs_approval(state, call)]
-        if calls and not waiting:
-            new_messages += self._results(state, step, calls, spending)
-        elif not calls:
-            state.status = SessionStatus.COMPLETED
-            state.output = {"answer": new_messages[-1]["content"]}
-        state.step_count = step.step_count
-        # The step and its pause commit together.
-        with transaction.atomic(using=self.store.alias):
-            commit = self.store.save_state_and_promote_staging(
-                session_id, state, new_messages, step, expected_version=state.version, run_id=run_id
-            )
-            if waiting:
-                self._wait_for_approval(session_id, step, run_id, waiting)
-        self._tell("step", step.step_id, f"committed as version {commit.new_version}")
-        return existing_state(self.store, session_id) if waiting else state
-
-    def _wait_for_approval(
-        self, session_id: str, step: StepInfo, run_id: str, calls: Sequence[dict[str, Any]]
-    ) -> None:
-        self.store.suspend(
-            session_id,
-            kind=RunStatus.SUSPENDED_CLIENT_TOOL,
-            context={"tool_call_ids": [call["id"] for call in calls]},
-            pending={call["id"]: _pending(call, run_id) for call in calls},
-            step_id=step.step_id,
-        )
-
-    def _needs_approval(self, state: SessionState, call: dict[str, Any]) -> bool:
-        needs_approval = call["function"]["name"] in self.kind.needs_approval
-        return needs_approval and call["id"] not in state.completed_client_tool_calls
-
-    def _results(
-        self, state: SessionState, step: StepInfo, calls: Sequence[dict[str, Any]], spending: Spending
-    ) -> list[Message]:
-        """Run the calls in parallel; their results are in the order of the calls."""
+            self._tell("model", step, _said(reply.message))
+            step.say(reply.message)
+            spending.tokens(reply.tokens)
+            calls = _calls(reply.message)
+            if not calls:
+                if not self.kind.is_chat:
+                    step.finish(output={"answer": reply.message["content"]})
+                return True
+        undecided = [call for call in calls if self._needs_approval(call) and call["id"] not in turn.results]
+        if undecided:
+            step.wait_for({call["id"]: _question(call) for call in undecided})
+            return False
+        result = partial(self._result, turn.results, step, spending)
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
-            return list(pool.map(lambda call: self._result(state, step, call, spending), calls))
+            step.say(*pool.map(result, calls))
+        return False
+
+    def _needs_approval(self, call: dict[str, Any]) -> bool:
+        return call["function"]["name"] in self.kind.needs_approval
 
     def _result(
-        self, state: SessionState, step: StepInfo, call: dict[str, Any], spending: Spending
+        self, decisions: Mapping[str, Any], step: Step, spending: Spending, call: dict[str, Any]
     ) -> Message:
-        function = call["function"]
-        decision = state.completed_client_tool_calls.get(call["id"])
-        if decision is not None and not decision.get("approved"):
+        name = call["function"]["name"]
+        if self._needs_approval(call) and not decisions[call["id"]].get("approved"):
             result = {"refused": "A person did not approve this."}
         else:
-            result = self._run_tool(state, step, call, spending)
-        return {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "name": function["name"],
-            "content": json.dumps(result),
-        }
+            with spending.tool(name):
+                tool_call = ToolCall(self.store, step, call["id"], _arguments(call), self.report, spending)
+                result = self.kind.tools[name](tool_call)
+        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": json.dumps(result)}
 
-    def _run_tool(self, state: SessionState, step: StepInfo, call: dict[str, Any], spending: Spending) -> Any:
-        name = call["function"]["name"]
-        tool_call = ToolCall(
-            store=self.store,
-            session_id=state.session_id,
-            agent_type=self.kind.agent_type,
-            step=step,
-            tool_call_id=call["id"],
-            arguments=json.loads(call["function"]["arguments"]),
-            report=self.report,
-            spending=spending,
-        )
-        with spending.tool(step, call["id"], name):
-            return self.kind.tools[name](tool_call)
-
-    def _tell(self, kind: str, step_id: str, text: str) -> None:
-        self.report(Event(kind, self.kind.agent_type, step_id, text))
+    def _tell(self, kind: str, step: Step, text: str) -> None:
+        self.report(Event(kind, self.kind.agent_type, step.id, text))
 
 
 def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: bool) -> list[str]:
     """Answer each pending call of a session, in any process, and return the ids of the calls."""
-    pending = existing_state(store, session_id).pending_client_tool_calls
+    pending = store.session(session_id).load().pending_client_tool_calls
     for tool_call_id, call in pending.items():
         store.submit_tool_result(session_id, tool_call_id, approved=approved, approval_id=call["approval_id"])
     return list(pending)
 
 
-def existing_state(store: DatabaseStateStore, session_id: str) -> SessionState:
-    """The state of a session. Raises `SessionNotFound`."""
-    state = store.load_state(session_id)
-    if state is None:
-        raise SessionNotFound(session_id)
-    return state
-
-
-def _open_calls(history: Sequence[Message]) -> list[dict[str, Any]]:
-    """The tool calls of the last message."""
-    calls: list[dict[str, Any]] = history[-1].get("tool_calls", []) if history else []
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """The tool calls of a message."""
+    calls: list[dict[str, Any]] = message.get("tool_calls", [])
     return calls
 
 
-def _pending(call: dict[str, Any], run_id: str) -> dict[str, Any]:
-    function = call["function"]
+def _arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = json.loads(call["function"]["arguments"])
+    return arguments
+
+
+def _question(call: dict[str, Any]) -> dict[str, Any]:
     return {
-        "tool_name": function["name"],
-        "input": json.loads(function["arguments"]),
-        "run_id": run_id,
-        "approval_id": f"approve-{call['id']}",
-        "deadline": time.time_ns() // 1_000_000 + _DAYS_TO_DECIDE * 24 * 3_600_000,
+        "tool_name": call["function"]["name"],
+        "input": _arguments(call),
+        "deadline": _TIME_TO_DECIDE,
         "on_expiry": "reject",
     }
 
 
-def _waits(state: SessionState) -> bool:
-    """Whether a call of the session has no answer yet."""
-    return any("submitted_at" not in call for call in state.pending_client_tool_calls.values())
-
-
 def _said(message: Message) -> str:
-    names = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    names = [call["function"]["name"] for call in _calls(message)]
     return f"the model calls {' and '.join(names)}" if names else "the model answers"

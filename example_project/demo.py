@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from example_project.agent import Agent, answer_approval, existing_state
+from example_project.agent import Agent, answer_approval
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process, run_until_killed
+from helix_store import DatabaseLockManager, DatabaseStateStore, Message, SessionNotFound, SessionState
 from helix_store.core.ids import new_id
-from helix_store.core.types import Message, SessionState
 from helix_store.core.usage import UsageRollup
-from helix_store.exceptions import SessionNotFound
-from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 __all__ = ["TripSummary", "approve", "demonstrate_agent"]
 
@@ -71,6 +69,8 @@ def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> Trip
     say(f"Session {session_id}: the worker is killed in the middle of its second step.")
     for event in run_until_killed(alias, store.tenant, session_id):
         say(f"  {event}")
+    # Its lock would end with its term, after 30 seconds. Here it is known that the holder is dead.
+    DatabaseLockManager(store.alias, tenant=store.tenant).force_release(session_id)
     say("The process is gone; another one goes on from what is committed.")
     for event in run_in_process(alias, store.tenant, session_id):
         say(f"  {event}")
@@ -108,9 +108,8 @@ def _approved_and_finished(store: DatabaseStateStore, session_id: str, say: Say)
 
 
 def _summary(store: DatabaseStateStore, session_id: str) -> TripSummary:
-    messages = store.get_messages(session_id).messages
-    usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
-    spent = usage.get_rollup(session_id, include_sub_agents=True)
+    session = store.session(session_id)
+    spent = session.usage(tree=True)
     if spent is None:
         raise SessionNotFound(session_id)
-    return TripSummary(existing_state(store, session_id), messages, len(store.list_runs(session_id)), spent)
+    return TripSummary(session.load(), session.messages(), len(store.list_runs(session_id)), spent)

@@ -1,20 +1,19 @@
-"""Usage of agents, recorded while they run, and of recorded conversations.
-
-An entry is recorded at once and not with its step, because the tokens of a killed worker are used too. Its id
-contains the run id: the next worker records entries with other ids, and a repeat records nothing twice.
-"""
+"""Usage of agents, recorded while they run, and of recorded conversations."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
-from helix_store.core.types import Message, StepInfo
-from helix_store.stores import DatabaseUsageStore
+from helix_store import Message
+from helix_store.core.contracts import UsageStore
+from helix_store.handles import Step, Turn
 
 __all__ = ["PRICED_AS", "Spending", "estimated_tokens", "recorded_entries"]
 
@@ -33,45 +32,50 @@ def estimated_tokens(read: int, message: Message) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Spending:
-    """Records the usage of one run."""
+    """What one step of an agent spends."""
 
-    usage: DatabaseUsageStore
-    session_id: str
-    run_id: str
-    agent_type: str
+    usage: UsageStore
+    turn: Turn
+    step: Step
 
-    def tokens(self, step: StepInfo, tokens: Mapping[str, int]) -> None:
-        own = {"model": PRICED_AS, "tokens": dict(tokens)}
-        self._record("tokens", step, f"{self.run_id} {step.step_id}", own)
+    def tokens(self, tokens: Mapping[str, int]) -> None:
+        """Record at once, not with the step as `Turn.tokens` does: a killed worker used its tokens too."""
+        self._record("tokens", self.step.id, model=PRICED_AS, tokens=dict(tokens))
 
     @contextmanager
-    def tool(self, step: StepInfo, tool_call_id: str, tool_name: str) -> Iterator[None]:
+    def tool(self, tool_name: str) -> Iterator[None]:
         """Record the duration of the tool call in the block, and whether it fails."""
-        with self._timed("tool", step, f"{self.run_id} {tool_call_id}", {"tool_name": tool_name}):
+        with _timed(partial(self.turn.tool, tool_name)):
             yield
 
     @contextmanager
-    def sub_agent(self, step: StepInfo, agent_type: str, sub_session_id: str) -> Iterator[None]:
+    def sub_agent(self, agent_type: str, sub_session_id: str) -> Iterator[None]:
         """The same for a sub-agent. Its tokens are recorded for its session."""
         own = {"agent_type": agent_type, "sub_session_id": sub_session_id}
-        with self._timed("subagent", step, f"{self.run_id} {sub_session_id}", own):
+        with _timed(partial(self._record_sub_agent, own)):
             yield
 
-    @contextmanager
-    def _timed(self, kind: str, step: StepInfo, entry_id: str, own: dict[str, Any]) -> Iterator[None]:
-        started = time.monotonic()
-        succeeded = False
-        try:
-            yield
-            succeeded = True
-        finally:
-            duration_ms = round((time.monotonic() - started) * 1_000)
-            self._record(kind, step, entry_id, {**own, "success": succeeded, "duration_ms": duration_ms})
+    def _record_sub_agent(self, own: dict[str, str], succeeded: bool, duration: timedelta) -> None:
+        duration_ms = duration // timedelta(milliseconds=1)
+        self._record("subagent", own["sub_session_id"], success=succeeded, duration_ms=duration_ms, **own)
 
-    def _record(self, kind: str, step: StepInfo, entry_id: str, own: dict[str, Any]) -> None:
-        source = {"type": "agent", "name": self.agent_type}
-        entry = _entry(kind, self.session_id, step.step_count, entry_id, source, own)
-        self.usage.record_entry({**entry, "run_id": self.run_id})
+    def _record(self, kind: str, name: str, **own: Any) -> None:
+        # The id contains the run: the next worker records entries with other ids.
+        run_id = self.step.run_id
+        source = {"type": "agent", "name": self.step.state.agent_type}
+        entry = _entry(kind, self.step.session.id, self.step.number, f"{run_id} {name}", source, own)
+        self.usage.record_entry({**entry, "run_id": run_id})
+
+
+@contextmanager
+def _timed(record: Callable[[bool, timedelta], object]) -> Iterator[None]:
+    started = time.monotonic()
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    finally:
+        record(succeeded, timedelta(seconds=time.monotonic() - started))
 
 
 def recorded_entries(session_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall
 from example_project.spending import estimated_tokens
-from helix_store.core.types import Message, SubSessionRef
-from helix_store.stores import DatabaseStateStore
+from helix_store import DatabaseStateStore, Message, SubSessionRef
 
 __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
 
@@ -48,20 +47,18 @@ def _says(text: str) -> Message:
 
 def _ask_visa_adviser(call: ToolCall) -> dict[str, Any]:
     """Run the adviser in a sub-session. A second attempt continues the sub-session of the first."""
-    store, question = call.store, call.arguments["question"]
-    sub_session_id = f"{call.session_id}.{call.tool_call_id}"
+    store, session_id, question = call.store, call.step.session.id, call.arguments["question"]
+    sub_session_id = f"{session_id}.{call.tool_call_id}"
     ref = SubSessionRef(
         sub_session_id=sub_session_id,
         agent_type=VISA_ADVISER.agent_type,
         parent_tool_call_id=call.tool_call_id,
     )
-    store.add_sub_session_refs(call.session_id, [ref])
-    _start(store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=call.session_id)
-    with call.spending.sub_agent(call.step, VISA_ADVISER.agent_type, sub_session_id):
+    store.add_sub_session_refs(session_id, [ref])
+    _start(store, sub_session_id, VISA_ADVISER.agent_type, question, parent_session_id=session_id)
+    with call.spending.sub_agent(VISA_ADVISER.agent_type, sub_session_id):
         state = Agent(store, VISA_ADVISER, report=call.report).run(sub_session_id)
-    store.update_sub_session_ref(
-        call.session_id, sub_session_id, status=state.status.value, output=state.output
-    )
+    store.update_sub_session_ref(session_id, sub_session_id, status=state.status.value, output=state.output)
     call.stage(merge_changes={"visa": state.output})
     return dict(state.output)
 
