@@ -90,4 +90,4 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
 
-HELIX_STORE = {"STREAM_PERMISSION": "example_project.live.may_watch"}
+HELIX_STORE = {"STREAM_PERMISSION": "example_project.visitors.may_watch"}

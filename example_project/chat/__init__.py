@@ -1,0 +1,1 @@
+"""A chat with an agent that streams its answers and asks before it books."""
