@@ -20,9 +20,9 @@ from helix_store import DatabaseStateStore
 from helix_store.core.ids import new_id
 from helix_store.handles import Turn
 
-__all__ = ["NotNow", "drive", "new_chat", "stream_of"]
+__all__ = ["TERM", "NotNow", "drive", "new_chat", "stream_of"]
 
-_TERM: Final = timedelta(seconds=10)
+TERM: Final = timedelta(seconds=10)
 """So long after the death of its server a chat is locked."""
 _TITLE_LENGTH: Final = 80
 
@@ -61,7 +61,7 @@ def _drive(session_id: str, text: str | None, begun: Future[None]) -> None:
     store = DatabaseStateStore()
     answer = None
     try:
-        with store.session(session_id).turn(ttl=_TERM) as turn:
+        with store.session(session_id).turn(ttl=TERM) as turn:
             if text is not None:
                 _say(store, turn, text)
             if turn.run is not None:

@@ -44,7 +44,7 @@ def _next(history: Sequence[Message]) -> Message:
         return _says(_summary(last["name"], json.loads(last["content"])))
     wish = last["content"].lower()
     if "book" in wish:
-        text = "I can book the early flight to Lisbon. It costs 184 euros, so please decide first."
+        text = "I can book the early flight to Lisbon. Two seats cost 368 euros: please decide."
         return _says(text, _call(history, "book_flight", flight="TP 1357", passengers=2, total_eur=368))
     if "flight" in wish or "fly" in wish:
         text = "Let me look for flights from Vienna to Lisbon."

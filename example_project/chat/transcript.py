@@ -27,7 +27,7 @@ def is_answered(messages: Sequence[Message]) -> bool:
 def question(state: SessionState) -> str:
     """What a person has to decide; empty if nothing."""
     asked = [call for call in state.pending_client_tool_calls.values() if "submitted_at" not in call]
-    return " ".join(f"May the agent run {call['tool_name']}? {_listed(call['input'])}." for call in asked)
+    return "\n".join(f"May the agent run {call['tool_name']}?\n{_listed(call['input'])}" for call in asked)
 
 
 def _entry(message: Message) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
 from example_project.agent import answer_approval
-from example_project.chat.driver import NotNow, drive, new_chat, stream_of
+from example_project.chat.driver import TERM, NotNow, drive, new_chat, stream_of
 from example_project.chat.transcript import BLANK, entries, is_answered, question
 from example_project.pages import page
 from example_project.visitors import is_own, remember
@@ -114,13 +115,14 @@ def _page(request: HttpRequest, session_id: str, *, problem: str = "", draft: st
     except SessionNotFound as exc:
         raise Http404("This chat was deleted.") from exc
     asked = question(state)
-    is_open = not (asked or is_answered(messages))
+    is_open = not (asked or is_answered(messages) or state.status.is_terminal)
     context = {
         "session_id": session_id,
         "title": state.title,
         "entries": entries(messages),
         "question": asked,
         "stream_id": stream_of(session_id, run.run_id) if run is not None else None,
+        "term_ms": TERM // timedelta(milliseconds=1),
         "is_abandoned": is_open and not DatabaseLockManager().is_locked(session_id),
         "problem": problem,
         "draft": draft,

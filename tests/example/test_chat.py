@@ -63,8 +63,12 @@ def test_a_message_is_answered_while_one_reads_and_a_tool_is_shown(
         browser.until("#transcript li.assistant .text", at_least=1)
         assert browser.text("#transcript li.tool") == ""
         browser.until("#transcript li.tool .text", contains="flight: TP 1357")
-        browser.until("#transcript li:last-child .text", contains="Shall I book it?")
+        browser.until("#transcript li:nth-child(4) .text", at_least=20)
+        # The stream has words of a message that the page now shows as stored.
+        browser.reload()
+        browser.until("#transcript li:nth-child(4) .text", contains="Shall I book it?")
         browser.until("#status", equals="")
+        assert browser.text("#transcript").count("Let me look") == 1
         live = browser.text("#transcript")
         browser.reload()
         assert _letters(browser.text("#transcript")) == _letters(live)
@@ -141,6 +145,26 @@ def test_a_second_tab_is_told_in_words_that_the_agent_is_busy_or_waits(
     assert DatabaseStateStore(committed_db.alias).get_message_count(session_id) == 4
 
 
+def test_a_message_from_another_tab_is_refused_during_an_answer(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    with serving(committed_db) as server:
+        browser.open(f"{server.url}/chat/")
+        _send(browser, "What is Lisbon like?")
+        browser.until("#transcript li:nth-child(2) .text", at_least=1)
+        status, answer = browser.run(
+            "const form = document.getElementById('compose'), body = new FormData(form);"
+            "body.set('text', 'And from here?');"
+            "const sent = await fetch(form.action, {method: 'POST', body});"
+            "return [sent.status, await sent.text()];"
+        )
+        assert status == 409
+        assert "still answering" in answer
+        assert "And from here?" in answer
+        browser.until("#transcript li:nth-child(2) .text", contains="tell me to book one.")
+        assert "And from here?" not in browser.text("#transcript")
+
+
 def test_a_chat_goes_on_after_its_server_was_killed_in_the_middle_of_an_answer(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
@@ -149,17 +173,17 @@ def test_a_chat_goes_on_after_its_server_was_killed_in_the_middle_of_an_answer(
         _send(browser, "What is Lisbon like?")
         browser.until("#transcript li:nth-child(2) .text", at_least=20)
         address = browser.address()
-    session_id = address.rstrip("/").rpartition("/")[2]
-    # The term of a dead process ends after some seconds; an operator can end it at once.
-    assert DatabaseLockManager(committed_db.alias).force_release(session_id)
     with serving(committed_db, port=server.port):
         browser.open(address)
+        # The lock of the dead process is held until its term ends.
+        browser.until("#status", contains="silent for a while")
+        browser.reload()
         browser.click("#go-on button")
         browser.until("#transcript li:nth-child(2) .text", contains="tell me to book one.")
         browser.until("#status", equals="")
-    roles = [
-        message["role"] for message in DatabaseStateStore(committed_db.alias).session(session_id).messages()
-    ]
+    session_id = address.rstrip("/").rpartition("/")[2]
+    messages = DatabaseStateStore(committed_db.alias).get_messages(session_id).messages
+    roles = [message["role"] for message in messages]
     assert roles == ["user", "assistant"]
 
 
@@ -168,11 +192,13 @@ def test_a_chat_is_shown_to_nobody_else(committed_db: CommittedDatabase, browser
         browser.open(f"{server.url}/chat/")
         _send(browser, "A secret.")
         browser.until("#transcript li:nth-child(2) .text", at_least=1)
-        address = browser.address()
+        address, events = browser.address(), browser.run("return transcript.dataset.events")
         with chromium() as stranger:
             stranger.open(address)
             assert any("404" in complaint for complaint in stranger.until_complaints())
             assert "A secret." not in stranger.text("body")
+            stranger.open(server.url + events)
+            assert "Forbidden" in stranger.text("body")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -183,6 +209,11 @@ def test_the_page_fits_and_says_in_words_which_server_to_start(
         browser.resize(width, 800)
         browser.open(f"{url}/chat/")
         assert browser.content_width() <= width
+        assert (
+            browser.run("return document.querySelectorAll('script:not([src]), style, [style]').length") == 0
+        )
+        policy = "return (await fetch(location)).headers.get('Content-Security-Policy')"
+        assert browser.run(policy) == "default-src 'self'"
         _send(browser, "What is Lisbon like? " + "x" * 200)
         status = browser.until("#status", contains="ASGI server")
         assert "-m uvicorn" in status

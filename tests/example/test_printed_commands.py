@@ -84,7 +84,7 @@ def test_a_shell_without_the_virtual_environment_runs_what_the_demo_prints(shell
     if shell.folder != ROOT:
         assert server.startswith(f"{shell.python} -m uvicorn ")
     paths = [line.split()[0] for line in said if line.startswith("  http://127.0.0.1:8000/")]
-    assert paths == ["http://127.0.0.1:8000/admin/", "http://127.0.0.1:8000/live/"]
+    assert paths == [f"http://127.0.0.1:8000/{page}/" for page in ("admin", "live", "chat")]
     assert any("DATABASE_URL" in line for line in said)
     with shell.serving(server) as address:
         for path in paths:

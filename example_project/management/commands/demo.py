@@ -152,6 +152,7 @@ class Command(BaseCommand):
         self.say("Then open")
         self.say(f"  {ADDRESS}/admin/  the sessions")
         self.say(f"  {ADDRESS}/live/   an answer that is written while you read; a reload loses nothing")
+        self.say(f"  {ADDRESS}/chat/   an agent that answers, and asks before it books")
         if router.db_for_read(Session) != database:
             self.say(f"The admin shows the sessions of the database {router.db_for_read(Session)!r}.")
         if settings.DEBUG:

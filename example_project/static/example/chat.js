@@ -52,17 +52,34 @@ if (transcript.dataset.events) {
     },
   };
 
+  // A worker that dies says nothing. After its term the server knows that nobody drives the chat.
+  const silence = Number(transcript.dataset.termMs) + 1000;
+  let timer = 0;
+  const expectMore = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      status.textContent = "The agent has been silent for a while. Reload the page: if it has stopped, it can go on.";
+    }, silence);
+  };
+
   send.disabled = true;
+  expectMore();
   follow(transcript, status, {
     comesLater: true,
     onChunk: (chunk) => {
+      expectMore();
       const wasAtEnd = isAtEnd();
       change[chunk.type]?.(chunk);
       if (wasAtEnd) goToEnd();
     },
     onEnd: ({ question }) => {
+      clearTimeout(timer);
       ask(question);
       goToEnd();
+    },
+    onFail: () => {
+      clearTimeout(timer);
+      status.textContent = "The agent failed. Reload the page to let it go on.";
     },
   });
 }

@@ -12,8 +12,8 @@ const reasons = {
 
 // `element` has the address of the stream and the command of a server that can send it, `status` shows the
 // words. `onChunk` gets each chunk after the sequence `from`, `onTruncated` is called when the oldest ones are
-// gone, and `onEnd` gets the output. A stream that `comesLater` may not exist yet.
-export const follow = (element, status, { from = 0, comesLater = false, onChunk, onTruncated, onEnd }) => {
+// gone, `onEnd` gets the output, and `onFail` nothing. A stream that `comesLater` may not exist yet.
+export const follow = (element, status, { from = 0, comesLater = false, onChunk, onTruncated, onEnd, onFail }) => {
   const { events, server } = element.dataset;
   let sequence = from;
 
@@ -74,7 +74,10 @@ export const follow = (element, status, { from = 0, comesLater = false, onChunk,
       stop("finished");
       onEnd?.(JSON.parse(event.data).output);
     });
-    source.addEventListener("fail", () => stop("failed"));
+    source.addEventListener("fail", () => {
+      stop("failed");
+      onFail?.();
+    });
     source.addEventListener("paused", () => stop("paused"));
     source.addEventListener("truncated", (event) => {
       source.close();
