@@ -389,10 +389,6 @@ class ChecksWhatItIsGivenOnly(InMemoryStateStore):
         unlimited = InMemoryStateStore(tenant=self.tenant, world=self.world)
         return unlimited.merge_custom_state(session_id, changes, **given)
 
-    def __init__(self, *, world: MemoryWorld, **given: Any) -> None:
-        self.world = world
-        super().__init__(world=world, **given)
-
 
 @caught_by("test_a_field_that_cannot_be_stored_keeps_the_whole_state_out", parts.ArgumentContract)
 class RoundsCounters(InMemoryStateStore):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -335,13 +336,14 @@ def test_a_step_is_used_once(world: World) -> None:
     before = world.contents()
     with pytest.raises(ConflictError, match="used once"), step:
         pytest.fail("entered again")
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: step.say(HELLO),
         lambda: step.stage("call", merge_changes={"n": 1}),
         lambda: step.wait_for({"call": ASK}),
         step.finish,
         lambda: step.fail("late"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ConflictError, match="inside of its `with` block"):
             call()
     assert world.contents() == before
