@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from helix_store import conf
 from helix_store.core import validation
@@ -18,6 +18,8 @@ from helix_store.transfer.sources.sessions import ForeignSession, Head
 from helix_store.transfer.sources.tally import Tally
 
 __all__ = ["ForeignSource"]
+
+_NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifier)
 
 
 class ForeignSource(ABC):
@@ -35,6 +37,7 @@ class ForeignSource(ABC):
     def __init__(self, origin: Origin, reader: PostgresReader) -> None:
         self.tally = Tally()
         self._tenant = validation.tenant(origin.tenant)
+        validation.arguments(_NAMES, schema=origin.schema, table=origin.table)
         self._only_whole = origin.only_whole
         self._leaves_tables = origin.leaves_tables
         self._limits = conf.limits()

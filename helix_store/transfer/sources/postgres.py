@@ -145,7 +145,7 @@ def _connected(dsn: str) -> Connection[_Row]:
         connection = psycopg.connect(
             dsn, client_encoding="utf8", fallback_application_name="helix_import", prepare_threshold=None
         )
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, ValueError):
         reason = "The address of the source is not a connection string of PostgreSQL."
     except psycopg.Error as exc:
         known = [text for text in _KNOWN_REASONS if text in str(exc)]

@@ -19,6 +19,7 @@ from django.db import connections
 
 from helix_store.checkpointers import GraphCheckpointStore
 from helix_store.core import moments
+from helix_store.exceptions import InvalidPayload
 from helix_store.models import Message, Session
 from helix_store.transfer import ImportSummary, import_units
 from helix_store.transfer.sources import SOURCES, Origin, SourceUnreadable
@@ -303,6 +304,8 @@ def test_a_long_session_takes_no_more_memory_than_a_short_one(
         (f"postgresql://u:x/{SECRET}@127.0.0.1/db", ""),
         (f"postgresql://u:x@{SECRET}.invalid/db", ""),
         (f"host=127.0.0.1 port=1 password={SECRET} nonsense=1", "is not a connection string"),
+        (f"postgresql://u:{SECRET}\udc80@127.0.0.1/db", "is not a connection string"),
+        (f"postgresql://u:{SECRET}\x00@127.0.0.1/db", ""),
         (f"host=/nowhere password={SECRET}", "(No such file or directory)"),
         (f"service={SECRET}", "(definition of service)"),
     ],
@@ -350,6 +353,15 @@ def test_a_database_without_the_tables_is_told(
     assert (ended.code, ended.out) == (1, "")
     assert 'relation "' in ended.err
     assert "does not exist" in ended.err
+
+
+@pytest.mark.parametrize("name", ["schema", "table"])
+@pytest.mark.parametrize("value", ["", "a\x00", "\udc80", "x" * 300], ids=ascii)
+def test_a_name_that_no_table_has_is_refused(name: str, value: str) -> None:
+    names: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidPayload) as caught:
+        SOURCES["ziro"](Origin(dsn="service=x", **names))
+    assert caught.value.path == f"/{name}"
 
 
 def test_a_source_that_goes_away_is_told(obsku: ObskuTables, committed_db: CommittedDatabase) -> None:
