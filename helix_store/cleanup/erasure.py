@@ -31,7 +31,7 @@ from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery
 from helix_store.models import Lock, Session, Stream, SubSessionRef, UsageEntry
-from helix_store.sessions.database.trees import delete_tree_rows, tree_keys
+from helix_store.sessions.database.trees import delete_locked_sessions, lock_tree, tree_keys
 from helix_store.streams.database import delete_orphaned_streams
 
 __all__ = ["Erasure", "erase"]
@@ -215,7 +215,7 @@ class Erasure:
 
     def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> Erased:
         """The transaction of one tree."""
-        keys = trees.lock_tree(db, session_id, wait=True)
+        keys = lock_tree(db, session_id)
         if not keys:
             return Erased(Counter(), Counter())
         if not self._request.force and trees.is_in_use(db, keys):
@@ -241,7 +241,7 @@ class Erasure:
         deleted[UsageEntry], _ = references.kept_usage(db, ids).delete()
         changed[UsageEntry] = references.usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
         deleted[Lock], _ = trees.locks_of(db, keys).delete()
-        deleted += delete_tree_rows(db, session_id, keep_usage=False)
+        deleted += delete_locked_sessions(db, keys, keep_usage=False)
         # A stream of the session's own id, which no session names.
         deleted += delete_orphaned_streams(db, ids)
         return Erased(deleted, changed, len(snapshots))

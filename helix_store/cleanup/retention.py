@@ -27,7 +27,7 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, list_parameter
 from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.store import DatabaseStateStore
-from helix_store.sessions.database.trees import delete_tree_rows, forest_keys
+from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.pruning import prune_batches, would_empty
 
@@ -213,7 +213,7 @@ class Retention:
         def delete_if_still_idle() -> Rows | None:
             """The deleted rows; ``None`` for a tree in use."""
             nonlocal deleted_snapshots
-            keys = trees.lock_tree(db, session_id, wait=False)
+            keys = lock_tree(db, session_id, wait=False)
             if not keys or self._not_idle(db, keys):
                 return Counter()
             if trees.is_in_use(db, keys):
@@ -221,11 +221,11 @@ class Retention:
             for snapshot in trees.snapshots_of_tree(db, keys, self._providers):
                 snapshot.delete()
                 deleted_snapshots += 1
-            return delete_tree_rows(db, session_id, keep_usage=True)
+            return delete_locked_sessions(db, keys, keep_usage=True)
 
         try:
             rows = db.transaction(delete_if_still_idle)
-        except trees.TreeBusy:
+        except TreeBusy:
             rows = None
         except MissingProvider as exc:
             self._count(errors=1)

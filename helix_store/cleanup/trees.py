@@ -20,18 +20,16 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.models import Lock, Session, Stream, StreamChunk
 from helix_store.sessions.database.rows import first_row
-from helix_store.sessions.database.trees import children_of_sessions, tree_keys
+from helix_store.sessions.database.trees import children_of_sessions
 
 __all__ = [
     "DoomedStream",
-    "TreeBusy",
     "by_table",
     "doomed_streams",
     "ids_of",
     "in_use",
     "is_in_use",
     "links_into",
-    "lock_tree",
     "locks_of",
     "row_counts",
     "sessions_with_keys",
@@ -40,10 +38,6 @@ __all__ = [
 ]
 
 _PREFIX: Final = conf.table_name("")
-
-
-class TreeBusy(Exception):
-    """Another transaction has locked a session of the tree."""
 
 
 def by_table(rows: Mapping[type[Model], int]) -> dict[str, int]:
@@ -73,21 +67,6 @@ def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]
 
 def ids_of(db: Database, keys: Collection[int]) -> list[str]:
     return list(sessions_with_keys(db, keys).values_list("session_id", flat=True))
-
-
-def lock_tree(db: Database, session_id: str, *, wait: bool) -> set[int]:
-    """Lock a whole tree and return its keys, none for an unknown session. Call in a transaction.
-
-    With ``wait=False`` raises `TreeBusy` when another transaction has locked a session of the tree.
-    """
-    locked: set[int] = set()
-    while (keys := set(tree_keys(db, session_id))) - locked:
-        # A child created before its parent was locked is only seen by looking again.
-        rows = sessions_with_keys(db, keys).select_for_update(skip_locked=not wait)
-        locked = set(rows.order_by("pk").values_list("pk", flat=True))
-        if not wait and keys - locked:
-            raise TreeBusy
-    return keys
 
 
 def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:

@@ -94,11 +94,14 @@ def check_guard(db: Database, head: Session, guard: Guard) -> None:
     guard.check_version(head.version)
 
 
-def lock_sessions(db: Database, keys: Iterable[int]) -> list[Session]:
-    """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock."""
+def lock_sessions(db: Database, keys: Iterable[int], *, wait: bool = True) -> list[Session]:
+    """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock.
+
+    With ``wait=False`` those that another transaction has locked are left out.
+    """
     return list(
         Session.objects.using(db.alias)
-        .select_for_update()
+        .select_for_update(skip_locked=not wait)
         .only("id", "session_id")
         .filter(pk__in=list(keys))
         .order_by("pk")

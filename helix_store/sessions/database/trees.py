@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from django.db.models import CASCADE, Model
@@ -18,7 +18,22 @@ from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.sql import FOREST_KEYS, TREE_KEYS
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
-__all__ = ["children_of_sessions", "delete_tree", "delete_tree_rows", "forest_keys", "tree_keys"]
+__all__ = [
+    "TreeBusy",
+    "children_of_sessions",
+    "delete_locked_sessions",
+    "delete_tree",
+    "forest_keys",
+    "lock_tree",
+    "tree_keys",
+]
+
+
+Rows = Counter[type[Model]]
+
+
+class TreeBusy(Exception):
+    """Another transaction has locked a session of the tree."""
 
 
 def tree_keys(db: Database, session_id: str) -> list[int]:
@@ -37,20 +52,30 @@ def forest_keys(db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
 
 def delete_tree(db: Database, session_id: str, *, keep_usage: bool) -> int:
     """Delete a session tree, children first, and return how many sessions went. Call in a transaction."""
-    return delete_tree_rows(db, session_id, keep_usage=keep_usage)[Session]
+    return delete_locked_sessions(db, lock_tree(db, session_id), keep_usage=keep_usage)[Session]
 
 
-def delete_tree_rows(db: Database, session_id: str, *, keep_usage: bool) -> Counter[type[Model]]:
-    """`delete_tree`, with the number of deleted rows of each model."""
+def lock_tree(db: Database, session_id: str, *, wait: bool = True) -> set[int]:
+    """Lock a whole tree and return its keys, none for an unknown session. Call in a transaction.
+
+    With ``wait=False`` raises `TreeBusy` when another transaction has locked a session of the tree.
+    """
     locked: set[int] = set()
     while (keys := set(tree_keys(db, session_id))) - locked:
         # A child created before its parent was locked is only seen by looking again.
-        locked = {head.pk for head in lock_sessions(db, keys)}
+        locked = {head.pk for head in lock_sessions(db, keys, wait=wait)}
+        if not wait and keys - locked:
+            raise TreeBusy
         if not locked:
             break
+    return keys & locked
+
+
+def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage: bool) -> Rows:
+    """Delete sessions that are locked, children first, and return the numbers of deleted rows."""
+    deleted: Rows = Counter()
     if not locked:
-        return Counter()
-    deleted: Counter[type[Model]] = Counter()
+        return deleted
     stream_ids = streams_of(db, locked)
     usage = UsageEntry.objects.using(db.alias).filter(session_id__in=locked)
     if not keep_usage:
