@@ -352,7 +352,7 @@ def _handles_step(faces: Faces, *, stages: bool = False, waits: bool = False) ->
         with session.step() as step:
             step.say(_MESSAGE)
             if stages:
-                step.stage("call", merge_changes=_STAGED_CHANGE["merge_changes"])
+                step.stage("call", merge_changes={"notes": [1]})
             if waits:
                 step.wait_for({"call": _ASK})
 

@@ -336,7 +336,7 @@ def test_a_step_is_used_once(world: World) -> None:
     before = world.contents()
     with pytest.raises(ConflictError, match="used once"), step:
         pytest.fail("entered again")
-    calls: list[Callable[[], object]] = [
+    calls: list[Callable[[], None]] = [
         lambda: step.say(HELLO),
         lambda: step.stage("call", merge_changes={"n": 1}),
         lambda: step.wait_for({"call": ASK}),

@@ -18,8 +18,6 @@ from helix_store.exceptions import (
     StoreBusy,
     TurnInterrupted,
 )
-from helix_store.handles import Turn
-from helix_store.locks.lock import KeepAlive, Lock
 from helix_store.stores import InMemoryStateStore, NoOpLockManager
 from tests.handles.worlds import World
 
@@ -50,18 +48,16 @@ def test_a_turn_drives_a_session_to_its_end(world: World) -> None:
     with world.turn(session) as turn:
         assert turn.run is not None
         assert world.locks.is_locked("session")
-        begun = turn.run
-        assert begun is not None
         while turn.is_active:
             count = len(turn.messages())
             with turn.step() as step:
-                assert step.run_id == begun.run_id
+                assert step.run_id == turn.run.run_id
                 step.say({"role": "assistant", "content": f"answer {count}"})
                 if count == 3:
                     step.finish("done")
         assert turn.state.status is SessionStatus.COMPLETED
     run = last_run(world)
-    assert (run.run_id, run.status, run.turn, run.step_count) == (begun.run_id, "completed", 1, 3)
+    assert (run.status, run.turn, run.step_count) == ("completed", 1, 3)
     assert run.ended_at is not None
     assert [head.run_id for head in session.checkpoints().items] == [run.run_id] * 3
     assert [message["content"] for message in session.messages(last=3)] == [
@@ -136,20 +132,11 @@ def test_a_lock_that_makes_no_sense_is_refused(world: World, bad: dict[str, Any]
     assert world.locks.get_active_locks() == []
 
 
-def lock_of(turn: Turn) -> Lock:
-    assert turn._lock is not None
-    return turn._lock
-
-
-def keep_alive_of(turn: Turn) -> KeepAlive:
-    kept = lock_of(turn)._keep_alive
-    assert isinstance(kept, KeepAlive)
-    return kept
-
-
 def test_the_lock_is_kept_alive_until_the_turn_ends(world: World) -> None:
     with world.turn(world.new_session()) as turn:
-        lock, kept = lock_of(turn), keep_alive_of(turn)
+        assert turn._lock is not None
+        assert turn._lock._keep_alive is not None
+        lock, kept = turn._lock, turn._lock._keep_alive
         assert kept.is_running()
     assert not kept.is_running()
     assert not lock.is_trusted()
