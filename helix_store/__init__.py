@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         expired_session_cleanup,
         expired_session_cleanup_batches,
     )
+    from helix_store.core.async_contracts import AsyncStateStore
     from helix_store.core.contracts import StateStore, UsageStore, require_state_store
     from helix_store.core.dicts import (
         DefaultResultDict,
@@ -44,6 +45,14 @@ if TYPE_CHECKING:
     )
     from helix_store.core.ids import new_id
     from helix_store.core.limits import Limits
+    from helix_store.core.locks import LockInfo
+    from helix_store.core.manager_contracts import (
+        ChunkReader,
+        ChunkWriter,
+        HeldLock,
+        LockManager,
+        StreamManager,
+    )
     from helix_store.core.merging import merge_changes
     from helix_store.core.patches import apply_patches
     from helix_store.core.retention import RetentionPolicy
@@ -126,7 +135,6 @@ if TYPE_CHECKING:
         TurnInterrupted,
     )
     from helix_store.handles import SessionHandle, Step, Turn
-    from helix_store.locks.rules import LockInfo
     from helix_store.retention import RetentionReport, apply_retention, prune_streams
     from helix_store.signals import session_answered, session_expired, session_failed, session_finished
     from helix_store.stores import (
@@ -148,6 +156,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNSET",
+    "AsyncStateStore",
     "CallStats",
     "Checkpoint",
     "CheckpointHead",
@@ -155,6 +164,8 @@ __all__ = [
     "CheckpointNotFound",
     "CheckpointPage",
     "CheckpointSource",
+    "ChunkReader",
+    "ChunkWriter",
     "Claim",
     "CleanupReport",
     "CleanupSummary",
@@ -173,6 +184,7 @@ __all__ = [
     "GraphPage",
     "GraphSession",
     "GraphSessionSummary",
+    "HeldLock",
     "HelixStoreError",
     "IdempotencyConflict",
     "InMemoryLockManager",
@@ -191,6 +203,7 @@ __all__ = [
     "Lock",
     "LockInfo",
     "LockLostError",
+    "LockManager",
     "MemoryWorld",
     "Message",
     "MessageDict",
@@ -237,6 +250,7 @@ __all__ = [
     "StoredMessage",
     "StreamClosed",
     "StreamInfo",
+    "StreamManager",
     "StreamNotFound",
     "StreamStatus",
     "StreamTruncated",
@@ -299,12 +313,15 @@ _NAMES_BY_HOME: Final = {
         expired_session_cleanup_batches""",
     "helix_store.retention": "RetentionReport apply_retention prune_streams",
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
+    "helix_store.core.async_contracts": "AsyncStateStore",
     "helix_store.core.contracts": "StateStore UsageStore require_state_store",
     "helix_store.core.dicts": """
         DefaultResultDict MessageDict PatchDict StagedChangesDict TokenCountsDict ToolCallDict UsageEntryDict
         UsageSourceDict""",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
+    "helix_store.core.locks": "LockInfo",
+    "helix_store.core.manager_contracts": "ChunkReader ChunkWriter HeldLock LockManager StreamManager",
     "helix_store.core.merging": "merge_changes",
     "helix_store.core.patches": "apply_patches",
     "helix_store.core.retention": "RetentionPolicy",
@@ -324,7 +341,6 @@ _NAMES_BY_HOME: Final = {
         StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
         StreamTruncated TurnInterrupted""",
     "helix_store.handles": "SessionHandle Step Turn",
-    "helix_store.locks.rules": "LockInfo",
     "helix_store.signals": "session_answered session_expired session_failed session_finished",
     "helix_store.streams.reader": "ResumableReader",
     "helix_store.streams.writer": "StreamWriter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from helix_store.core.async_contracts import AsyncStateStore
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
 from helix_store.core.types import (
     UNSET,
@@ -44,10 +45,10 @@ from helix_store.core.usage import (
 __all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"]
 
 
-class StateStore(Protocol):
+class StateStore(AsyncStateStore, Protocol):
     """Durable agent sessions. `helix_store.testing.StateStoreContract` tests what each method must do.
 
-    Each method has an async counterpart with the same signature and the prefix ``a``: ``aload_state``. The
+    Each method has an async counterpart with the same signature and the prefix ``a``: `AsyncStateStore`. The
     counterpart of ``iter_messages`` is an async iterator.
     """
 

@@ -9,12 +9,13 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
+from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
-from helix_store.locks.rules import LockInfo, Term
+from helix_store.locks.rules import Term
 
 __all__ = ["DatabaseLockManager", "DatabaseLocks", "hold_fence"]
 

@@ -9,11 +9,12 @@ from typing import Final
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import StoreBusy
 from helix_store.locks.lock import Lock
-from helix_store.locks.rules import LockInfo, LockOperations, process_owner, retry_pauses, ttl_milliseconds
+from helix_store.locks.rules import LockOperations, process_owner, retry_pauses, ttl_milliseconds
 
 __all__ = ["LockManagerBase"]
 

@@ -10,10 +10,11 @@ from typing import Final
 
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
+from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.locks.manager import LockManagerBase
-from helix_store.locks.rules import LockInfo, Term
+from helix_store.locks.rules import Term
 
 __all__ = ["InMemoryLockManager", "LockTable", "MemoryLocks", "NoOpLockManager"]
 

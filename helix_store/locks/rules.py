@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from helix_store.core.serialization import Serializable
+from helix_store.core.locks import LockInfo
 from helix_store.core.validation import milliseconds
 
 __all__ = [
     "MAX_TTL_MS",
-    "LockInfo",
     "LockOperations",
     "Term",
     "process_owner",
@@ -34,16 +33,6 @@ _TRUSTED_PART: Final = 0.9
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_HOST_NAME: Final = 150
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockInfo(Serializable):
-    """A lock that is held."""
-
-    name: str
-    owner: str
-    fencing_token: int
-    expires_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

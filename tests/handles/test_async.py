@@ -38,7 +38,7 @@ def test_every_call_that_sends_something_has_a_twin(cls: type) -> None:
 
 def test_a_whole_turn_in_a_loop(world: World) -> None:
     async def work() -> SessionHandle:
-        await world.store.acreate_session("session", agent_type="agent")  # type: ignore[attr-defined]
+        await world.store.acreate_session("session", agent_type="agent")
         session = world.session()
         assert await session.asay(HELLO) == 1
         async with world.turn(session) as turn:
@@ -74,14 +74,14 @@ def test_errors_are_those_of_the_synchronous_form(world: World) -> None:
                 step.say(HELLO)
             with pytest.raises(ConflictError):
                 await step.asay(HELLO)
-            await world.store.arequest_interrupt("session", reason="lunch")  # type: ignore[attr-defined]
+            await world.store.arequest_interrupt("session", reason="lunch")
             with pytest.raises(TurnInterrupted):
                 await turn.step().__aenter__()
             async with turn.step():
                 pytest.fail("entered")
         with pytest.raises(StaleStateError):
             async with session.step() as step:
-                await world.store.aupdate_status("session", "active")  # type: ignore[attr-defined]
+                await world.store.aupdate_status("session", "active")
 
     world.new_session()
     async_to_sync(work)()
