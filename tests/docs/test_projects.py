@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -79,12 +80,22 @@ def project(tmp_path: Path) -> Iterator[Project]:
         yield project
 
 
+@pytest.fixture(scope="module")
+def desk_without_sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the project of the tutorial is, migrated and with all its files."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    with Project(folder) as project:
+        project.follow(TUTORIAL.partition("## A session")[0])
+        write_files(project, TUTORIAL)
+    return folder
+
+
 @pytest.fixture
-def travel_desk(project: Project) -> Project:
-    """The project of the tutorial, without sessions."""
-    project.follow(TUTORIAL.partition("## A session")[0])
-    write_files(project, TUTORIAL)
-    return project
+def travel_desk(desk_without_sessions: Path, tmp_path: Path) -> Iterator[Project]:
+    shutil.copytree(desk_without_sessions, tmp_path, dirs_exist_ok=True)
+    with Project(tmp_path) as project:
+        project.run("cd travel")
+        yield project
 
 
 def write_files(project: Project, page: str) -> None:
