@@ -23,6 +23,7 @@ from helix_store.admin.payloads import (
     payload_of,
     whole_state,
 )
+from helix_store.admin.times import stamp
 from helix_store.models import Checkpoint, CheckpointKind
 
 __all__ = ["CheckpointAdmin", "without_secrets"]
@@ -30,10 +31,10 @@ __all__ = ["CheckpointAdmin", "without_secrets"]
 
 @admin.register(Checkpoint)
 class CheckpointAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", "kind", "steps", "messages", "status_badge", "size", "created_at")
+    list_display = ("name", "of_session", "kind", "steps", "messages", "status_badge", "size", "written_at")
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (
-        (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "created_at")}),
+        (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "written_at")}),
         (_("State"), {"fields": ("custom_state", "rest_of_state")}),
         (
             _("Place in the history"),
@@ -52,11 +53,15 @@ class CheckpointAdmin(SessionChildAdmin):
             },
         ),
     )
-    readonly_fields = ("of_session", "status_badge", "custom_state", "rest_of_state")
+    readonly_fields = ("of_session", "written_at", "status_badge", "custom_state", "rest_of_state")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # A state between checkpoints is shown on its session's page, a base in the states that need it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
+
+    @admin.display(description=_("written"))
+    def written_at(self, checkpoint: Checkpoint) -> SafeString:
+        return stamp(checkpoint.created_at)
 
     @admin.display(description=_("checkpoint"))
     def name(self, checkpoint: Checkpoint) -> SafeString:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from django.contrib import admin
@@ -13,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.base import OF_SESSION, SessionChildAdmin
 from helix_store.admin.elements import (
     json_block,
     note,
@@ -21,6 +22,7 @@ from helix_store.admin.elements import (
     text_block,
 )
 from helix_store.admin.payloads import PayloadText, payload_of
+from helix_store.admin.times import stamp
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Message
@@ -41,16 +43,24 @@ _UNREADABLE: Final = _("This message cannot be read.")
 
 @admin.register(Message)
 class MessageAdmin(SessionChildAdmin):
-    list_display = ("sequence", "role", "preview", "of_session", "created_at")
+    list_display = ("sequence", "role", "preview", "of_session", "written_at")
     list_display_links = ("sequence", "preview")
-    ordering = ("session_id", "sequence")
-    fields = ("of_session", "sequence", "role", "created_at", "said", "document")
-    readonly_fields = ("of_session", "said", "document")
+    ordering = ("-session_id", "-sequence")
+    fields = ("of_session", "sequence", "role", "written_at", "said", "document")
+    readonly_fields = ("of_session", "written_at", "said", "document")
+
+    def get_ordering(self, request: HttpRequest) -> Sequence[str]:
+        """The newest first; the messages of one session as they were said."""
+        return ("session_id", "sequence") if OF_SESSION in request.GET else self.ordering
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
         messages: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
         return messages
+
+    @admin.display(description=_("written"))
+    def written_at(self, message: Message) -> SafeString:
+        return stamp(message.created_at)
 
     @admin.display(description=_("message"))
     def preview(self, message: Any) -> SafeString | str:
