@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
 from django.contrib import admin
@@ -49,7 +48,7 @@ class MessageAdmin(SessionChildAdmin):
     fields = ("of_session", "sequence", "role", "written_at", "said", "document")
     readonly_fields = ("of_session", "written_at", "said", "document")
 
-    def get_ordering(self, request: HttpRequest) -> Sequence[str]:
+    def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
         """The newest first; the messages of one session as they were said."""
         return ("session_id", "sequence") if OF_SESSION in request.GET else self.ordering
 

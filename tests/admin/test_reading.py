@@ -75,6 +75,21 @@ def test_a_list_of_one_session_names_it_once_above(browser: Browser) -> None:
             assert browser.list_of(model, session__id__exact=no_key).status in (200, 302)
 
 
+def test_the_list_of_all_messages_begins_with_the_newest(browser: Browser) -> None:
+    store = store_of(browser.database)
+    for name in ("old", "new"):
+        store.create_session(name, agent_type="a")
+        store.append_messages(name, [{"role": "user", "content": f"{name} {number}"} for number in (1, 2)])
+    whole = browser.list_of(Message).text
+    places = [whole.index(words) for words in ("new 2", "new 1", "old 2", "old 1")]
+    assert places == sorted(places)
+    one = browser.list_of(Message, session__id__exact=_row(browser, "old").pk)
+    assert one.text.index("old 1") < one.text.index("old 2")
+    times = [attributes["title"] for tag, attributes in one.elements.started if tag == "time"]
+    assert len(times) == 2
+    assert re.search(r"\d\d:\d\d:\d\d [-+:A-Z0-9]+", one.text)
+
+
 def test_a_message_page_shows_all_that_the_message_says(browser: Browser) -> None:
     store = store_of(browser.database)
     store.create_session("s", agent_type="a")
