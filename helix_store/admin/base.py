@@ -48,7 +48,7 @@ class BoundedPaginator(AnyPaginator):
 
     @cached_property
     def _seen_rows(self) -> int:
-        rows = cast("QuerySet[Any]", self.object_list).order_by()
+        rows = cast("QuerySet[Any]", self.object_list).order_by().values("pk")
         return rows[: self.max_rows + 1].count()
 
     @cached_property

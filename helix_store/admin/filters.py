@@ -68,8 +68,8 @@ class TenantFilter(SimpleListFilter):
 
     title = _("tenant")
     parameter_name = "tenant"
-    _keeps_order = {"p", "e", "order"}
-    """Parameters of a list of all sessions, which is read in the order of an index without the tenants."""
+    _keeps_order = {"p", "e", "order", "expiry"}
+    """Parameters of a list that needs no tenants: it is read in the order of an index, or by keys."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)

@@ -31,9 +31,9 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The sessions that a search has found, and what it has left out."""
+    """The keys that a search has found, ``None`` for all, and what it has left out."""
 
-    sessions: QuerySet[Any]
+    keys: set[int] | None
     is_cut: bool = False
     is_bounded: bool = False
 
@@ -42,7 +42,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
     """Those of the sessions whose title, user, tags or id contain each word of the term."""
     words = term.split()[:_MOST_WORDS]
     if not words or not is_searchable(term):
-        return Found(sessions if is_searchable(term) else sessions.none())
+        return Found(None if is_searchable(term) else set())
     start, end = term.strip(), term.strip() + _LAST_CHARACTER
     newest, is_bounded = _searchable(sessions)
     by_index = [sessions.filter(session_id__gte=start, session_id__lt=end)]
@@ -52,7 +52,7 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
         for ways in (*by_index, newest.filter(*map(Contains, words)))
     ]
     return Found(
-        sessions.filter(pk__in={key for found in keys for key in found}),
+        {key for found in keys for key in found},
         is_cut=any(len(found) == MOST_FOUND for found in keys),
         is_bounded=is_bounded,
     )

@@ -124,7 +124,11 @@ class SessionAdmin(SessionPage, OperatedList):
     ) -> tuple[QuerySet[Any], bool]:
         found = found_sessions(queryset, search_term)
         request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
-        return found.sessions, False
+        if found.keys is None:
+            return queryset, False
+        # Without the conditions, which these sessions meet: SQLite would look for them by a tenant's index.
+        sessions = self.get_queryset(request).filter(pk__in=found.keys)
+        return sessions.order_by(*queryset.query.order_by), False
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

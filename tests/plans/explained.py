@@ -17,7 +17,20 @@ __all__ = ["Plan", "plans_of"]
 
 _EXPLAIN = "EXPLAIN (ANALYZE, TIMING OFF, BUFFERS OFF, FORMAT JSON)"
 _EXPLAINABLE = ("SELECT", "(SELECT", "WITH", "INSERT", "UPDATE", "DELETE")
-_NOT_A_TABLE = ("CONSTANT", "json_each", "tree", "copied", "parent", "grouped", "highest", "known", "(")
+_NOT_A_TABLE = (
+    "CONSTANT",
+    "json_each",
+    "tree",
+    "copied",
+    "parent",
+    "grouped",
+    "highest",
+    "known",
+    "subquery",
+    "(",
+    "entries",
+    "subquery",
+)
 _OPERATIONS_A_ROW = 20
 """What SQLite's virtual machine does for a row that it passes over; one that it returns costs up to 100."""
 
@@ -134,11 +147,13 @@ def _in_sqlite(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
         finally:
             native.set_progress_handler(None, 0)
     plan = Plan("\n".join([sql, *lines]), rows_read=operations)
+    # A table is in the order of its key: what is read before the limit is in the operations.
+    is_in_order = re.search(r'ORDER BY ("\w+"\."id"|1) DESC LIMIT \d+$|^SELECT MAX\("\w+"\."id"\)', sql)
     for line in lines:
         found = re.match(r"(?:SCAN|SEARCH) (\S+)", line)
         # A virtual table is a parameter of JSON, and no table of ours.
         is_indexed = ("USING" in line and "AUTOMATIC" not in line) or "VIRTUAL TABLE" in line
-        if found and not is_indexed and not found[1].startswith(_NOT_A_TABLE):
+        if found and not is_in_order and not is_indexed and not found[1].startswith(_NOT_A_TABLE):
             plan.read_whole.append(line)
         if "TEMP B-TREE FOR" in line and "ORDER BY" in line:
             plan.sorted_rows += len(rows)

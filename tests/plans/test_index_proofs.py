@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import override_settings
 
+from tests.plans.admin_calls import ADMIN_CALLS
 from tests.plans.calls import PORTABLE, POSTGRES, Call
 from tests.plans.checkpointer_calls import CHECKPOINTER_CALLS
 from tests.plans.doctor_calls import DOCTOR_CALLS
@@ -23,6 +24,7 @@ CALLS = [
     *STREAM_CALLS,
     *RETENTION_CALLS,
     *DOCTOR_CALLS,
+    *ADMIN_CALLS,
 ]
 
 

@@ -29,6 +29,7 @@ SERVED: Final = {
     "helix_session_meta_idx": "list_sessions(metadata) by updated_at",
     "helix_session_stream_idx": "delete_session",
     "helix_session_pending_idx": "find_expired_pending",
+    "helix_session_waiting_idx": "admin list, waiting",
     "helix_session_expiry_idx": "cleanup, dry",
     "helix_session_expired_idx": "cleanup with deletion",
     "helix_checkpoint_ver_uniq": "list_checkpoints",
