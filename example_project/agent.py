@@ -16,8 +16,15 @@ from typing import Any, Final, Protocol
 
 from example_project.events import Event, Report
 from example_project.spending import Spending
-from helix_store import DatabaseStateStore, DatabaseUsageStore, Message, SessionState, SessionStatus
-from helix_store.handles import Step, Turn
+from helix_store import (
+    DatabaseStateStore,
+    DatabaseUsageStore,
+    Message,
+    SessionState,
+    SessionStatus,
+    Step,
+    Turn,
+)
 
 __all__ = ["Agent", "AgentKind", "Model", "Reply", "ToolCall", "answer_approval"]
 

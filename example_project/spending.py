@@ -11,9 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from helix_store import Message
+from helix_store import Message, Step, Turn
 from helix_store.core.contracts import UsageStore
-from helix_store.handles import Step, Turn
 
 __all__ = ["PRICED_AS", "Spending", "estimated_tokens", "recorded_entries"]
 

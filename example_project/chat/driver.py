@@ -16,9 +16,8 @@ from example_project.answers import Answer
 from example_project.chat.guide import GUIDE, guide
 from example_project.chat.transcript import entries, is_answered, question
 from example_project.events import Event
-from helix_store import DatabaseStateStore
+from helix_store import DatabaseStateStore, Turn
 from helix_store.core.ids import new_id
-from helix_store.handles import Turn
 
 __all__ = ["TERM", "NotNow", "drive", "new_chat", "stream_of"]
 

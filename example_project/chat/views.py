@@ -16,8 +16,7 @@ from example_project.chat.driver import TERM, NotNow, drive, new_chat, stream_of
 from example_project.chat.transcript import BLANK, entries, is_answered, question
 from example_project.pages import page
 from example_project.visitors import is_own, remember
-from helix_store import ConflictError, DatabaseLockManager, DatabaseStateStore, SessionNotFound
-from helix_store.exceptions import SessionBusy
+from helix_store import ConflictError, DatabaseLockManager, DatabaseStateStore, SessionBusy, SessionNotFound
 
 __all__ = ["begin", "chat", "decide", "go_on"]
 

@@ -209,9 +209,8 @@ def test_the_page_fits_and_says_in_words_which_server_to_start(
         browser.resize(width, 800)
         browser.open(f"{url}/chat/")
         assert browser.content_width() <= width
-        assert (
-            browser.run("return document.querySelectorAll('script:not([src]), style, [style]').length") == 0
-        )
+        inline = "return document.querySelectorAll('script:not([src]), style, [style]').length"
+        assert browser.run(inline) == 0
         policy = "return (await fetch(location)).headers.get('Content-Security-Policy')"
         assert browser.run(policy) == "default-src 'self'"
         _send(browser, "What is Lisbon like? " + "x" * 200)
