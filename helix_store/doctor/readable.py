@@ -35,7 +35,8 @@ from helix_store.models import (
     SubSessionRef,
 )
 from helix_store.sessions.deltas import decode_with_deltas
-from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS, checkpoint_state, current_state
+from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
+from helix_store.sessions.reading import checkpoint_state, current_state
 from helix_store.sessions.requests import decode_staged
 
 __all__ = ["READABLE"]

@@ -1,4 +1,4 @@
-"""How a session's state is laid out at rest, and read back.
+"""How a session's state is laid out at rest; `helix_store.sessions.reading` reads it back.
 
 ``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
 that holds a state. Fields that lists, filters and single writes need are columns of the session's head too:
@@ -9,18 +9,15 @@ fields that have the default of `SessionState`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from types import UnionType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.payloads import (
-    decode,
-    decode_object,
     encode,
     join_fields,
     size_of,
@@ -28,37 +25,32 @@ from helix_store.core.payloads import (
 )
 from helix_store.core.types import (
     RunStatus,
-    SessionHead,
     SessionMode,
     SessionState,
     SessionStatus,
 )
 from helix_store.exceptions import (
     ConflictError,
-    IntegrityFault,
     InvalidPayload,
     LimitExceeded,
 )
 from helix_store.sessions.deltas import (
     Entries,
-    decode_with_deltas,
     encode_changed,
     encode_payload,
 )
 
 __all__ = [
+    "ENVELOPE",
     "HEAD_FIELDS",
     "JSON_COLUMNS",
+    "KEPT_IN_ENVELOPE_ONLY",
     "STATE_COLUMNS",
     "SUSPENSION_FIELDS",
     "WRITTEN_COLUMNS",
     "EncodedState",
-    "checkpoint_state",
-    "current_state",
-    "custom_state_of",
     "encode_custom_state",
     "encode_state",
-    "listed_head",
     "remember_cleared",
     "settled_mode",
     "suspension_kind",
@@ -127,8 +119,8 @@ _NEVER_NONE: Final = frozenset(
         "workspace_refs",
     }
 )
-_KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
-_TEXT_FIELDS: Final = (*JSON_COLUMNS, *_KEPT_IN_ENVELOPE_ONLY)
+KEPT_IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
+_TEXT_FIELDS: Final = (*JSON_COLUMNS, *KEPT_IN_ENVELOPE_ONLY)
 _DEFAULT_TEXTS: Final = {name: "{}" if name in _NEVER_NONE else "null" for name in _TEXT_FIELDS}
 _EMPTY_TEXTS: Final[dict[type, str]] = {dict: "{}", list: "[]"}
 _SHAPES: Final[dict[str, type]] = {
@@ -137,18 +129,7 @@ _SHAPES: Final[dict[str, type]] = {
 }
 
 
-def _stored_types(hint: Any) -> tuple[type, ...]:
-    """The types of a field at rest, where members of enumerations are text."""
-    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    types = [get_origin(option) or option for option in options]
-    return tuple(str if issubclass(kind, str) else kind for kind in types)
-
-
-# Not the rules of what is written: those change, and rows stay.
-_STORED_TYPES: Final = {
-    name: _stored_types(hint) for name, hint in get_type_hints(SessionState).items() if hint is not Any
-}
-_ENVELOPE: Final = tuple(name for name in (*HEAD_FIELDS, *_TEXT_FIELDS) if name not in STORE_OWNED)
+ENVELOPE: Final = tuple(name for name in (*HEAD_FIELDS, *_TEXT_FIELDS) if name not in STORE_OWNED)
 _ALWAYS_IN_ENVELOPE: Final = frozenset({"agent_type", "status"})
 _DEFAULTS: Final = SessionState(session_id="any", agent_type="any")
 _HEAD_DEFAULTS: Final = {
@@ -352,96 +333,3 @@ def settled_mode(stored: str | None, given: str | None) -> str | None:
     if stored is not None and given is not None and stored != given:
         raise ConflictError("The mode of a session is written once and cannot change.")
     return given if stored is None else stored
-
-
-def current_state(
-    columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
-) -> SessionState:
-    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored.
-
-    With a ``base``, the payload is a delta to that full one.
-    """
-    kept = decode_object(envelope)
-    fields: dict[str, Any] = {name: kept[name] for name in _KEPT_IN_ENVELOPE_ONLY if name in kept}
-    fields |= {name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None}
-    _require_shapes({**fields, "tags": columns["tags"], "metadata": columns["metadata"]})
-    return SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
-
-
-def _require_shapes(fields: Mapping[str, Any]) -> None:
-    """Raise `IntegrityFault` unless each stored field has a type that a state may have."""
-    for name, value in fields.items():
-        types = _STORED_TYPES.get(name)
-        if types is not None and type(value) not in types:
-            raise IntegrityFault(
-                f"The stored {name} of a session has another type; other rows are unaffected."
-            )
-    if not _has_texts(fields.get("tags", ())) or not _has_texts(fields.get("metadata", {}).values()):
-        raise IntegrityFault("Stored tags or metadata are not text; other rows are not affected.")
-
-
-def _has_texts(values: Iterable[Any]) -> bool:
-    return all(type(value) is str for value in values)
-
-
-def listed_head(columns: Mapping[str, Any]) -> SessionHead:
-    """The session in a list: tags and metadata of another shape are left out, so that the list works."""
-    values = head_values(columns)
-    try:
-        _require_shapes({"tags": values["tags"], "metadata": values["metadata"]})
-    except IntegrityFault:
-        values |= {"tags": [], "metadata": {}}
-    return SessionHead(**values)
-
-
-def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Head columns as the values of `SessionHead` and `SessionState`."""
-    values = {name: columns[name] for name in HEAD_FIELDS}
-    values["status"] = SessionStatus(values["status"])
-    values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
-    kind = values["suspension_kind"]
-    values["suspension_kind"] = None if kind is None else RunStatus(kind)
-    if values["expires_at"] is not None:
-        values["expires_at"] = validation.datetime_to_milliseconds(values["expires_at"])
-    return values
-
-
-def checkpoint_state(
-    payload: str,
-    envelope: str,
-    base: str | None = None,
-    *,
-    session_id: str,
-    version: int,
-    message_count: int,
-    created_at: datetime,
-    updated_at: datetime,
-) -> SessionState:
-    """The state as a checkpoint recorded it; with a ``base``, the payload is a delta to that full one."""
-    fields = decode_object(envelope)
-    _require_shapes(fields)
-    try:
-        return SessionState(
-            session_id=session_id,
-            version=version,
-            message_count=message_count,
-            created_at=created_at,
-            updated_at=updated_at,
-            custom_state=custom_state_of(payload, base),
-            **_with_enums({name: fields[name] for name in _ENVELOPE if name in fields}),
-        )
-    except (KeyError, TypeError, ValueError, InvalidPayload) as exc:
-        raise IntegrityFault("A stored checkpoint does not hold a session state.") from exc
-
-
-def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
-    fields["status"] = SessionStatus(fields["status"])
-    fields["mode"] = None if fields.get("mode") is None else SessionMode(fields["mode"])
-    kind = fields.get("suspension_kind")
-    fields["suspension_kind"] = None if kind is None else RunStatus(suspension_kind(kind))
-    return fields
-
-
-def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
-    """The custom state in a payload, or in a payload that is a delta to a base."""
-    return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))

@@ -21,12 +21,8 @@ from helix_store.exceptions import (
     LimitExceeded,
 )
 from helix_store.sessions.deltas import delta_between, split
-from helix_store.sessions.layout import (
-    WRITTEN_COLUMNS,
-    checkpoint_state,
-    current_state,
-    encode_state,
-)
+from helix_store.sessions.layout import WRITTEN_COLUMNS, encode_state
+from helix_store.sessions.reading import checkpoint_state, current_state
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAYLOAD_FIELDS = ["output", "error", "workspace_refs", "suspension_context", "pending_client_tool_calls"]

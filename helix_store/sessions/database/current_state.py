@@ -18,7 +18,7 @@ from helix_store.models import (
 )
 from helix_store.sessions.database.rows import base_of
 from helix_store.sessions.deltas import apply_deltas
-from helix_store.sessions.layout import custom_state_of
+from helix_store.sessions.reading import custom_state_of
 
 __all__ = [
     "checkpoints_beyond",

@@ -18,7 +18,8 @@ from helix_store.sessions.database.current_state import checkpoints_beyond
 from helix_store.sessions.database.listing import filtered_sessions
 from helix_store.sessions.database.rows import sub_session_ref_from
 from helix_store.sessions.database.trees import tree_keys
-from helix_store.sessions.layout import HEAD_FIELDS, listed_head
+from helix_store.sessions.layout import HEAD_FIELDS
+from helix_store.sessions.reading import listed_head
 from helix_store.sessions.requests import SessionQuery
 
 __all__ = ["DatabaseDirectory", "SessionWithCheckpoints"]

@@ -10,7 +10,8 @@ from helix_store.core.types import SessionHead, Unset
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
 from helix_store.models import Session
-from helix_store.sessions.layout import HEAD_FIELDS, listed_head
+from helix_store.sessions.layout import HEAD_FIELDS
+from helix_store.sessions.reading import listed_head
 from helix_store.sessions.requests import SessionQuery
 
 __all__ = ["filtered_sessions", "select_sessions"]

@@ -27,10 +27,7 @@ from helix_store.models import Run as RunRow
 from helix_store.models import Session
 from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.deltas import Origin, remember_origin
-from helix_store.sessions.layout import (
-    checkpoint_state,
-    current_state,
-)
+from helix_store.sessions.reading import checkpoint_state, current_state
 from helix_store.sessions.sql import CHECKPOINT_COLUMNS
 
 __all__ = [

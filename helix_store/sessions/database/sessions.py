@@ -40,13 +40,8 @@ from helix_store.sessions.database.rows import (
     session_with_id,
 )
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.layout import (
-    STATE_COLUMNS,
-    EncodedState,
-    current_state,
-    encode_custom_state,
-    settled_mode,
-)
+from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state, settled_mode
+from helix_store.sessions.reading import current_state
 from helix_store.sessions.requests import (
     NewSession,
     SessionQuery,

@@ -20,12 +20,8 @@ from helix_store.core.types import (
     SessionState,
     StepCommit,
 )
-from helix_store.sessions.layout import (
-    EncodedState,
-    checkpoint_state,
-    current_state,
-    head_values,
-)
+from helix_store.sessions.layout import EncodedState
+from helix_store.sessions.reading import checkpoint_state, current_state, head_values
 from helix_store.sessions.requests import EncodedRef
 from helix_store.sessions.rules import is_stale
 

@@ -20,11 +20,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import SessionExists
 from helix_store.sessions.backend import Counter
-from helix_store.sessions.layout import (
-    EncodedState,
-    encode_custom_state,
-    settled_mode,
-)
+from helix_store.sessions.layout import EncodedState, encode_custom_state, settled_mode
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.requests import (

@@ -18,12 +18,7 @@ from helix_store.core.types import (
     StepCommit,
 )
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
-from helix_store.sessions.layout import (
-    EncodedState,
-    encode_custom_state,
-    settled_mode,
-    with_custom_state,
-)
+from helix_store.sessions.layout import EncodedState, encode_custom_state, settled_mode, with_custom_state
 from helix_store.sessions.memory.records import (
     SessionRecord,
     StoredCheckpoint,
