@@ -59,7 +59,7 @@ class CheckpointAdmin(SessionChildAdmin):
         # A state between checkpoints is shown on its session's page, a base in the states that need it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
-    @admin.display(description=_("written"))
+    @admin.display(description=_("created"))
     def written_at(self, checkpoint: Checkpoint) -> SafeString:
         return stamp(checkpoint.created_at)
 

@@ -57,7 +57,7 @@ class MessageAdmin(SessionChildAdmin):
         messages: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
         return messages
 
-    @admin.display(description=_("written"))
+    @admin.display(description=_("created"))
     def written_at(self, message: Message) -> SafeString:
         return stamp(message.created_at)
 
