@@ -68,7 +68,7 @@ class TenantFilter(SimpleListFilter):
 
     title = _("tenant")
     parameter_name = "tenant"
-    _keeps_order = {"p", "e", "order", "expiry"}
+    _keeps_order = {"p", "e", "order", "expiry", "q", "tag"}
     """Parameters of a list that needs no tenants: it is read in the order of an index, or by keys."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -84,11 +84,7 @@ class TenantFilter(SimpleListFilter):
         chosen = self.value()
         if chosen is not None:
             return queryset.filter(tenant=chosen)
-        return of_tenants(queryset, self._tenants) if self._is_narrow or self._has_one else queryset
-
-    @property
-    def _has_one(self) -> bool:
-        return len(self._tenants) == 1
+        return of_tenants(queryset, self._tenants) if self._is_narrow else queryset
 
 
 class EntryTenantFilter(TenantFilter):

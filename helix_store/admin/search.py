@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.db.models import Max, QuerySet
 
 from helix_store.admin.lookups import is_searchable
+from helix_store.admin.tenants import known_tenants, of_tenants
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import has_tag
 from helix_store.models import Session
@@ -45,8 +46,9 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
         return Found(None if is_searchable(term) else set())
     start, end = term.strip(), term.strip() + _LAST_CHARACTER
     newest, is_bounded = _searchable(sessions)
-    by_index = [sessions.filter(session_id__gte=start, session_id__lt=end)]
-    by_index.append(sessions.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
+    indexed = of_tenants(sessions, known_tenants(Session, sessions.db))
+    by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
+    by_index.append(indexed.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
     keys = [
         list(ways.order_by("-pk").values_list("pk", flat=True)[:MOST_FOUND])
         for ways in (*by_index, newest.filter(*map(Contains, words)))

@@ -1,4 +1,4 @@
-"""The list of sessions in the admin: its filters, its orders, its search, and the start page."""
+"""The list of sessions in the admin: its filters, its orders and its search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import RequestFactory, override_settings
 
-from helix_store.admin import search, start
+from helix_store.admin import search
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.filters import AgentTypeFilter
 from helix_store.models import Session
@@ -24,7 +24,6 @@ _SMALL: Final = (
     (BoundedPaginator, "max_rows", 100),
     (AgentTypeFilter, "newest", 100),
     (search, "NEWEST_SEARCHED", 200),
-    (start, "_MOST_COUNTED", 100),
 )
 """Bounds as small as the tables of the tests: with those of the pages every plan would keep to them."""
 
@@ -59,10 +58,6 @@ def _list(**query: str) -> Callable[[World], Callable[[], object]]:
     )
 
 
-def _start_page(world: World) -> Callable[[], object]:
-    return _as_superuser(world, {}, lambda request: start.start_tiles(request, admin.site))
-
-
 _GAPS: Final = {
     "waiting": "SQLite takes the index by status, and passes over sessions that do not wait",
     "tag": "SQLite has no index of tags: it looks at the newest sessions",
@@ -94,5 +89,4 @@ ADMIN_CALLS: Final = [
         )
         for name, query in _LISTS.items()
     ),
-    Call("admin start page", _start_page, reads=60 * PAGE, sorts=40 * PAGE),
 ]

@@ -71,7 +71,6 @@ OF_DOCUMENTS: Final = {
 
 NOT_ON_SQLITE: Final = {
     **dict.fromkeys(OF_DOCUMENTS, "SQLite has no indexes of documents"),
-    "helix_session_waiting_idx": "SQLite takes the index by status",
     "helix_checkpoint_state_uniq": "a rule first of all; only the fast step of PostgreSQL deletes by it",
     "helix_usage_entry_uniq": "a rule first of all; SQLite does not name the index that ON CONFLICT asks",
 }
