@@ -1,7 +1,7 @@
 """The Python examples of the README and the docs run as they are printed, in order, page by page.
 
-A block whose fence says more than ``python`` (a title, say) is shown but not run. Pages that build a project are
-followed by ``test_projects``.
+A block whose fence says more than ``python`` (a title, say) is shown but not run. ``test_projects`` follows
+the pages that build a project.
 """
 
 from __future__ import annotations
