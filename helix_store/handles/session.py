@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, UsageStore, require_state_store
 from helix_store.core.dicts import AnyMessage
+from helix_store.core.guards import guard
 from helix_store.core.types import CheckpointPage, Duration, Message, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread
@@ -39,7 +40,7 @@ class SessionHandle:
         require_state_store(store)
         self._store = store
         self._id = validation.identifier(session_id, "session_id")
-        self._fencing_token = fencing_token
+        self._fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._open_step: Step | None = None
         self._mutex = threading.Lock()
 

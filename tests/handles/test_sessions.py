@@ -36,8 +36,9 @@ def test_a_store_gives_handles_on_new_and_known_sessions() -> None:
 def test_what_is_no_store_has_no_handle() -> None:
     with pytest.raises(TypeError, match="load_state"):
         SessionHandle(object(), "s")  # type: ignore[arg-type]
-    with pytest.raises(InvalidPayload):
-        InMemoryStateStore().session("")
+    for bad in ({"session_id": ""}, {"session_id": "s", "fencing_token": -1}):
+        with pytest.raises(InvalidPayload):
+            InMemoryStateStore().session(**bad)
 
 
 def test_every_call_about_an_unknown_session_says_so(world: World) -> None:
