@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
+from helix_store.core.async_contracts import AsyncStateStore
 from helix_store.core.contracts import (
     REQUIRED_METHODS,
     StateStore,
@@ -135,7 +136,7 @@ class AsyncTwinContract(StoreTests):
         assert loaded(store, session_id).step_count == 8
 
 
-SYNCHRONOUS = [name for name in REQUIRED_METHODS if hasattr(StateStore, name)]
+SYNCHRONOUS = [name for name in REQUIRED_METHODS if not hasattr(AsyncStateStore, name)]
 
 
 class SignatureContract(StoreTests):
