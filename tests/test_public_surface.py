@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 # What a caller of the stores does not need: tables, contract suites, and functions with names for one module.
 LONG_PATH_ONLY = {
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
+    "helix_store.contrib.session_search": "IndexSessionSearch",
     "helix_store.core.ids": "checkpoint_id parse_checkpoint_id",
     "helix_store.core.payloads": "decode encode",
     "helix_store.core.typed_json": "dumps loads",
