@@ -172,7 +172,8 @@ PREPARED: dict[str, Callable[[StateStore], Any]] = {"take_tool_results": _answer
 """What a full session needs before some of the guarded writes."""
 
 
-def _session_for(store: StateStore, write: str) -> None:
+def session_for(store: StateStore, write: str) -> None:
+    """A session on which a guarded write changes something."""
     full_session(store, "session")
     if write in PREPARED:
         PREPARED[write](store)
@@ -198,7 +199,7 @@ class FencingContract(StoreTests):
     def test_a_token_older_than_the_newest_is_fenced_out_and_writes_nothing(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:
-        _session_for(store, write)
+        session_for(store, write)
         old, new = self._next_token(locks), self._next_token(locks)
         before = contents(store, "session")
         with pytest.raises(FencedOutError) as caught:
@@ -208,7 +209,7 @@ class FencingContract(StoreTests):
 
     @pytest.mark.parametrize("write", GUARDED)
     def test_the_newest_token_may_write(self, store: StateStore, locks: LockManager, write: str) -> None:
-        _session_for(store, write)
+        session_for(store, write)
         token = [self._next_token(locks) for _ in range(2)][-1]
         before = contents(store, "session")
         GUARDED[write](store, token)
@@ -218,7 +219,7 @@ class FencingContract(StoreTests):
     def test_only_the_lock_named_after_the_session_counts(
         self, store: StateStore, locks: LockManager, write: str
     ) -> None:
-        _session_for(store, write)
+        session_for(store, write)
         token = self._next_token(locks)
         for _ in range(3):
             self._next_token(locks, "another session")
