@@ -21,6 +21,7 @@ from django.test import RequestFactory
 from django.urls import reverse
 
 from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.sections import SECTIONS
 from helix_store.models import (
     Checkpoint,
     Message,
@@ -99,10 +100,8 @@ def _used_lookups(browser: Browser, session: Session) -> dict[type[Model], dict[
     lists = {address_of(model, "changelist"): model for model in MODELS}
     addresses = [
         *lists,
-        *(
-            reverse(f"admin:helix_store_{row._meta.model_name}_change", args=[row.pk])
-            for row in rows_of(session)
-        ),
+        *(address_of(row, "change", row.pk) for row in rows_of(session)),
+        *(f"{address_of(session, 'change', session.pk)}?section={section.name}" for section in SECTIONS),
     ]
     for address in addresses:
         for tag, attributes in browser.open(address).elements.started:
