@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from django.db.models import Model, QuerySet
+from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store.core.types import BRANCHED_FROM
 from helix_store.engine.database import Database
@@ -46,10 +46,10 @@ def foreign_refs(
     db: Database, keys: Collection[int], session_ids: Collection[str]
 ) -> QuerySet[SubSessionRef]:
     """The refs of other sessions to these; a ref holds the output of its sub-session."""
-    refs = SubSessionRef.objects.using(db.alias).filter(
-        session__tenant=db.tenant, sub_session_id__in=session_ids, location="local"
-    )
-    return refs.exclude(session_id__in=keys)
+    refs = SubSessionRef.objects.using(db.alias).filter(sub_session_id__in=session_ids, location="local")
+    # Not a join: without statistics SQLite would begin it with all sessions of the tenant.
+    of_tenant = Session.objects.using(db.alias).filter(pk=OuterRef("session_id"), tenant=db.tenant)
+    return refs.filter(Exists(of_tenant)).exclude(session_id__in=keys)
 
 
 def remove_foreign_refs(db: Database, keys: Collection[int], session_ids: Collection[str]) -> int:

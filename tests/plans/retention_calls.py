@@ -82,7 +82,11 @@ RETENTION_CALLS: Final = [
     Call("streams of sessions", _of_page(trees.doomed_streams)),
     Call("refs to sessions", _of_ids(references.foreign_refs)),
     Call("usage that names sub-sessions", _of_ids(references.usage_of_sub_sessions)),
-    Call("usage of deleted sessions", _of_ids(lambda db, keys, ids: references.kept_usage(db, ids))),
+    Call(
+        "usage of deleted sessions",
+        _of_ids(lambda db, keys, ids: references.kept_usage(db, ids)),
+        gaps=gap("with statistics SQLite reads all entries of deleted sessions", [ANALYSED]),
+    ),
     Call("erase a session", _erase(force=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
     Call("erase a session, dry", _erase(dry_run=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
 ]
