@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,8 +121,12 @@ class Browser:
         request = urllib.request.Request(  # noqa: S310  the driver on this machine
             self._driver_url + path, data=data, method=method, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as response:  # noqa: S310
-            return json.load(response)["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as response:  # noqa: S310
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as refused:
+            problem = json.load(refused)["value"]
+            raise AssertionError(f"{path}: {problem['error']}: {problem['message']}") from refused
 
 
 @contextmanager
