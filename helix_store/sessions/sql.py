@@ -17,12 +17,15 @@ from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Lock, Message, Run, Session, StagedChange, SubSessionRef
 from helix_store.sessions.layout import STATE_COLUMNS, WRITTEN_COLUMNS
+from helix_store.sessions.rules import SUPERSEDED
 
 __all__ = [
     "CHECKPOINT_COLUMNS",
     "COMPARE_AND_SET_STATUS",
     "COPY_MESSAGES",
     "CURRENT_COLUMNS",
+    "ENDED_RUN_COLUMNS",
+    "END_LOCKED_RUN",
     "FOREST_KEYS",
     "LATEST_CHECKPOINT",
     "LOAD_STATE",
@@ -34,6 +37,7 @@ __all__ = [
     "TAKE_STAGED",
     "TOUCH_SESSION",
     "TREE_KEYS",
+    "end_run",
     "session_by_id",
     "step_statement",
 ]
@@ -43,6 +47,7 @@ _CHECKPOINT: Final = table(Checkpoint)
 _MESSAGE: Final = table(Message)
 _STAGED: Final = table(StagedChange)
 _REF: Final = table(SubSessionRef)
+_RUN: Final = table(Run)
 
 
 def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
@@ -204,6 +209,38 @@ COPY_MESSAGES: Final = Statement(
         WHERE session_id = %(source)s AND sequence <= %(count)s ORDER BY sequence"""
 )
 
+ENDED_RUN_COLUMNS: Final = (
+    "run_id",
+    "turn",
+    "status",
+    "step_count",
+    "start_sequence",
+    "completion_reason",
+    "error",
+    "started_at",
+    "ended_at",
+)
+
+
+def _end_run(source: str, key: str, *, is_fenced: bool) -> str:
+    """The end of a run. The first end time counts. With a fence, a superseded run stays as it is."""
+    return f"""
+        UPDATE {_RUN}
+        SET status = %(status)s, ended_at = coalesce(ended_at, %(at)s),
+            step_count = coalesce(%(step_count)s, step_count),
+            completion_reason = coalesce(%(completion_reason)s, completion_reason),
+            error = coalesce(%(error)s, error)
+        {source}
+        WHERE session_id = {key} AND run_id = %(run_id)s
+            {f"AND coalesce(completion_reason, '') <> '{SUPERSEDED}'" if is_fenced else ""}
+        RETURNING {", ".join(ENDED_RUN_COLUMNS)}"""
+
+
+END_LOCKED_RUN: Final = {
+    is_fenced: Statement(_end_run("", "%(key)s", is_fenced=is_fenced)) for is_fenced in (False, True)
+}
+"""By whether the write has a fence."""
+
 # A new version of the row with the same values: a single statement that waits for the row looks again.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
 
@@ -234,6 +271,29 @@ STAGE_CHANGE: Final = Statement(
         DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
         RETURNING id"""
 )
+
+# The share lock prevents a takeover until the transaction ends, as `hold_fence` does.
+_FENCE: Final = f"""fence AS MATERIALIZED (
+            SELECT token FROM {table(Lock)} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
+        ), """
+_FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
+
+
+@cache
+def end_run(*, is_fenced: bool) -> Statement:
+    """The end of a run, with the session locked as in the portable form.
+
+    Decided with the fence held: its token. On the run's row: that no other run has replaced it.
+    """
+    return Statement(
+        postgresql=f"""
+        WITH {_FENCE if is_fenced else ""}head AS (
+            SELECT id AS key FROM {_SESSION}
+            WHERE {SESSION_BY_ID} {f"AND {_FENCE_HOLDS}" if is_fenced else ""}
+            FOR NO KEY UPDATE
+        ){_end_run("FROM head", "head.key", is_fenced=is_fenced)}"""
+    )
+
 
 MAX_SINGLE_MESSAGES: Final = 4
 """Messages that a step may have to be sent each as parameters: an array has to be taken apart."""
@@ -348,13 +408,11 @@ def step_statement(
             FROM head, {_message_rows(messages)} AS m(role, payload, number)
         ), """
     if is_fenced:
-        fence = f"""fence AS MATERIALIZED (
-            SELECT token FROM {table(Lock)} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
-        ), """
-        conditions.append("NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)")
+        fence = _FENCE
+        conditions.append(_FENCE_HOLDS)
     if is_of_run:
         conditions.append(
-            f"EXISTS (SELECT 1 FROM {table(Run)} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
+            f"EXISTS (SELECT 1 FROM {_RUN} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
         )
     if is_delta:
         # A known base implies that no state waits between checkpoints, so none has to be replaced.

@@ -368,10 +368,30 @@ def _turn_while_waiting(faces: Faces) -> Call:
     return partial(_drive, faces.handle, steps=0)
 
 
-def _turn_after_an_answer(faces: Faces) -> Call:
+def _turn_after_an_answer(faces: Faces, *, steps: int) -> Call:
     _drive(faces.handle, steps=1, waits=True)
     faces.handle.store.submit_tool_result("driven", "call", result=1)
-    return partial(_drive, faces.handle, steps=1)
+    return partial(_drive, faces.handle, steps=steps)
+
+
+def _first_turn(faces: Faces) -> Call:
+    return partial(_drive, faces.store.new_session("new", agent_type="t"), steps=0)
+
+
+def _first_turn_after_an_answer(faces: Faces) -> Call:
+    session = faces.store.new_session("asked", agent_type="t")
+    with session.step() as step:
+        step.wait_for({"call": _ASK})
+    faces.store.submit_tool_result("asked", "call", result=1)
+    return partial(_drive, session, steps=0)
+
+
+def _turn_after_a_dead_worker(faces: Faces) -> Call:
+    """Whose run was asked to stop."""
+    session = faces.handle
+    session.store.start_run("driven", "dead", fencing_token=1)
+    session.store.request_interrupt("driven")
+    return partial(_drive, session, steps=0)
 
 
 _HANDLE: Final[Calls] = {
@@ -395,7 +415,12 @@ _HANDLE: Final[Calls] = {
     "turn of six steps": partial(_turn, steps=6),
     "turn of six steps that spend tokens": partial(_turn, steps=6, spends=True),
     "turn of one step that waits": partial(_turn, steps=1, waits=True),
-    "turn of one step after an answer": _turn_after_an_answer,
+    "turn without a step of a new session": _first_turn,
+    "turn without a step after a dead worker": _turn_after_a_dead_worker,
+    "turn without a step after an answer": partial(_turn_after_an_answer, steps=0),
+    "turn without a step after an answer, the first one": _first_turn_after_an_answer,
+    "turn of one step after an answer": partial(_turn_after_an_answer, steps=1),
+    "turn of six steps after an answer": partial(_turn_after_an_answer, steps=6),
     "turn while it waits": _turn_while_waiting,
 }
 

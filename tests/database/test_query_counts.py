@@ -120,10 +120,24 @@ def test_every_row_is_of_a_call() -> None:
 
 
 @pytest.mark.skipif(WRITES, reason="The tables are being written.")
-@pytest.mark.parametrize(("steps", "words"), [(0, "without a step"), (1, "of one step"), (6, "of six steps")])
-def test_a_turn_costs_what_its_steps_cost_and_little_more(steps: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("steps", "turn"),
+    [
+        (0, "without a step"),
+        (1, "of one step"),
+        (6, "of six steps"),
+        (0, "without a step of a new session"),
+        (0, "without a step after a dead worker"),
+        (0, "without a step after an answer"),
+        (0, "without a step after an answer, the first one"),
+        (1, "of one step after an answer"),
+        (6, "of six steps after an answer"),
+        (0, "while it waits"),
+    ],
+)
+def test_a_turn_costs_what_its_steps_cost_and_little_more(steps: int, turn: str) -> None:
     """On PostgreSQL: at most 14 around the steps, and one more for each, which looks for an interrupt."""
-    of_turn, of_step = (int(ROWS["session handle", call][-1]) for call in (f"turn {words}", "step"))
+    of_turn, of_step = (int(ROWS["session handle", call][-1]) for call in (f"turn {turn}", "step"))
     assert of_turn <= 14 + steps * (of_step + 1)
 
 

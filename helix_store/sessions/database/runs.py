@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
@@ -19,6 +19,7 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
+from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import (
     DatabaseOperations,
     reads,
@@ -50,12 +51,12 @@ from helix_store.sessions.rules import (
     check_not_superseded,
     check_same_ref,
     check_supersedes,
-    end_of_run,
     is_bound_to,
     standing_request,
     taken_run,
     unknown_ref,
 )
+from helix_store.sessions.sql import END_LOCKED_RUN, ENDED_RUN_COLUMNS, end_run
 
 __all__ = ["DatabaseRuns"]
 
@@ -116,20 +117,36 @@ class DatabaseRuns(DatabaseOperations):
             .get()
         )
 
-    @writes
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
-        runs = self._runs_of(lock_session(self.db, session_id, guard).pk)
+        if update.status is not RunStatus.RUNNING and self.db.has_fast_writes:
+            parameters = {
+                **_end_parameters(run_id, update),
+                "tenant": self.db.tenant,
+                "session_id": session_id,
+                "fencing_token": guard.fencing_token,
+            }
+            for row in self.db.try_write(end_run(is_fenced=guard.fencing_token is not None), parameters):
+                return _ended_run(row, session_id)
+        return self._update_run_locked(session_id, run_id, update, guard)
+
+    @writes
+    def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
+        key = lock_session(self.db, session_id, guard).pk
+        if update.status is not RunStatus.RUNNING:
+            parameters = {**_end_parameters(run_id, update), "key": key}
+            for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
+                return _ended_run(ended, session_id)
+        runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
             raise RunNotFound(run_id)
         check_not_superseded(run_id, row.completion_reason, guard)
-        if update.status is RunStatus.RUNNING and row.status != RunStatus.RUNNING:
+        if row.status != RunStatus.RUNNING:
             running = _running(runs)
             check_no_other_runs(None if running is None else running.run_id, run_id)
             check_may_run(run_id, row.status, row.completion_reason)
-            self._interrupts_of(row.session_id).delete()
-        row.status = update.status.value
-        row.ended_at = end_of_run(update.status, row.ended_at, moments.now())
+            self._interrupts_of(key).delete()
+        row.status, row.ended_at = update.status.value, None
         given = {name: getattr(update, name) for name in ("step_count", "completion_reason", "error")}
         for name, value in given.items():
             if value is not None:
@@ -267,6 +284,16 @@ class DatabaseRuns(DatabaseOperations):
 
 def _running(runs: QuerySet[RunRow]) -> RunRow | None:
     return first_row(runs.filter(status=RunStatus.RUNNING.value))
+
+
+def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
+    return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
+
+
+def _ended_run(values: tuple[Any, ...], session_id: str) -> Run:
+    row = RunRow(**dict(zip(ENDED_RUN_COLUMNS, values, strict=True)))
+    row.started_at, row.ended_at = as_utc(row.started_at), as_utc(values[-1])
+    return run_from(row, session_id)
 
 
 def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:
