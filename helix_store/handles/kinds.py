@@ -11,10 +11,10 @@ from typing import TypeVar
 from helix_store import conf
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.limits import Limits
+from helix_store.core.manager_contracts import LockManager
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload
 from helix_store.locks.database import DatabaseLockManager
-from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.memory import InMemoryLockManager
 from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.memory.store import InMemoryStateStore
@@ -33,7 +33,7 @@ __all__ = [
 R = TypeVar("R")
 
 
-def locks_of(store: StateStore) -> LockManagerBase:
+def locks_of(store: StateStore) -> LockManager:
     """The lock manager of the store's kind, database and tenant. Raises `InvalidPayload`."""
     if isinstance(store, DatabaseStateStore):
         return DatabaseLockManager(store.alias, tenant=store.tenant)

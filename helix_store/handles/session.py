@@ -7,12 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, UsageStore, require_state_store
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import guard
+from helix_store.core.manager_contracts import LockManager
 from helix_store.core.types import CheckpointPage, Duration, Message, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.engine.async_twins import async_twin, in_thread
@@ -20,9 +21,6 @@ from helix_store.exceptions import ConflictError, SessionNotFound, StaleStateErr
 from helix_store.handles import kinds
 from helix_store.handles.step import Step
 from helix_store.handles.turn import Turn
-
-if TYPE_CHECKING:
-    from helix_store.locks.manager import LockManagerBase
 
 __all__ = ["SessionHandle"]
 
@@ -161,7 +159,7 @@ class SessionHandle:
     def turn(
         self,
         *,
-        locks: LockManagerBase | None = None,
+        locks: LockManager | None = None,
         owner: str | None = None,
         ttl: Duration | None = None,
         usage: UsageStore | None = None,

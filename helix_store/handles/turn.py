@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from helix_store.core import validation
 from helix_store.core.contracts import UsageStore
+from helix_store.core.manager_contracts import HeldLock, LockManager
 from helix_store.core.types import (
     TERMINAL_STATUSES,
     Duration,
@@ -39,8 +40,6 @@ from helix_store.handles.step import Step
 
 if TYPE_CHECKING:
     from helix_store.handles.session import SessionHandle
-    from helix_store.locks.lock import Lock
-    from helix_store.locks.manager import LockManagerBase
 
 __all__ = ["Turn"]
 
@@ -62,7 +61,7 @@ class Turn(BothContexts):
         self,
         session: SessionHandle,
         *,
-        locks: LockManagerBase | None = None,
+        locks: LockManager | None = None,
         owner: str | None = None,
         ttl: Duration | None = None,
         usage: UsageStore | None = None,
@@ -75,7 +74,7 @@ class Turn(BothContexts):
         self._usage = usage
         self._owner = _this_thread() if owner is None else owner
         self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
-        self._lock: Lock | None = None
+        self._lock: HeldLock | None = None
         self._state: SessionState | None = None
         self._spending: Spending | None = None
         self._interrupt: TurnInterrupted | None = None
@@ -286,7 +285,7 @@ class Turn(BothContexts):
         if self._spending is not None and not self._spending.is_empty:
             self._spending.forget(self._spending.record())
 
-    def _release(self, lock: Lock) -> None:
+    def _release(self, lock: HeldLock) -> None:
         try:
             lock.release()
         except Exception:

@@ -18,6 +18,7 @@ from helix_store.exceptions import (
     StoreBusy,
     TurnInterrupted,
 )
+from helix_store.locks.lock import Lock
 from helix_store.stores import InMemoryStateStore, NoOpLockManager
 from tests.handles.worlds import World
 
@@ -113,12 +114,12 @@ def test_owner_and_term_are_those_that_were_given(world: World) -> None:
         with world.turn(session, owner="me", ttl=ttl) as turn:
             (held,) = world.locks.get_active_locks()
             assert (held.owner, held.fencing_token) == ("me", turn.fencing_token)
-            assert turn._lock is not None
+            assert isinstance(turn._lock, Lock)
             assert turn._lock.ttl_ms == 3_600_000
     with world.turn(session) as turn:
         (held,) = world.locks.get_active_locks()
         assert len(held.owner.split(":")) == 3
-        assert turn._lock is not None
+        assert isinstance(turn._lock, Lock)
         assert turn._lock.ttl_ms == world.locks.default_ttl_ms
 
 
@@ -134,7 +135,7 @@ def test_a_lock_that_makes_no_sense_is_refused(world: World, bad: dict[str, Any]
 
 def test_the_lock_is_kept_alive_until_the_turn_ends(world: World) -> None:
     with world.turn(world.new_session()) as turn:
-        assert turn._lock is not None
+        assert isinstance(turn._lock, Lock)
         assert turn._lock._keep_alive is not None
         lock, kept = turn._lock, turn._lock._keep_alive
         assert kept.is_running()
