@@ -97,7 +97,10 @@ class Step(BothContexts):
 
     @property
     def state(self) -> SessionState:
-        """The loaded state, to change in place; after the step the state as committed, with its version."""
+        """The loaded state, to change in place; after the step the state as committed, with its version.
+
+        Its ``updated_at`` stays the loaded time: a commit does not return when it was stored.
+        """
         if self._state is None:
             raise ConflictError("The step has not begun; enter it with `with` or `async with`.")
         return self._state

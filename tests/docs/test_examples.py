@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import DEFAULT_DB_ALIAS
 from pytest_django import DjangoDbBlocker
 
@@ -23,12 +24,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def default_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """The database that code uses which names none, emptied."""
+    """The database that code uses which names none, emptied; the users that an example makes are removed."""
     with django_db_blocker.unblock():
         delete_all_rows(DEFAULT_DB_ALIAS)
         try:
             yield
         finally:
+            User.objects.using(DEFAULT_DB_ALIAS).all().delete()
             close_connections()
 
 

@@ -245,6 +245,17 @@ def test_a_session_that_has_ended_starts_no_run(world: World, status: str) -> No
     assert world.contents() == before
 
 
+def test_a_session_that_waits_for_sub_agents_alone_is_resumed(world: World) -> None:
+    session = world.new_session()
+    world.store.suspend(
+        "session", kind="suspended_awaiting_children", context={}, awaiting_children=["sub-agent"]
+    )
+    with world.turn(session) as turn:
+        assert turn.is_active
+        assert turn.state.suspended_awaiting_children == ["sub-agent"]
+    assert world.loaded().suspended_awaiting_children is None
+
+
 def test_an_answered_session_is_resumed_and_its_answers_are_offered(world: World) -> None:
     waiting(world, call=APPROVE, other=ASK)
     world.store.submit_tool_result("session", "call", approved=True, approval_id="call", reason="fine")
