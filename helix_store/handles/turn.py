@@ -346,6 +346,9 @@ class _TurnStep(Step):
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
+        if not kinds.can_see_commits(self.session.store):
+            # The caller's transaction ends with the error, and what it records. The turn records it later.
+            return
         try:
             self._turn._record_spending()
         except Exception:

@@ -6,9 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from helix_store.exceptions import InvalidPayload, StaleStateError
-from tests.handles.worlds import World
+from tests.databases import CommittedDatabase
+from tests.handles.worlds import World, database_world
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -73,6 +75,21 @@ def test_what_was_spent_is_recorded_although_the_commit_fails(world: World) -> N
         world.store.append_messages("session", [HELLO])
     assert [entry.kind for entry in entries(world)] == ["tokens", "tool"]
     assert world.loaded().message_count == 1
+
+
+def test_what_was_spent_is_recorded_although_the_transaction_of_the_caller_is_rolled_back(
+    committed_db: CommittedDatabase,
+) -> None:
+    world = database_world(committed_db)
+    with world.turn(world.new_session()) as turn:
+        with pytest.raises(Interruption), transaction.atomic(using=committed_db.alias), turn.step() as step:
+            step.say(HELLO)
+            turn.tokens(model="m", prompt=1)
+            raise Interruption
+        with transaction.atomic(using=committed_db.alias), turn.step() as step:
+            step.say(HELLO)
+    assert [entry.tokens.prompt for entry in entries(world)] == [1]
+    assert world.loaded().step_count == 1
 
 
 def test_what_was_spent_outside_of_a_step_is_recorded_at_the_end(world: World) -> None:
