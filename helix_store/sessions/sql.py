@@ -209,17 +209,7 @@ COPY_MESSAGES: Final = Statement(
         WHERE session_id = %(source)s AND sequence <= %(count)s ORDER BY sequence"""
 )
 
-ENDED_RUN_COLUMNS: Final = (
-    "run_id",
-    "turn",
-    "status",
-    "step_count",
-    "start_sequence",
-    "completion_reason",
-    "error",
-    "started_at",
-    "ended_at",
-)
+ENDED_RUN_COLUMNS: Final = tuple(field.attname for field in Run._meta.concrete_fields)
 
 
 def _end_run(source: str, key: str, *, is_fenced: bool) -> str:

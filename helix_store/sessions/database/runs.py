@@ -292,7 +292,7 @@ def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
 
 def _ended_run(values: tuple[Any, ...], session_id: str) -> Run:
     row = RunRow(**dict(zip(ENDED_RUN_COLUMNS, values, strict=True)))
-    row.started_at, row.ended_at = as_utc(row.started_at), as_utc(values[-1])
+    row.started_at, row.ended_at = as_utc(row.started_at), row.ended_at and as_utc(row.ended_at)
     return run_from(row, session_id)
 
 
