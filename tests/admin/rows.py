@@ -110,5 +110,8 @@ def rows_of(session: Session) -> list[Any]:
         Run.objects.using(alias).filter(session=session).only("pk").latest("turn"),
         Lock.objects.using(alias).filter(tenant=session.tenant).latest("pk"),
         UsageEntry.objects.using(alias).get(session=session),
-        Stream.objects.using(alias).filter(tenant=session.tenant).only("pk").latest("pk"),
+        Stream.objects.using(alias)
+        .filter(tenant=session.tenant, stream_id__startswith=session.session_id)
+        .only("pk")
+        .latest("pk"),
     ]

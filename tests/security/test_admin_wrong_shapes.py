@@ -18,6 +18,7 @@ from helix_store.models import (
     Lock,
     Session,
     StagedChange,
+    Stream,
     SubSessionRef,
     UsageEntry,
 )
@@ -108,7 +109,11 @@ def _look(browser: Browser, damaged: Session, model: type[Model], what: str) -> 
 
 def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: Any) -> None:
     rows = field.model._default_manager.using(browser.database.alias)
-    of_damaged = {"pk": damaged.pk} if field.model is Session else {"session_id": damaged.pk}
+    of_damaged: dict[str, Any] = {"session_id": damaged.pk}
+    if field.model is Session:
+        of_damaged = {"pk": damaged.pk}
+    elif field.model is Stream:
+        of_damaged = {"tenant": damaged.tenant, "stream_id__startswith": damaged.session_id}
     assert rows.filter(**of_damaged).update(**{field.name: value})
 
 
