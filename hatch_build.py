@@ -8,15 +8,17 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_PICTURE = re.compile(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n+", re.MULTILINE)
 _LINK_TO_A_FILE = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)[^)]*\)")
 
 
 class ReadmeOfThePackage(MetadataHookInterface):
-    """Replaces each link to a file by its text and the path of the file."""
+    """Replaces each link to a file by its text and the path of the file, and leaves pictures out."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": _LINK_TO_A_FILE.sub(_named, text)}
+        text = _LINK_TO_A_FILE.sub(_named, _PICTURE.sub("", text))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 def _named(link: re.Match[str]) -> str:
