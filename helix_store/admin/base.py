@@ -174,10 +174,12 @@ class ReadOnlyAdmin(ModelAdmin):
     def list_url(self, model: type[Model], **filters: Any) -> str:
         """The list of a model, filtered by exact values."""
         address = self.view_url(model, "changelist")
-        return f"{address}?{urlencode(filters)}" if filters else address
+        return f"{address}?{urlencode(filters)}" if address and filters else address
 
     def view_url(self, model: type[Model], view: str, *arguments: Any) -> str:
-        """A page of a model's admin by the name of its view."""
+        """A page of a model's admin by the name of its view; nothing for a model that is not registered."""
+        if not self.admin_site.is_registered(model):
+            return ""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 

@@ -96,7 +96,8 @@ def badge(label: str) -> SafeString:
 
 
 def link(url: str, label: str) -> SafeString:
-    return format_html('<a href="{}">{}</a>', url, label)
+    """A link, or its label alone without an address."""
+    return format_html('<a href="{}">{}</a>', url, label) if url else format_html("{}", label)
 
 
 def identifier(text: str) -> SafeString:
