@@ -27,9 +27,8 @@ _NOT_A_TABLE = (
     "highest",
     "known",
     "subquery",
-    "(",
     "entries",
-    "subquery",
+    "(",
 )
 _OPERATIONS_A_ROW = 20
 """What SQLite's virtual machine does for a row that it passes over; one that it returns costs up to 100."""
