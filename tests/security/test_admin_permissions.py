@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -67,10 +67,10 @@ MARKS: Final = {
 }
 
 
-def _session_with_marks(database: CommittedDatabase) -> Session:
-    """A session whose rows each hold a text that tells from which table it is."""
-    session = write_session(database)
-    rows = {
+def _rows_with_marks(database: CommittedDatabase) -> list[Any]:
+    """A session and its rows, each of which holds a text that tells from which table it is."""
+    rows = rows_of(write_session(database))
+    marks = {
         Session: {"session_id": MARKS[Session], "title": MARKS[Session], "user_id": MARKS[Session]},
         Message: {"role": MARKS[Message], "payload": f'{{"content":"{MARKS[Message]}"}}'},
         Checkpoint: {"checkpoint_id": MARKS[Checkpoint], "step_id": MARKS[Checkpoint]},
@@ -79,17 +79,17 @@ def _session_with_marks(database: CommittedDatabase) -> Session:
         UsageEntry: {"entry_id": MARKS[UsageEntry], "source_name": MARKS[UsageEntry]},
         Stream: {"stream_id": MARKS[Stream], "agent_name": MARKS[Stream]},
     }
-    for model, texts in rows.items():
+    for model, texts in marks.items():
         assert model._default_manager.using(database.alias).update(**texts)
-    return Session.objects.using(database.alias).get(pk=session.pk)
+    return rows
 
 
 @pytest.mark.parametrize("allowed", MODELS)
 def test_one_permission_shows_the_rows_of_one_model(visitor: Browser, allowed: type[Model]) -> None:
-    session = _session_with_marks(visitor.database)
+    rows = _rows_with_marks(visitor.database)
     _sign_in_to_view(visitor, allowed)
     asked = {"app_label": "helix_store", "model_name": "message", "field_name": "session", "term": "mark"}
-    for row in rows_of(session):
+    for row in rows:
         pages = [
             visitor.list_of(type(row)),
             visitor.list_of(type(row), q="mark"),
