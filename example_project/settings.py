@@ -27,6 +27,10 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "helix_store",
+    "helix_store.contrib.langgraph",
+    "helix_store.contrib.openai_agents",
+    "helix_store.contrib.claude_agent",
+    "helix_store.contrib.pydantic_ai",
     "example_project",
 ]
 

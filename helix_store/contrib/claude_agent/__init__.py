@@ -1,0 +1,1 @@
+"""Sessions of Claude Agent SDK in the tables of this app."""

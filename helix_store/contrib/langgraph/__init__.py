@@ -1,0 +1,1 @@
+"""Sessions of LangGraph in the tables of this app."""

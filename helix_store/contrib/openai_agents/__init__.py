@@ -1,0 +1,1 @@
+"""Sessions of OpenAI Agents in the tables of this app."""

@@ -1,0 +1,1 @@
+"""Sessions of Pydantic AI in the tables of this app."""

@@ -1,0 +1,1 @@
+"""Sessions of Strands in the tables of this app."""
