@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -17,7 +18,7 @@ from helix_store import conf
 from helix_store.core.processes import PerProcess
 from helix_store.engine.connections import keep_open
 
-__all__ = ["async_iterator_twin", "async_twin", "in_thread"]
+__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -68,6 +69,25 @@ async def in_thread(call: Callable[[], R]) -> R:
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_pools.get()(threads), context.run, _releasing_connections, call)
+
+
+async def in_thread_to_the_end(call: Callable[[], R]) -> R:
+    """`in_thread`, for a write: a cancelled caller is told so when the write has ended, not before.
+
+    Else the caller would go on while a transaction that it believes to be stopped is committed.
+    """
+    running = asyncio.ensure_future(in_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            # Cancelled again: the outcome is still open.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        if not running.cancelled():
+            # Read, so that asyncio does not report an error that nobody asked for.
+            running.exception()
+        raise
 
 
 def _new_pools() -> Callable[[int], ThreadPoolExecutor]:

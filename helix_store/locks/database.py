@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
+from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.rules import Term
@@ -49,8 +51,16 @@ class DatabaseLocks:
         if not self.db.has_row_locks and self.is_locked(name):
             # On SQLite a write waits for every other write, even if it only finds that the name is held.
             return None
+        statements = sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE
+        return self._begin_term(statements, name, owner, ttl_ms)
+
+    def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        statements = sql.TAKE_OVER_AFTER_SESSION if self.db.in_transaction else sql.TAKE_OVER
+        return self._begin_term(statements, name, owner, ttl_ms)
+
+    def _begin_term(self, statements: Iterable[Statement], name: str, owner: str, ttl_ms: int) -> Term | None:
         parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
-        for statement in sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE:
+        for statement in statements:
             for token, expires_at in self.db.write(statement, parameters):
                 return Term(token, as_utc(expires_at))
         return None

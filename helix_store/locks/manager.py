@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from helix_store import conf
@@ -14,7 +15,7 @@ from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import StoreBusy
 from helix_store.locks.lock import Lock
-from helix_store.locks.rules import LockOperations, process_owner, retry_pauses, ttl_milliseconds
+from helix_store.locks.rules import LockOperations, Term, process_owner, retry_pauses, ttl_milliseconds
 
 __all__ = ["LockManagerBase"]
 
@@ -54,14 +55,28 @@ class LockManagerBase:
         the call returns ``None`` when that row is busy. Never waits for a holder, a contender or a session.
         Raises `InvalidPayload`; nothing is stored then. Not idempotent: a repeat finds the name held.
         """
-        name = validation.identifier(name, "name")
-        ttl_ms = self.default_ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
-        owner = process_owner(self._nonce) if owner is None else validation.identifier(owner, "owner")
-        requested_at = time.monotonic()
-        term = self._backend.acquire(name, owner=owner, ttl_ms=ttl_ms)
-        if term is None:
-            return None
-        return Lock(self._backend, name, owner, term, ttl_ms=ttl_ms, requested_at=requested_at)
+        return self._begin(self._backend.acquire, name, ttl_ms, owner)
+
+    def take_over(
+        self,
+        name: str,
+        *,
+        ttl_ms: Duration | None = None,
+        owner: str | None = None,
+        timeout_ms: Duration = 10_000,
+    ) -> Lock:
+        """End the term of whoever holds a lock and begin a new one, for a worker that replaces another.
+
+        One statement: nobody can acquire the name in between, and later guarded writes of the former holder
+        are refused. While a guarded write is under way, it tries again after jittered pauses. Raises
+        `StoreBusy` when one is under way after ``timeout_ms``, and `InvalidPayload`. Not idempotent: a repeat
+        ends the first one's term.
+        """
+        for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
+            if lock := self._begin(self._backend.take_over, name, ttl_ms, owner):
+                return lock
+            time.sleep(pause)
+        return _granted(self._begin(self._backend.take_over, name, ttl_ms, owner))
 
     def wait_acquire(
         self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
@@ -87,6 +102,22 @@ class LockManagerBase:
             await asyncio.sleep(pause)
         return _granted(await self.aacquire(name, ttl_ms=ttl_ms, owner=owner))
 
+    async def atake_over(
+        self,
+        name: str,
+        *,
+        ttl_ms: Duration | None = None,
+        owner: str | None = None,
+        timeout_ms: Duration = 10_000,
+    ) -> Lock:
+        """Async version of `take_over`."""
+        # Not an `async_twin`: pauses in the shared thread would block the guarded write.
+        for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
+            if lock := await self._abegin(self._backend.take_over, name, ttl_ms, owner):
+                return lock
+            await asyncio.sleep(pause)
+        return _granted(await self._abegin(self._backend.take_over, name, ttl_ms, owner))
+
     def is_locked(self, name: str) -> bool:
         """Whether the lock is held now."""
         return self._backend.is_locked(validation.identifier(name, "name"))
@@ -104,7 +135,20 @@ class LockManagerBase:
         """
         return self._backend.force_release(validation.identifier(name, "name"))
 
+    def _begin(
+        self, begin: Callable[..., Term | None], name: str, ttl_ms: Duration | None, owner: str | None
+    ) -> Lock | None:
+        name = validation.identifier(name, "name")
+        ttl_ms = self.default_ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        owner = process_owner(self._nonce) if owner is None else validation.identifier(owner, "owner")
+        requested_at = time.monotonic()
+        term = begin(name, owner=owner, ttl_ms=ttl_ms)
+        if term is None:
+            return None
+        return Lock(self._backend, name, owner, term, ttl_ms=ttl_ms, requested_at=requested_at)
+
     aacquire = async_twin(acquire)
+    _abegin = async_twin(_begin)
     ais_locked = async_twin(is_locked)
     aget_active_locks = async_twin(get_active_locks)
     aforce_release = async_twin(force_release)

@@ -76,6 +76,11 @@ class MemoryLocks:
             newest = self._stored.get(name)
             if newest is not None and newest.lasts:
                 return None
+            return self.take_over(name, owner=owner, ttl_ms=ttl_ms)
+
+    def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term:
+        with self._lock:
+            newest = self._stored.get(name)
             token = 1 if newest is None else newest.token + 1
             lock = self._stored[name] = StoredLock(owner, token, *_end_of_term(ttl_ms))
         return Term(lock.token, lock.expires_at)
@@ -138,6 +143,8 @@ class NoOpLockManager(LockManagerBase):
 class _NoOpLocks:
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term:
         return Term(_TOKENS.next(), _end_without_storage(ttl_ms))
+
+    take_over = acquire
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime:
         return _end_without_storage(ttl_ms)

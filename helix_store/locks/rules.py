@@ -53,6 +53,10 @@ class LockOperations(Protocol):
         """Begin a term; ``None`` while another term lasts, also one of the same owner."""
         ...
 
+    def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        """Begin a term in place of one that may last; ``None`` while a guarded write is under way."""
+        ...
+
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         """Restart the TTL and return the new end of the term; ``None`` when the term is over."""
         ...

@@ -25,6 +25,8 @@ __all__ = [
     "NEWEST_TOKEN",
     "REFRESH",
     "RELEASE",
+    "TAKE_OVER",
+    "TAKE_OVER_AFTER_SESSION",
 ]
 
 _TABLE: Final = table(Lock)
@@ -71,7 +73,7 @@ def _acquire_new(condition: str) -> str:
         RETURNING token, expires_at"""
 
 
-def _acquisition(try_locks: str) -> tuple[Statement, Statement]:
+def _acquisition(try_locks: str, *, condition: str = _IS_FREE) -> tuple[Statement, Statement]:
     """Statements to try in this order: for a name with a row, and for a new name.
 
     Each returns the token and the end of the new term, or no row. The update comes first because it refuses a
@@ -80,8 +82,8 @@ def _acquisition(try_locks: str) -> tuple[Statement, Statement]:
     """
     return (
         _by_clock(
-            postgresql=_acquire_known(_in_order(_IS_FREE, try_locks), "FOR UPDATE SKIP LOCKED"),
-            sqlite=_acquire_known(_IS_FREE),
+            postgresql=_acquire_known(_in_order(condition, try_locks), "FOR UPDATE SKIP LOCKED"),
+            sqlite=_acquire_known(condition),
         ),
         _by_clock(
             postgresql=_acquire_new(_in_order(_IS_NEW, try_locks)),
@@ -97,6 +99,10 @@ ACQUIRE_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISOR
 Guarded writes lock the session row and then the lock row. The reverse order could deadlock with them. No row
 is returned when the session exists and its row is busy.
 """
+
+TAKE_OVER: Final = _acquisition(_TRY_ADVISORY, condition="true")
+TAKE_OVER_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISORY), condition="true")
+"""The same for a name that may be held. No row: a guarded write or another acquisition is under way."""
 
 REFRESH: Final = _by_clock(
     f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"

@@ -429,6 +429,8 @@ _LOCKS: Final[Calls] = {
     "acquire of a new name": _of("locks", "acquire", "new"),
     "acquire of a held name": _of("locks", "acquire", "held"),
     "wait_acquire": _of("locks", "wait_acquire", "free", timeout_ms=0),
+    "take_over": _of("locks", "take_over", "held"),
+    "take_over of a new name": _of("locks", "take_over", "new"),
     "is_locked": _of("locks", "is_locked", "held"),
     "get_active_locks": _of("locks", "get_active_locks"),
     "force_release": _of("locks", "force_release", "held"),

@@ -224,6 +224,7 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
         _COUNT,
     ),
     "wait_acquire.timeout_ms": Bound([0], _COUNT.beyond),
+    "take_over.timeout_ms": Bound([0], _COUNT.beyond),
     **dict.fromkeys(["version", "limit", "chunk_size", "page_size"], _FROM_ONE),
     "keep_chunks": _number(0, UNLIMITED),
     "branch_session.message_index": Bound([0], _COUNT.beyond),

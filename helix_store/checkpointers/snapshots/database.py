@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.db.models import Count
 
 from helix_store.checkpointers.snapshots import sql
@@ -26,16 +25,11 @@ from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import (
-    CheckpointNotFound,
-    ConflictError,
-    SessionExists,
-    SessionNotFound,
-)
+from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.sessions.database.locking import lock_session, lock_sessions
 from helix_store.sessions.database.rows import sessions_with_ids
-from helix_store.sessions.database.sessions import insert_session
+from helix_store.sessions.database.sessions import lock_or_insert_session
 from helix_store.sessions.database.trees import delete_tree
 
 __all__ = ["DatabaseSnapshots"]
@@ -76,7 +70,7 @@ class DatabaseSnapshots(DatabaseOperations):
 
     @writes
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
-        head = self._locked_thread(thread_id, guard)
+        head, _ = lock_or_insert_session(self.db, thread_id, lambda: new_thread(thread_id), guard)
         # A put that waited for the lock is later than those that it waited for.
         of_thread = {**parameters, "key": head.pk, "at": moments.now()}
         if "kept" in parameters:
@@ -193,15 +187,6 @@ class DatabaseSnapshots(DatabaseOperations):
         except SessionNotFound:
             return []
         return self.db.execute(statement, {**parameters, "key": head.pk})
-
-    def _locked_thread(self, thread_id: str, guard: Guard) -> Session:
-        """The session of a thread, locked; the first snapshot creates it."""
-        with suppress(SessionNotFound):
-            return lock_session(self.db, thread_id, guard)
-        # Another first snapshot may create the session in the meantime: both belong to it.
-        with suppress(SessionExists), transaction.atomic(using=self.db.alias):
-            insert_session(self.db, new_thread(thread_id), root_session_id=thread_id, at=moments.now())
-        return lock_session(self.db, thread_id, guard)
 
     def _mark_written(self, keys: Collection[int], at: datetime) -> None:
         """Update the rows of locked sessions: `sql.PUT` has to see that their snapshots changed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
@@ -26,7 +27,7 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.errors import is_unique_violation
-from helix_store.exceptions import SessionExists
+from helix_store.exceptions import SessionExists, SessionNotFound
 from helix_store.models import Session
 from helix_store.sessions.announcements import signals_of_status
 from helix_store.sessions.backend import Counter
@@ -48,7 +49,7 @@ from helix_store.sessions.requests import (
 )
 from helix_store.sessions.sql import COMPARE_AND_SET_STATUS, CURRENT_COLUMNS, LOAD_STATE
 
-__all__ = ["DatabaseSessions", "insert_session", "replace_custom_state"]
+__all__ = ["DatabaseSessions", "insert_session", "lock_or_insert_session", "replace_custom_state"]
 
 
 class DatabaseSessions(DatabaseOperations):
@@ -190,6 +191,20 @@ def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: d
     Session.objects.using(db.alias).filter(pk=head.pk).update(**pointer)
     stored = {name: getattr(head, name) for name in STATE_COLUMNS}
     return current_state(stored, new.encoded.payload, new.encoded.envelope)
+
+
+def lock_or_insert_session(
+    db: Database, session_id: str, new: Callable[[], NewSession], guard: Guard
+) -> tuple[Session, bool]:
+    """The locked head of a session, and whether it was inserted: ``new`` makes it for an unknown id."""
+    with suppress(SessionNotFound):
+        return lock_session(db, session_id, guard), False
+    is_new = False
+    # Another writer may insert the session in the meantime: both go on with it.
+    with suppress(SessionExists), transaction.atomic(using=db.alias):
+        insert_session(db, new(), root_session_id=session_id, at=moments.now())
+        is_new = True
+    return lock_session(db, session_id, guard), is_new
 
 
 def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:

@@ -152,6 +152,35 @@ class AcquiringContract(LockTests):
         assert not held.release()
         assert self.acquired(locks).fencing_token > held.fencing_token
 
+    def test_taking_over_ends_the_term_of_the_holder_and_begins_one(self, locks: LockManagerBase) -> None:
+        held = self.acquired(locks)
+        lock = locks.take_over("name", owner="successor", ttl_ms=LONG)
+        assert (lock.owner, lock.fencing_token) == ("successor", held.fencing_token + 1)
+        assert not held.release()
+        with pytest.raises(LockLostError):
+            held.refresh()
+        assert [info.owner for info in locks.get_active_locks()] == ["successor"]
+        assert lock.release()
+
+    def test_a_free_and_a_new_name_are_taken_over_too(self, locks: LockManagerBase) -> None:
+        assert locks.take_over("name").fencing_token == 1
+        again = locks.take_over("name")
+        assert again.release()
+        assert locks.take_over("name").fencing_token == 3
+
+    def test_of_many_that_take_over_at_once_each_gets_a_token_and_the_last_one_holds(
+        self, locks: LockManagerBase
+    ) -> None:
+        taken = self.at_once(*[lambda: self.make_manager().take_over("name", timeout_ms=60_000)] * 8)
+        assert sorted(lock.fencing_token for lock in taken) == list(range(1, 9))
+        assert [lock.fencing_token for lock in taken if lock.release()] == [8]
+
+    def test_a_lock_is_taken_over_asynchronously(self, locks: LockManagerBase) -> None:
+        held = self.acquired(locks)
+        lock = async_to_sync(locks.atake_over)("name", owner="successor")
+        assert lock.fencing_token > held.fencing_token
+        assert not held.release()
+
     def test_a_lock_that_nobody_holds_cannot_be_taken_away(self, locks: LockManagerBase) -> None:
         assert not locks.force_release("name")
         self.acquired(locks).release()
