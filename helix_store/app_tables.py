@@ -63,7 +63,7 @@ class AppTable:
     record: str
     order: tuple[str, ...] = ("id",)
     parent: str = "session_id"
-    not_exported: Mapping[str, str] = field(default_factory=dict)
+    not_exported: Mapping[str, str] = field(default_factory=dict, hash=False)
     branch: Callable[[type[Model], Branch], object] | None = None
     before_delete: Callable[[Database, Collection[int]], Counts | None] | None = None
     of_sessions: Callable[[QuerySet[Any], QuerySet[Any]], QuerySet[Any]] | None = None
@@ -77,9 +77,7 @@ class AppTable:
     def implied(self) -> frozenset[str]:
         """The names of the fields that a record has not, because its place in the export stands for them."""
         fields = self.model._meta.concrete_fields
-        return frozenset(
-            each.name for each in fields if each.attname == self.parent or isinstance(each, AutoField)
-        )
+        return frozenset(each.name for each in fields if each.primary_key or each.attname == self.parent)
 
 
 RESERVED_RECORDS: Final = frozenset(
@@ -134,6 +132,8 @@ def _problems(table: AppTable) -> Iterable[str]:
         return
     if not table.is_of_tenant and not _is_to_session(parent):
         yield f"{table.parent} is not a foreign key to the session with on_delete=CASCADE"
+    if not isinstance(options.pk, AutoField):
+        yield "its primary key is not a BigAutoField"
     if parent.null:
         yield f"{table.parent} is nullable: a row without it belongs to nothing"
     for name in (*table.order, *table.not_exported):
@@ -175,6 +175,6 @@ def _is_unique(table: AppTable, parent: str) -> bool:
         if isinstance(each, UniqueConstraint) and each.fields and each.condition is None
     ]
     keys += [{each.name} for each in options.concrete_fields if each.unique and not each.primary_key]
-    if not table.is_of_tenant or not isinstance(options.pk, AutoField):
+    if not table.is_of_tenant and options.pk is not None:
         keys.append({options.pk.name})
     return any(key <= names for key in keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import models
+from django.db.backends.base.operations import BaseDatabaseOperations
 
-from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.usage import MAX_COST_UNITS, cost_units
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.models.fields import CostField, MomentField
@@ -48,14 +49,21 @@ class Table:
     """A table as records of one name. Every column is exported but ``without`` and ``reference``.
 
     ``reference`` names a foreign key to a checkpoint of the same session, which a record holds as a
-    `Reference`.
+    `Reference`. ``parent`` is the column of the session or tenant of a table of another app.
     """
 
     def __init__(
-        self, record: str, model: type[models.Model], *, without: Iterable[str], reference: str | None = None
+        self,
+        record: str,
+        model: type[models.Model],
+        *,
+        without: Iterable[str],
+        reference: str | None = None,
+        parent: str | None = None,
     ) -> None:
         left_out = {*without, reference}
         self.record = record
+        self.parent = parent
         self.model = model
         self.reference = reference
         self.columns = tuple(
@@ -136,8 +144,11 @@ def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
             return float, _number
         case models.BooleanField():
             return None, partial(_exactly, bool)
-        case models.BigIntegerField():
-            return None, _whole_number
+        case models.IntegerField():
+            bounds = BaseDatabaseOperations.integer_field_ranges[field.get_internal_type()]
+            return None, partial(_whole_number, *bounds)
+        case models.BinaryField():
+            return _base64_text, _bytes
         case MomentField():
             return _moment_text, _moment
         case models.CharField() | models.TextField():
@@ -174,10 +185,22 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _whole_number(value: Any) -> int:
-    if not -MAX_BIGINT - 1 <= _exactly(int, value) <= MAX_BIGINT:
-        raise ValueError("expected a whole number of 64 bits")
+def _whole_number(least: int, most: int, value: Any) -> int:
+    if not least <= _exactly(int, value) <= most:
+        raise ValueError(f"expected a whole number from {least} to {most}")
     return int(value)
+
+
+def _base64_text(value: Any) -> str:
+    # A driver of PostgreSQL may return a memoryview.
+    return base64.b64encode(value).decode("ascii")
+
+
+def _bytes(value: Any) -> bytes:
+    content = base64.b64decode(_exactly(str, value), validate=True)
+    if _base64_text(content) != value:
+        raise ValueError("expected the one form that base64 (RFC 4648) has for these bytes")
+    return content
 
 
 def _moment_text(moment: datetime) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
+from helix_store.app_tables import AppTable, registered_tables
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset
 from helix_store.exceptions import shown_id
@@ -18,18 +20,18 @@ from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.trees import forest_keys
 from helix_store.transfer.layout import (
     LOCKS,
-    PARTS,
-    SESSION_PARTS,
     SESSIONS,
     STREAM_PARTS,
     STREAMS,
-    TABLES,
     USAGE_ENTRIES,
     Part,
+    app_part,
+    parts_of_sessions,
+    tables,
 )
 from helix_store.transfer.pages import Pace
 from helix_store.transfer.records import Counts, Problem, Record, Unit
-from helix_store.transfer.sql import FILLED_PARTS
+from helix_store.transfer.sql import filled_parts
 
 __all__ = ["DatabaseSource"]
 
@@ -64,7 +66,7 @@ class DatabaseSource:
         self._session_ids = None if session_ids is None else sorted(set(session_ids))
         self._with_trees = with_trees
         self._trees: dict[str, list[str]] | None = None
-        self._paces = {part: Pace(_MOST_ROWS) for part in (*PARTS, _LOCK_PART, _KEPT_PART)}
+        self._paces: defaultdict[Part, Pace] = defaultdict(partial(Pace, _MOST_ROWS))
 
     @property
     def session_count(self) -> int:
@@ -80,7 +82,9 @@ class DatabaseSource:
     def units(self) -> Iterator[Unit]:
         for tenant in self._tenants_with_locks():
             yield self._locks_of(tenant)
-        yield from self._heads_with_parts(SESSIONS, self._sessions(), SESSION_PARTS)
+        for table in registered_tables("tenant"):
+            yield from self._rows_of_tenants(table)
+        yield from self._heads_with_parts(SESSIONS, self._sessions(), parts_of_sessions())
         yield from self._heads_with_parts(STREAMS, self._streams(), STREAM_PARTS)
         for tenant, session_id in self._deleted_sessions():
             yield self._kept_usage_of(tenant, session_id)
@@ -90,7 +94,7 @@ class DatabaseSource:
         if kind == "kept_usage":
             kept = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=name, session=None)
             return self._kept_usage_of(tenant, name) if self._db.query(kept.exists) else None
-        table, parts = (SESSIONS, SESSION_PARTS) if kind == "session" else (STREAMS, STREAM_PARTS)
+        table, parts = (SESSIONS, parts_of_sessions()) if kind == "session" else (STREAMS, STREAM_PARTS)
         heads = self._rows(table.model).filter(**{"tenant": tenant, f"{kind}_id": name})
         return next(self._heads_with_parts(table, heads, parts, at_once=1), None)
 
@@ -105,7 +109,7 @@ class DatabaseSource:
                 if session_id not in found:
                     yield Problem(text=f"There is no session with the id {shown_id(session_id)}.")
         elif self._tenant is None:
-            for table in TABLES.values():
+            for table in tables().values():
                 stored = self._db.query(self._rows(table.model).count)
                 if stored > exported[table.record]:
                     text = f"{stored - exported[table.record]} rows of {table.model.__name__} are not in it:"
@@ -122,6 +126,19 @@ class DatabaseSource:
         head = {"record": "kept_usage", "tenant": tenant, "session_id": session_id}
         pages = partial(self._pages, _KEPT_PART, rows)
         return Unit("kept_usage", tenant, session_id, lambda: _with_head(head, pages))
+
+    def _rows_of_tenants(self, table: AppTable) -> Iterator[Unit]:
+        rows = self._rows(table.model)
+        if self._tenant is not None:
+            rows = rows.filter(tenant=self._tenant)
+        if self._session_ids is not None:
+            if table.of_sessions is None:
+                return
+            rows = table.of_sessions(rows, self._sessions())
+        for (tenant,) in self._distinct(rows, "tenant"):
+            head = {"record": "tenant_rows", "tenant": tenant, "of": table.record}
+            pages = partial(self._pages, app_part(table), rows.filter(tenant=tenant))
+            yield Unit("tenant_rows", tenant, table.record, partial(_with_head, head, pages))
 
     def _heads_with_parts(
         self, table: Any, heads: QuerySet[Any], parts: tuple[Part, ...], *, at_once: int | None = None
@@ -169,7 +186,7 @@ class DatabaseSource:
     # --- Parts -------------------------------------------------------------------------------------
 
     def _of_one(self, parts: tuple[Part, ...], key: int) -> list[_Found]:
-        (filled,) = self._db.read(FILLED_PARTS[parts], {"key": key})
+        (filled,) = self._db.read(filled_parts(parts), {"key": key})
         return [None if is_filled else {} for is_filled in filled]
 
     def _of_all(self, parts: Sequence[Part], keys: Sequence[int]) -> list[_Found]:

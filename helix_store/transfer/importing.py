@@ -18,7 +18,8 @@ from helix_store.models import CheckpointKind, Session, UsageEntry
 from helix_store.transfer import sql
 from helix_store.transfer.columns import Reference, Table
 from helix_store.transfer.database import DatabaseSource
-from helix_store.transfer.layout import CHECKPOINTS, TABLES, USAGE_ENTRIES
+from helix_store.transfer.layout import CHECKPOINTS, LOCKS, USAGE_ENTRIES, tables
+from helix_store.transfer.merging import merge_rows
 from helix_store.transfer.records import Counts, Problem, Record, Unit, digest_of
 from helix_store.transfer.summary import ImportSummary
 
@@ -96,6 +97,8 @@ class _Importer:
         """What was written: nothing if the unit is stored already, and ``None`` if another one is."""
         if unit.kind == "locks":
             return self._raise_tokens(unit)
+        if unit.kind == "tenant_rows":
+            return self._merge(unit)
         is_identical = self._is_identical(unit)
         if is_identical is None:
             return self._db.transaction(partial(self._insert_checked, unit))
@@ -103,6 +106,8 @@ class _Importer:
 
     def _is_identical(self, unit: Unit) -> bool | None:
         """Whether what is stored under the name of the unit is the same; ``None`` if nothing is."""
+        if unit.kind == "tenant_rows":
+            return None
         stored = self._stored.unit(unit.kind, unit.tenant, unit.name)
         return None if stored is None else digest_of(stored) == digest_of(unit)
 
@@ -116,13 +121,13 @@ class _Importer:
         records = self._counted(unit)
         head = next(records)
         if unit.kind == "kept_usage":
-            kept = _Rows(self._db.alias, {"session_id": None}, unit)
+            kept = _Rows(self._db.alias, None, unit)
             kept.add_all(records)
             return kept.counts
-        table = TABLES[unit.kind]
+        table = tables()[unit.kind]
         (row,) = _create(self._db.alias, table.model, [table.values_of(head)])
         current = table.reference_of(head)
-        rows = _Rows(self._db.alias, {f"{unit.kind}_id": row.pk}, unit, current=current)
+        rows = _Rows(self._db.alias, row.pk, unit, current=current)
         rows.add_all(records)
         if current is not None:
             self._position = 0
@@ -136,7 +141,7 @@ class _Importer:
         next(records)
         raised = 0
         while batch := list(islice(records, _ROWS)):
-            locks = [TABLES["lock"].values_of(record) for record in batch]
+            locks = [LOCKS.values_of(record) for record in batch]
             raised += self._db.transaction(partial(self._raise_batch, unit, locks))
         return Counter({"lock": raised} if raised else {})
 
@@ -153,6 +158,20 @@ class _Importer:
                 unit, f"has a higher token for {shown_id(name)}, which is held here: run it again later"
             )
         return raised
+
+    # --- Rows of a tenant --------------------------------------------------------------------------
+
+    def _merge(self, unit: Unit) -> Counts:
+        """Add the rows that are not stored. Sessions share them, so that a unit is seldom all or nothing."""
+        records = self._counted(unit)
+        next(records)
+        added, differing = 0, 0
+        while batch := list(islice(records, _ROWS)):
+            merged = self._db.transaction(partial(merge_rows, self._db, unit, batch))
+            added, differing = added + merged[0], differing + merged[1]
+        if differing:
+            self._problem(unit, f"have {differing} rows that are stored already, and differ; they stay")
+        return Counter({unit.name: added} if added else {})
 
     # --- Problems ----------------------------------------------------------------------------------
 
@@ -171,13 +190,13 @@ class _Importer:
 class _Rows:
     """The rows of a unit, inserted in batches, with the keys of the checkpoints that others refer to."""
 
-    def __init__(
-        self, alias: str, parent: Mapping[str, Any], unit: Unit, *, current: Reference | None = None
-    ) -> None:
+    def __init__(self, alias: str, key: int | None, unit: Unit, *, current: Reference | None = None) -> None:
         self.counts: Counts = Counter()
         self._alias = alias
-        self._parent = parent
+        self._key = key
+        self._parent = "stream_id" if unit.kind == "stream" else "session_id"
         self._unit = unit
+        self._tables = tables()
         self._current = current
         self._current_key: int | None = None
         self._bases: dict[Reference, int] = {}
@@ -187,7 +206,7 @@ class _Rows:
 
     def add_all(self, records: Iterable[Record]) -> None:
         for record in records:
-            self._add(TABLES[record["record"]], record)
+            self._add(self._tables[record["record"]], record)
         self._flush()
 
     def current_key(self) -> int:
@@ -195,7 +214,7 @@ class _Rows:
         return _found(self._current_key, "/current")
 
     def _add(self, table: Table, record: Record) -> None:
-        values = {**table.values_of(record), **self._parent}
+        values = {**table.values_of(record), table.parent or self._parent: self._key}
         self._check_owner(values)
         base = table.reference_of(record)
         if table is not self._table or len(self._waiting) == _ROWS or self._characters > _CHARACTERS:
@@ -206,7 +225,7 @@ class _Rows:
             values["base_id"] = _found(self._bases.get(base), "/base")
         self._table = table
         self._waiting.append(values)
-        self._characters += len(values.get("payload", ""))
+        self._characters += sum(len(value) for value in values.values() if isinstance(value, str | bytes))
         self.counts[table.record] += 1
 
     def _check_owner(self, values: Mapping[str, Any]) -> None:
@@ -231,7 +250,7 @@ class _Rows:
 
     def _without_kept(self) -> list[dict[str, Any]]:
         """The entries of usage to insert. Those kept of a deletion of the session become its own again."""
-        key = self._parent["session_id"]
+        key = self._key
         if key is None:
             return self._waiting
         entry_ids = [values["entry_id"] for values in self._waiting]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from django.db.models import Model
 
+from helix_store.app_tables import AppTable, registered_tables
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
@@ -25,7 +27,19 @@ from helix_store.models import (
 )
 from helix_store.transfer.columns import Table
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "NOT_EXPORTED", "PARTS", "TABLES", "UNITS", "Part", "UnitLayout"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "NOT_EXPORTED",
+    "PARTS",
+    "TABLES",
+    "Part",
+    "UnitLayout",
+    "app_part",
+    "parts_of_sessions",
+    "tables",
+    "units",
+]
 
 FORMAT: Final = "helix_store.export"
 FORMAT_VERSION: Final = 1
@@ -78,7 +92,7 @@ STREAMS: Final = _table("stream", Stream)
 STREAM_CHUNKS: Final = _table("stream_chunk", StreamChunk)
 LOCKS: Final = _table("lock", Lock)
 
-TABLES: Final[dict[str, Table]] = {
+TABLES: Final[Mapping[str, Table]] = {
     table.record: table
     for table in (
         SESSIONS,
@@ -95,7 +109,7 @@ TABLES: Final[dict[str, Table]] = {
         LOCKS,
     )
 }
-"""The tables by the name of their records."""
+"""The tables of this app by the name of their records."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,13 +159,41 @@ SESSION_PARTS: Final = (
 STREAM_PARTS: Final = (Part(STREAM_CHUNKS, "stream_id", ("sequence",)),)
 PARTS: Final = (*SESSION_PARTS, *STREAM_PARTS)
 
-UNITS: Final[dict[str, UnitLayout]] = {
-    "locks": UnitLayout(("tenant", None), frozenset({"lock"})),
-    "session": UnitLayout(("tenant", "session_id"), frozenset(part.table.record for part in SESSION_PARTS)),
-    "stream": UnitLayout(("tenant", "stream_id"), frozenset({"stream_chunk"})),
-    "kept_usage": UnitLayout(("tenant", "session_id"), frozenset({"usage_entry"})),
-}
-"""By the name of the first record, in the order of an export.
 
-Locks come first: a session must not be imported before the token that its fences begin with.
-"""
+# --- With the tables of other apps -------------------------------------------------------------------
+
+
+def tables() -> dict[str, Table]:
+    """All tables by the name of their records."""
+    return {**TABLES, **{each.record: app_part(each).table for each in registered_tables()}}
+
+
+def parts_of_sessions() -> tuple[Part, ...]:
+    """What follows a session: the parts of this app, then those of others by the name of their records."""
+    return SESSION_PARTS + tuple(map(app_part, registered_tables("session")))
+
+
+@cache
+def app_part(table: AppTable) -> Part:
+    """The rows of a registered table that belong to a session or tenant. Raises `TypeError`."""
+    exported = Table(
+        table.record, table.model, without=table.implied.union(table.not_exported), parent=table.parent
+    )
+    return Part(exported, table.parent, table.order)
+
+
+def units() -> dict[str, UnitLayout]:
+    """The units by the name of their first record, in the order of an export.
+
+    Locks come first: a session must not be imported before the token that its fences begin with. Then come
+    rows that several sessions share.
+    """
+    of_tenants = frozenset(each.record for each in registered_tables("tenant"))
+    of_sessions = frozenset(part.table.record for part in parts_of_sessions())
+    return {
+        "locks": UnitLayout(("tenant", None), frozenset({"lock"})),
+        "tenant_rows": UnitLayout(("tenant", "of"), of_tenants),
+        "session": UnitLayout(("tenant", "session_id"), of_sessions),
+        "stream": UnitLayout(("tenant", "stream_id"), frozenset({"stream_chunk"})),
+        "kept_usage": UnitLayout(("tenant", "session_id"), frozenset({"usage_entry"})),
+    }

@@ -9,6 +9,7 @@ __all__ = ["Pace"]
 
 _CHARACTERS: Final = 4_000_000
 _FIRST_AVERAGE: Final = 32_000
+_LONG: Final = (str, bytes, memoryview)
 
 
 class Pace:
@@ -23,6 +24,6 @@ class Pace:
         return max(1, min(self._most, int(_CHARACTERS / self._average)))
 
     def measure(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        lengths = [sum(len(value) for value in row if type(value) is str) for row in rows]
+        lengths = [sum(len(value) for value in row if isinstance(value, _LONG)) for row in rows]
         if lengths:
             self._average = max(1.0, sum(lengths) / len(lengths))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final
 
-from helix_store.exceptions import HelixStoreError, InvalidPayload
-from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, UNITS
+from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
+from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, tables, units
 from helix_store.transfer.records import Counts, Problem, Record, Unit, named
 
 __all__ = ["ExportFile", "NotAnExport"]
@@ -37,6 +37,7 @@ class ExportFile:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._whole = hashlib.sha256()
+        self._layouts = units()
         self._number = 0
         self._unit: _OpenUnit | None = None
         self._is_skipping = False
@@ -68,7 +69,7 @@ class ExportFile:
                 has_ended = True
                 continue
             self._whole.update(line)
-            if name in UNITS:
+            if name in self._layouts:
                 self._open_unit(name, line)
             elif name == "end":
                 yield from self._ended_unit(line)
@@ -99,7 +100,7 @@ class ExportFile:
         self._close_unit()
         self._is_skipping = False
         head = _record(line) or {}
-        tenant, name = ("" if column is None else head.get(column) for column in UNITS[kind].identity)
+        tenant, name = ("" if column is None else head.get(column) for column in self._layouts[kind].identity)
         if not isinstance(tenant, str) or not isinstance(name, str):
             self._problem(f"it has not what names a {kind.replace('_', ' ')}")
             self._is_skipping = True
@@ -113,9 +114,8 @@ class ExportFile:
             if not self._is_skipping:
                 self._problem("the record belongs to nothing: lines before it are missing")
                 self._is_skipping = True
-        elif name not in UNITS[unit.kind].records:
-            kind = f"a {name.replace('_', ' ')}" if name else "no record"
-            self._problem(f"the line is {kind}, in the {unit}; nothing of it is imported")
+        elif name not in self._layouts[unit.kind].records:
+            self._problem(f"the line is {_kind_of(name)}, in the {unit}; nothing of it is imported")
             self._drop_unit()
         else:
             unit.add(name, line)
@@ -205,6 +205,12 @@ class _OpenUnit:
             if record is None or record.get("record") != _name_of(line):
                 raise InvalidPayload(path="", reason="the line is not an object of JSON with different names")
             yield record
+
+
+def _kind_of(name: str) -> str:
+    if name and name not in tables():
+        return f"a record {shown_id(name)}, and no app in INSTALLED_APPS has registered a table of that name"
+    return f"a {name.replace('_', ' ')}" if name else "no record"
 
 
 def _shown(text: Any) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from helix_store.engine.clocks import POSTGRESQL, SQLITE
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock
-from helix_store.transfer.layout import SESSION_PARTS, STREAM_PARTS, Part
+from helix_store.transfer.layout import Part
 
-__all__ = ["FILLED_PARTS", "RAISE_TOKEN", "TOKEN"]
+__all__ = ["RAISE_TOKEN", "TOKEN", "filled_parts"]
 
 _LOCK: Final = table(Lock)
 _RAISE: Final = f"""
@@ -28,10 +29,11 @@ TOKEN: Final = Statement(f"SELECT token FROM {_LOCK} WHERE tenant = %(tenant)s A
 
 def _is_filled(part: Part) -> str:
     conditions = "".join(f" AND {name} = '{value}'" for name, value in part.only.items())
-    return f"EXISTS (SELECT 1 FROM {table(part.table.model)} WHERE {part.parent} = %(key)s{conditions})"
+    parent = part.table.model._meta.get_field(part.parent).column  # type: ignore[union-attr]
+    return f"EXISTS (SELECT 1 FROM {table(part.table.model)} WHERE {parent} = %(key)s{conditions})"
 
 
-FILLED_PARTS: Final[dict[tuple[Part, ...], Statement]] = {
-    parts: Statement(f"SELECT {', '.join(map(_is_filled, parts))}") for parts in (SESSION_PARTS, STREAM_PARTS)
-}
-"""Whether each part of one session or stream has a row. Most parts of most sessions have none."""
+@cache
+def filled_parts(parts: tuple[Part, ...]) -> Statement:
+    """Whether each part of one session or stream has a row. Most parts of most sessions have none."""
+    return Statement(f"SELECT {', '.join(map(_is_filled, parts))}")

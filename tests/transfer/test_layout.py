@@ -9,7 +9,7 @@ from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
 from helix_store.models import Checkpoint, CheckpointKind, Session
-from helix_store.transfer.layout import NOT_EXPORTED, PARTS, SESSION_PARTS, TABLES, UNITS
+from helix_store.transfer.layout import NOT_EXPORTED, PARTS, TABLES, parts_of_sessions, tables, units
 
 MODELS = [
     model
@@ -43,14 +43,14 @@ def test_no_reason_is_left_of_a_column_that_is_gone() -> None:
 
 def test_every_table_of_a_session_is_a_part_of_it() -> None:
     children = {relation.related_model for relation in Session._meta.related_objects}
-    assert {part.table.model for part in SESSION_PARTS} == children
-    kinds = [part.only["kind"] for part in SESSION_PARTS if part.table.model is Checkpoint]
+    assert {part.table.model for part in parts_of_sessions()} == children
+    kinds = [part.only["kind"] for part in parts_of_sessions() if part.table.model is Checkpoint]
     assert sorted(kinds) == sorted(CheckpointKind.values)
 
 
 def test_every_record_stands_in_one_kind_of_unit_at_least() -> None:
-    inside = frozenset(UNITS).union(*(unit.records for unit in UNITS.values()))
-    assert TABLES.keys() <= inside
+    inside = frozenset(units()).union(*(unit.records for unit in units().values()))
+    assert tables().keys() <= inside
 
 
 def test_the_order_of_a_part_has_no_ties() -> None:
