@@ -135,6 +135,7 @@ if TYPE_CHECKING:
         TurnInterrupted,
     )
     from helix_store.handles import SessionHandle, Step, Turn
+    from helix_store.items import ItemLog
     from helix_store.retention import RetentionReport, apply_retention, prune_streams
     from helix_store.signals import session_answered, session_expired, session_failed, session_finished
     from helix_store.stores import (
@@ -198,6 +199,7 @@ __all__ = [
     "InvalidCursor",
     "InvalidPayload",
     "InvalidQuery",
+    "ItemLog",
     "LimitExceeded",
     "Limits",
     "Lock",
@@ -341,6 +343,7 @@ _NAMES_BY_HOME: Final = {
         StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
         StreamTruncated TurnInterrupted""",
     "helix_store.handles": "SessionHandle Step Turn",
+    "helix_store.items": "ItemLog",
     "helix_store.signals": "session_answered session_expired session_failed session_finished",
     "helix_store.streams.reader": "ResumableReader",
     "helix_store.streams.writer": "StreamWriter",

@@ -41,8 +41,9 @@ PUBLIC_NAMES = {
         StaleStateError StoreBusy StoreFull StoreTimeout
         StoreUnavailable StreamClosed StreamNotFound StreamTruncated TurnInterrupted""",
     "helix_store.handles": "SessionHandle Step Turn",
+    "helix_store.items": "Item ItemLog",
     "helix_store.models": """
-        Checkpoint InterruptRequest Lock Message Operation Run Session StagedChange Stream StreamChunk
+        Checkpoint InterruptRequest Item Lock Message Operation Run Session StagedChange Stream StreamChunk
         SubSessionRef UsageEntry""",
     "helix_store.schema": "current_version",
     "helix_store.testing": """

@@ -22,6 +22,7 @@ LONG_PATH_ONLY = {
     "helix_store.core.ids": "checkpoint_id parse_checkpoint_id",
     "helix_store.core.payloads": "decode encode",
     "helix_store.core.typed_json": "dumps loads",
+    "helix_store.items": "Item",
     "helix_store.models": ALL_NAMES["helix_store.models", "helix_store.models"],
     "helix_store.schema": "current_version",
     "helix_store.testing": ALL_NAMES["helix_store.testing", "helix_store.testing"],

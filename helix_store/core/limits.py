@@ -15,6 +15,7 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_ID_CHARACTERS",
     "MAX_INT_DIGITS",
+    "MAX_LANE_BYTES",
     "MAX_METADATA_BYTES",
     "MAX_REASON_BYTES",
     "MAX_TAGS_BYTES",
@@ -45,6 +46,9 @@ MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
 
 MAX_CHECKPOINT_ID_CHARACTERS = 320
 """A step checkpoint's id holds the session's id, a step number, a time and a random part."""
+
+MAX_LANE_BYTES = 1_000
+"""The name of a lane, and the key of an item. One index holds both: see `MAX_ID_BYTES`."""
 
 MAX_TITLE_BYTES = 4 * _KIB
 MAX_DIRECTORY_BYTES = 4 * _KIB

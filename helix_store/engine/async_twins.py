@@ -18,7 +18,7 @@ from helix_store import conf
 from helix_store.core.processes import PerProcess
 from helix_store.engine.connections import keep_open
 
-__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end"]
+__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end", "settled_twin"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -39,9 +39,20 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await in_thread(functools.partial(method, self, *args, **kwargs))
 
-    twin.__name__ = f"a{method.__name__}"
-    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
-    twin.__doc__ = f"Async version of `{method.__name__}`."
+    _name_twin(twin, method)
+    return twin
+
+
+def settled_twin(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """`async_twin` of a write: a cancelled caller is told so after the write has ended."""
+
+    @functools.wraps(method)
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
+
+    _name_twin(twin, method)
     return twin
 
 
@@ -60,6 +71,12 @@ def async_iterator_twin(
     twin.__name__ = f"a{method.__name__}"
     twin.__doc__ = f"Async version of `{method.__name__}`."
     return twin
+
+
+def _name_twin(twin: Callable[..., Any], method: Callable[..., Any]) -> None:
+    twin.__name__ = f"a{method.__name__}"
+    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
+    twin.__doc__ = f"Async version of `{method.__name__}`."
 
 
 async def in_thread(call: Callable[[], R]) -> R:

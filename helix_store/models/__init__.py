@@ -1,6 +1,7 @@
 """The tables. Models are the storage, not the API: write through ``helix_store.stores`` only."""
 
 from helix_store.models.checkpoints import Checkpoint, CheckpointKind
+from helix_store.models.items import Item
 from helix_store.models.locks import Lock
 from helix_store.models.messages import Message
 from helix_store.models.runs import InterruptRequest, Run, SubSessionRef
@@ -13,6 +14,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointKind",
     "InterruptRequest",
+    "Item",
     "Lock",
     "Message",
     "Operation",

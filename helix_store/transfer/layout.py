@@ -14,6 +14,7 @@ from helix_store.models import (
     Checkpoint,
     CheckpointKind,
     InterruptRequest,
+    Item,
     Lock,
     Message,
     Operation,
@@ -55,6 +56,7 @@ NOT_EXPORTED: Final[dict[type[Model], dict[str, str]]] = {
         "base_key": "It matches states that processes have loaded from the other database, with its keys.",
     },
     Message: {"id": _KEY, "session": _SESSION},
+    Item: {"id": _KEY, "session": _SESSION},
     Run: {"id": _KEY, "session": _SESSION},
     SubSessionRef: {"id": _KEY, "session": _SESSION},
     InterruptRequest: {"id": _KEY, "session": _SESSION},
@@ -82,6 +84,7 @@ def _table(record: str, model: type[Model], reference: str | None = None) -> Tab
 SESSIONS: Final = _table("session", Session, "current")
 CHECKPOINTS: Final = _table("checkpoint", Checkpoint, "base")
 MESSAGES: Final = _table("message", Message)
+ITEMS: Final = _table("item", Item)
 RUNS: Final = _table("run", Run)
 SUB_SESSION_REFS: Final = _table("sub_session_ref", SubSessionRef)
 INTERRUPT_REQUESTS: Final = _table("interrupt_request", InterruptRequest)
@@ -98,6 +101,7 @@ TABLES: Final[Mapping[str, Table]] = {
         SESSIONS,
         CHECKPOINTS,
         MESSAGES,
+        ITEMS,
         RUNS,
         SUB_SESSION_REFS,
         INTERRUPT_REQUESTS,
@@ -149,6 +153,7 @@ SESSION_PARTS: Final = (
     _checkpoints(CheckpointKind.GRAPH, "version", "id"),
     _checkpoints(CheckpointKind.SNAPSHOT, "namespace", "version"),
     Part(MESSAGES, "session_id", ("sequence",)),
+    Part(ITEMS, "session_id", ("lane", "id")),
     Part(RUNS, "session_id", ("turn",)),
     Part(SUB_SESSION_REFS, "session_id", ("id",)),
     Part(INTERRUPT_REQUESTS, "session_id", ("id",)),

@@ -1,0 +1,157 @@
+"""The items of one lane of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from helix_store import conf
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.database import Database
+from helix_store.items.database import DatabaseItems, item_of, readable
+from helix_store.items.rules import (
+    ITEMS_AGENT_TYPE,
+    EncodedItem,
+    Item,
+    encode_item,
+    encode_items,
+    item_key,
+    lane_name,
+)
+
+__all__ = ["ItemLog"]
+
+
+class ItemLog:
+    """Ordered JSON values of a session, each with or without a key that is unique in its lane.
+
+    A lane is a name of at most 1,000 bytes; a session has any number of them. Every write is one transaction
+    under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError` when the
+    lock of the session has a larger one. The first item of an unknown session creates the session, of
+    ``agent_type``. The async version of a write raises a cancellation only after the transaction has ended.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        lane: str = "",
+        *,
+        using: str | None = None,
+        tenant: str = "",
+        agent_type: str = ITEMS_AGENT_TYPE,
+    ) -> None:
+        self.session_id = validation.identifier(session_id, "session_id")
+        self.lane = lane_name(lane)
+        self.tenant = validation.tenant(tenant)
+        self.agent_type = validation.identifier(agent_type, "agent_type")
+        self._items = DatabaseItems(Database(using, tenant))
+
+    def __repr__(self) -> str:
+        return f"<ItemLog {self.session_id!r} lane={self.lane!r}>"
+
+    # --- Writes ------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        payloads: Iterable[Any],
+        *,
+        keys: Iterable[str | None] | None = None,
+        fencing_token: int | None = None,
+    ) -> int:
+        """Add items at the end of the lane, all or none, and return how many were new.
+
+        An item whose key the lane has already is left out, so that a repeat is safe. Raises `InvalidPayload`
+        and `LimitExceeded`: an item has at most ``max_state_bytes``.
+        """
+        held = guard(fencing_token=fencing_token)
+        items = encode_items(payloads, keys, conf.limits())
+        return self._items.append(self.session_id, self.lane, items, held, self.agent_type)
+
+    def put(self, key: str, payload: Any, *, fencing_token: int | None = None) -> None:
+        """Store the item of a key: in the place of the one that has the key, or at the end. Safe to repeat.
+
+        Raises `InvalidPayload` and `LimitExceeded`.
+        """
+        held = guard(fencing_token=fencing_token)
+        item = EncodedItem(item_key(key), encode_item(payload, conf.limits()))
+        self._items.put(self.session_id, self.lane, item, held, self.agent_type)
+
+    def pop(
+        self, validate: Callable[[Any], Any] | None = None, *, fencing_token: int | None = None
+    ) -> Item | None:
+        """Delete the newest item and return it; ``None`` for an empty lane. No two callers get the same one.
+
+        Newer items that cannot be read, and those whose payload ``validate`` refuses by a false value, are
+        deleted too. ``validate`` runs under the session's lock; an error of it deletes nothing.
+        """
+        held = guard(fencing_token=fencing_token)
+        return self._items.pop(self.session_id, self.lane, validate or _any, held)
+
+    def replace_suffix(
+        self, expected: Sequence[Any], new: Iterable[Any], *, fencing_token: int | None = None
+    ) -> bool:
+        """Replace the newest items by ``new`` if they are ``expected``, and return whether it happened.
+
+        Otherwise nothing changes. Payloads are compared as stored, with the order of their keys.
+        Raises `InvalidPayload` and `LimitExceeded`.
+        """
+        held = guard(fencing_token=fencing_token)
+        limits = conf.limits()
+        texts = [item.text for item in encode_items(expected, None, limits)]
+        items = encode_items(new, None, limits)
+        return self._items.replace_suffix(self.session_id, self.lane, texts, items, held, self.agent_type)
+
+    def clear(self, *, fencing_token: int | None = None) -> int:
+        """Delete all items of the lane and return their number. Safe to repeat."""
+        return self._items.clear(self.session_id, self.lane, guard(fencing_token=fencing_token))
+
+    def delete_lane(self, lane: str, *, fencing_token: int | None = None) -> int:
+        """`clear` of another lane of the session."""
+        return self._items.clear(self.session_id, lane_name(lane), guard(fencing_token=fencing_token))
+
+    # --- Reads -------------------------------------------------------------------------------------
+
+    def tail(
+        self, limit: int | None = None, *, before: int | None = None, skip_unreadable: bool = False
+    ) -> list[Item]:
+        """Return the newest items in the order in which they were added: one query.
+
+        ``before`` is a position: of the first item of the page that follows. Raises `InvalidQuery`, and
+        `IntegrityFault` for an item that cannot be read, unless ``skip_unreadable`` leaves it out.
+        """
+        if limit is not None:
+            validation.query_number(limit, "limit")
+        if before is not None:
+            validation.query_number(before, "before")
+        rows = self._items.newest(self.session_id, self.lane, limit=limit, before=before)
+        rows.reverse()
+        return list(readable(rows)) if skip_unreadable else [item_of(row) for row in rows]
+
+    def get(self, key: str) -> Item | None:
+        """Return the item of a key, or ``None``."""
+        return self._items.by_key(self.session_id, self.lane, item_key(key))
+
+    def count(self) -> int:
+        """Return the number of items of the lane."""
+        return self._items.count(self.session_id, self.lane)
+
+    def lanes(self) -> dict[str, int]:
+        """Return the number of items of each lane of the session, by its name in order."""
+        return self._items.count_lanes(self.session_id)
+
+    aappend = settled_twin(append)
+    aput = settled_twin(put)
+    apop = settled_twin(pop)
+    areplace_suffix = settled_twin(replace_suffix)
+    aclear = settled_twin(clear)
+    adelete_lane = settled_twin(delete_lane)
+    atail = async_twin(tail)
+    aget = async_twin(get)
+    acount = async_twin(count)
+    alanes = async_twin(lanes)
+
+
+def _any(_payload: Any) -> bool:
+    return True

@@ -1,0 +1,91 @@
+"""An item, and what a log accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from helix_store.core import validation
+from helix_store.core.limits import AS_STORED, MAX_LANE_BYTES, Limits
+from helix_store.core.payload_faults import join_path
+from helix_store.core.payloads import encode, encode_all
+from helix_store.core.types import SessionState
+from helix_store.exceptions import InvalidPayload
+from helix_store.sessions.layout import encode_state
+from helix_store.sessions.requests import NewSession
+
+__all__ = [
+    "ITEMS_AGENT_TYPE",
+    "EncodedItem",
+    "Item",
+    "encode_item",
+    "encode_items",
+    "item_key",
+    "lane_name",
+    "new_session",
+]
+
+ITEMS_AGENT_TYPE: Final = "items"
+"""The agent type of the session that the first item of an unknown session creates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """An item as it is stored. Positions grow within a lane, with gaps."""
+
+    position: int
+    key: str | None
+    payload: Any
+    created_at: datetime
+
+
+class EncodedItem(NamedTuple):
+    key: str | None
+    text: str
+
+
+def lane_name(value: Any, name: str = "lane") -> str:
+    """Text of at most 1,000 bytes; the empty one is the default lane."""
+    return validation.text(value, name, limit=MAX_LANE_BYTES)
+
+
+def item_key(value: Any, name: str = "key") -> str:
+    """Text of 1 to 1,000 bytes."""
+    if validation.text(value, name, limit=MAX_LANE_BYTES):
+        return str(value)
+    raise InvalidPayload(path=name, reason="a key needs at least one character")
+
+
+def encode_item(payload: Any, limits: Limits) -> str:
+    """Check and encode one payload. Raises `InvalidPayload` and `LimitExceeded`."""
+    return encode(payload, limit=limits.max_state_bytes, path="/payload")
+
+
+def encode_items(
+    payloads: Iterable[Any], keys: Iterable[str | None] | None, limits: Limits
+) -> list[EncodedItem]:
+    """Check and encode payloads with their keys. Raises `InvalidPayload` and `LimitExceeded`."""
+    values = validation.items(payloads, "payloads")
+    texts = encode_all(values, limit=limits.max_state_bytes, name="max_state_bytes", path="/payloads")
+    return [EncodedItem(key, text) for key, text in zip(_keys(keys, len(texts)), texts, strict=True)]
+
+
+def _keys(keys: Iterable[str | None] | None, count: int) -> Sequence[str | None]:
+    if keys is None:
+        return [None] * count
+    given = validation.items(keys, "keys")
+    if len(given) != count:
+        raise InvalidPayload(path="/keys", reason=f"expected a key or None for each of {count} payloads")
+    return [
+        None if key is None else item_key(key, join_path("/keys", index)) for index, key in enumerate(given)
+    ]
+
+
+def new_session(session_id: str, agent_type: str) -> NewSession:
+    """The session that the first item of an unknown session creates."""
+    state = SessionState(
+        session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
+    )
+    return NewSession(session_id, encode_state(state, AS_STORED))

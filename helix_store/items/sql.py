@@ -1,0 +1,82 @@
+"""The SQL of items. Writes run under the lock of the session, whose key is the parameter ``session``.
+
+The order of a lane is that of the ids: a row gets its id after the lock was taken.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Item, Session
+from helix_store.sessions.sql import SESSION_BY_ID
+
+__all__ = [
+    "ADD",
+    "BY_KEY",
+    "CLEAR",
+    "COUNT",
+    "COUNT_LANES",
+    "DELETE_FROM",
+    "MARK_WRITTEN",
+    "NEWEST",
+    "NEWEST_LOCKED",
+    "POP",
+    "PUT",
+]
+
+_ITEM: Final = table(Item)
+_SESSION: Final = table(Session)
+
+_COLUMNS: Final = "id, key, payload, created_at"
+_READ: Final = f"session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})"
+_LOCKED: Final = "session_id = %(session)s"
+_LANE: Final = "lane = %(lane)s"
+_INSERT: Final = f"INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at)"
+_HAS_KEY: Final = "ON CONFLICT (session_id, lane, key) WHERE key IS NOT NULL"
+
+# --- Reads -----------------------------------------------------------------------------------------
+
+
+def _newest(of_session: str) -> str:
+    return f"""
+        SELECT {_COLUMNS} FROM {_ITEM} WHERE {of_session} AND {_LANE} AND id < %(before)s
+        ORDER BY id DESC LIMIT %(limit)s"""
+
+
+NEWEST: Final = Statement(_newest(_READ))
+NEWEST_LOCKED: Final = Statement(_newest(_LOCKED))
+BY_KEY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ITEM} WHERE {_READ} AND {_LANE} AND key = %(key)s")
+COUNT: Final = Statement(f"SELECT count(*) FROM {_ITEM} WHERE {_READ} AND {_LANE}")
+COUNT_LANES: Final = Statement(
+    f"SELECT lane, count(*) FROM {_ITEM} WHERE {_READ} GROUP BY lane ORDER BY lane"
+)
+
+# --- Writes ----------------------------------------------------------------------------------------
+
+ADD: Final = Statement(
+    f"""{_INSERT}
+        SELECT %(session)s, %(lane)s, given.key, given.payload, %(at)s
+        FROM unnest(%(keys)s::varchar[], %(payloads)s::text[]) WITH ORDINALITY AS given(key, payload, place)
+        ORDER BY given.place {_HAS_KEY} DO NOTHING RETURNING id""",
+    f"""{_INSERT}
+        SELECT %(session)s, %(lane)s, keys.value, payloads.value, %(at)s
+        FROM json_each(%(keys)s) AS keys JOIN json_each(%(payloads)s) AS payloads ON payloads.key = keys.key
+        WHERE true ORDER BY keys.key {_HAS_KEY} DO NOTHING RETURNING id""",
+)
+PUT: Final = Statement(
+    f"""{_INSERT} VALUES (%(session)s, %(lane)s, %(key)s, %(payload)s, %(at)s)
+        {_HAS_KEY} DO UPDATE SET payload = excluded.payload RETURNING id"""
+)
+POP: Final = Statement(
+    f"""DELETE FROM {_ITEM} WHERE id = (
+            SELECT id FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} ORDER BY id DESC LIMIT 1
+        ) RETURNING {_COLUMNS}"""
+)
+DELETE_FROM: Final = Statement(
+    f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id >= %(first)s RETURNING id"
+)
+CLEAR: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} RETURNING 1")
+MARK_WRITTEN: Final = Statement(
+    f"UPDATE {_SESSION} SET updated_at = %(at)s WHERE id = %(session)s RETURNING 1"
+)

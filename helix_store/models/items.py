@@ -1,0 +1,45 @@
+"""Items of a session in lanes, beside its messages: what the agent frameworks keep."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.limits import MAX_LANE_BYTES
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.sessions import Session
+
+__all__ = ["Item"]
+
+
+class Item(models.Model):
+    """The key is the order of a lane: keys are given under the lock of the session."""
+
+    # The index of a lane begins with the session, and the session row's lock protects the reference.
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="items", db_constraint=False, db_index=False
+    )
+    lane = IdentifierField(max_length=MAX_LANE_BYTES, default="", blank=True)
+    key = IdentifierField(max_length=MAX_LANE_BYTES, null=True, blank=True)
+    payload = PayloadField()
+    created_at = MomentField()
+
+    class Meta:
+        db_table = table_name("item")
+        verbose_name = _("item")
+        verbose_name_plural = _("items")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "lane", "key"],
+                condition=Q(key__isnull=False),
+                name=constraint_name("item_key_uniq"),
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["session", "lane", "id"], name=constraint_name("item_lane_idx")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.pk)
