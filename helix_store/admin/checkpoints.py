@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.claims import claim_of
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -27,6 +28,9 @@ from helix_store.admin.times import stamp
 from helix_store.models import Checkpoint, CheckpointKind
 
 __all__ = ["CheckpointAdmin", "without_secrets"]
+
+
+_OF_SNAPSHOT: Final = _("Snapshot")
 
 
 @admin.register(Checkpoint)
@@ -52,8 +56,14 @@ class CheckpointAdmin(SessionChildAdmin):
                 )
             },
         ),
+        (_OF_SNAPSHOT, {"fields": ("snapshot_version", "claim", "claim_token")}),
     )
-    readonly_fields = ("of_session", "written_at", "status_badge", "custom_state", "rest_of_state")
+    readonly_fields = ("of_session", "written_at", "status_badge", "custom_state", "rest_of_state", "claim")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        groups = super().get_fieldsets(request, obj)
+        is_snapshot = obj is not None and obj.kind == CheckpointKind.SNAPSHOT
+        return [group for group in groups if is_snapshot or group[0] != _OF_SNAPSHOT]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # A state between checkpoints is shown on its session's page, a base in the states that need it.
@@ -82,6 +92,10 @@ class CheckpointAdmin(SessionChildAdmin):
     @admin.display(description=_("status"), empty_value="-")
     def status_badge(self, checkpoint: Checkpoint) -> SafeString | None:
         return badge(checkpoint.status) if checkpoint.status else None
+
+    @admin.display(description=_("claim"))
+    def claim(self, checkpoint: Checkpoint) -> SafeString:
+        return claim_of(checkpoint)
 
     @admin.display(description=_("custom state"))
     def custom_state(self, checkpoint: Checkpoint) -> SafeString | str:

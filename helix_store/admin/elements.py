@@ -64,6 +64,7 @@ _TONES: Final = {
     "failed": "bad",
     "ended": "good",
     "held": "info",
+    "resumed": "good",
     "expired": "bad",
 }
 

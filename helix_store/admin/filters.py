@@ -73,7 +73,7 @@ class TenantFilter(SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)
-        self._is_narrow = not self._keeps_order.issuperset(request.GET)
+        self._needs_tenants = self.needs_tenants(request)
         # A filter without choices would not filter.
         return [(tenant, tenant or _("no tenant")) for tenant in self._tenants] or [("", "")]
 
@@ -84,7 +84,11 @@ class TenantFilter(SimpleListFilter):
         chosen = self.value()
         if chosen is not None:
             return queryset.filter(tenant=chosen)
-        return of_tenants(queryset, self._tenants) if self._is_narrow else queryset
+        return of_tenants(queryset, self._tenants) if self._needs_tenants else queryset
+
+    def needs_tenants(self, request: HttpRequest) -> bool:
+        """Whether an index by tenant has to find the rows."""
+        return not self._keeps_order.issuperset(request.GET)
 
 
 class EntryTenantFilter(TenantFilter):

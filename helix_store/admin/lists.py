@@ -1,10 +1,12 @@
-"""Lists with buttons for the operations on their whole table."""
+"""Lists with buttons for the operations on their whole table, and links to further lists of it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.operating import OperatedAdmin
@@ -15,10 +17,36 @@ __all__ = ["OperatedList"]
 class OperatedList(OperatedAdmin, ReadOnlyAdmin):
     """A list above which the user sees what the user may do to the table."""
 
+    heading: ClassVar[Any] = ""
+    """The title of a side list."""
+
+    side_lists: ClassVar[Mapping[str, type[OperatedList]]] = {}
+    """Lists of some rows of the table with columns of their own, by the last part of their address."""
+
     change_list_template = "admin/helix_store/operated_list.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        pages = {name: page(self.model, self.admin_site) for name, page in self.side_lists.items()}
+        return [
+            *(
+                path(
+                    f"{name}/",
+                    self.admin_site.admin_view(page.changelist_view),
+                    name=f"{self.opts.app_label}_{self.opts.model_name}_{name}",
+                )
+                for name, page in pages.items()
+            ),
+            *super().get_urls(),
+        ]
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        buttons = self.buttons(request, None, self.table_operations)
-        return super().changelist_view(request, {**(extra_context or {}), "table_buttons": buttons})
+        context = {
+            "table_buttons": self.buttons(request, None, self.table_operations),
+            "side_links": [
+                (page.heading, self.view_url(self.model, name)) for name, page in self.side_lists.items()
+            ],
+            **(extra_context or {}),
+        }
+        return super().changelist_view(request, context)

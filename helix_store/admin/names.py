@@ -23,6 +23,7 @@ STATUS_NAMES: Final = {
     "failed": _("failed"),
     "held": _("held"),
     "free": _("free"),
+    "resumed": _("resumed"),
     "expired": _("expired"),
     "tokens": _("tokens"),
     "tool": _("tool"),

@@ -1,24 +1,21 @@
-"""Sessions: the list, with its filters, its orders and its search."""
+"""Sessions: the list, with its filters and its orders."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.db.models.functions import Substr
-from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from helix_store.admin.amounts import dollars, number
-from helix_store.admin.elements import NOTHING, badge, distance, narrow, note, one_line, short_id, under
-from helix_store.admin.export import EXPORTED_MODELS, export_sessions
+from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
+from helix_store.admin.elements import NOTHING, badge, narrow, under
+from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
     ORDERS,
     AgentTypeFilter,
@@ -29,24 +26,17 @@ from helix_store.admin.filters import (
     TenantFilter,
     WaitingFilter,
 )
-from helix_store.admin.lists import OperatedList
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.operating import list_action
-from helix_store.admin.payloads import FreeText, start_of
-from helix_store.admin.reasons import CALLS_READ, REASON_LENGTH, reason_of
-from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
+from helix_store.admin.reasons import reason_of
 from helix_store.admin.session_operations import DELETE, INTERRUPT, MARK_FAILED
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
-from helix_store.core import moments
-from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.admin.session_table import SessionTable
 from helix_store.models import Session, UsageEntry
 from helix_store.usage.session_totals import SessionTotal, session_totals
 
 __all__ = ["SessionAdmin"]
-
-_TITLE_LENGTH: Final = 80
-
 
 _INTERRUPT: Final = replace(
     INTERRUPT,
@@ -71,7 +61,7 @@ class SessionList(OrderedChangeList):
 
 
 @admin.register(Session)
-class SessionAdmin(SessionPage, OperatedList):
+class SessionAdmin(SessionPage, SessionTable):
     list_display = (
         "name",
         "agent_type",
@@ -94,60 +84,13 @@ class SessionAdmin(SessionPage, OperatedList):
     link_lookups = CHILDREN_OF
     actions = (*map(list_action, (_INTERRUPT, MARK_FAILED, DELETE)), export_sessions)
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
-    search_fields = ("session_id",)
-    search_help_text = _("Words of a title, a user, a tag or a session id.")
-
-    def has_export_permission(self, request: HttpRequest) -> bool:
-        may_view = all(self.may_view(request, model) for model in EXPORTED_MODELS)
-        return may_view and self.has_operate_change_permission(request)
+    side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return ORDERS.get(request.GET.get("order", ""), ORDERS[""])
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
         return SessionList
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        sessions: QuerySet[Any] = (
-            super()
-            .get_queryset(request)
-            .annotate(
-                title_start=start_of("title", _TITLE_LENGTH),
-                failure_start=start_of("failure_reason", REASON_LENGTH),
-                calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
-            )
-        )
-        return sessions
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        found = found_sessions(queryset, search_term)
-        request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
-        if found.keys is None:
-            return queryset, False
-        # Without the conditions, which these sessions meet: SQLite would look for them by a tenant's index.
-        sessions = self.get_queryset(request).filter(pk__in=found.keys)
-        return sessions.order_by(*queryset.query.order_by), False
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        response = super().changelist_view(request, extra_context)
-        found: Found | None = getattr(request, "found", None)
-        if found is not None and isinstance(response, TemplateResponse) and response.context_data is not None:
-            response.context_data["search_notes"] = list(_left_out(found))
-        return response
-
-    @admin.display(description=_("session"))
-    def name(self, session: Any) -> SafeString:
-        title = one_line(session.title_start or "", _TITLE_LENGTH)
-        return format_html(
-            "{}{}{}",
-            title or note(gettext("No title")),
-            short_id(session.session_id),
-            under(gettext("tenant %(tenant)s") % {"tenant": session.tenant}) if session.tenant else "",
-        )
 
     @admin.display(description=_("status"))
     def status_and_reason(self, session: Any) -> SafeString:
@@ -176,26 +119,3 @@ class SessionAdmin(SessionPage, OperatedList):
             dollars(total.cost_usd, is_partial=total.is_partial),
             under(f"> {tokens}" if total.is_partial else tokens),
         )
-
-    @admin.display(description=_("updated"))
-    def changed(self, session: Session) -> SafeString:
-        expiry = ""
-        if session.expires_at is not None and session.status not in TERMINAL_STATUSES:
-            expiry = format_html('<span class="helix-under">{}</span>', _expiry(session.expires_at))
-        return format_html("{}{}", distance(session.updated_at), expiry)
-
-
-def _expiry(at: datetime) -> SafeString:
-    words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
-    return format_html(words, distance(at))
-
-
-def _left_out(found: Found) -> Any:
-    if found.is_bounded:
-        yield gettext("Words were looked for in the newest %(count)s sessions only.") % {
-            "count": f"{NEWEST_SEARCHED:,}"
-        }
-    if found.is_cut:
-        yield gettext("More sessions match than the newest %(count)s. Search for more words, or filter.") % {
-            "count": f"{MOST_FOUND:,}"
-        }

@@ -244,7 +244,7 @@ def test_search_for_words_is_bounded_and_says_so(browser: Browser, monkeypatch: 
         store.create_session(f"s-{number}", agent_type="a", title="Word of a trip", user_id="ann")
     assert "newest" not in browser.list_of(Session, q="trip").text
     monkeypatch.setattr(search, "NEWEST_SEARCHED", 2)
-    monkeypatch.setattr("helix_store.admin.sessions.NEWEST_SEARCHED", 2)
+    monkeypatch.setattr("helix_store.admin.session_table.NEWEST_SEARCHED", 2)
     bounded = browser.list_of(Session, q="trip")
     assert "in the newest 2 sessions only" in bounded.text
     assert bounded.row_count == 2

@@ -13,6 +13,7 @@ from django.test import RequestFactory, override_settings
 from helix_store.admin import search
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.filters import AgentTypeFilter
+from helix_store.admin.sessions import SessionAdmin
 from helix_store.models import Session
 from tests.admin.conftest import EverythingOn
 from tests.plans.calls import ANALYSED, PAGE, SQLITE, Call, gap
@@ -52,7 +53,10 @@ def _as_superuser(world: World, query: dict[str, str], show: Callable[[Any], obj
 
 
 def _list(**query: str) -> Callable[[World], Callable[[], object]]:
-    page = admin.site.get_model_admin(Session)
+    return _list_of(admin.site.get_model_admin(Session), **query)
+
+
+def _list_of(page: Any, **query: str) -> Callable[[World], Callable[[], object]]:
     return lambda world: _as_superuser(
         world, query, lambda request: list(page.get_changelist_instance(request).result_list)
     )
@@ -88,5 +92,9 @@ ADMIN_CALLS: Final = [
             gaps=gap(_GAPS[name], [SQLITE, ANALYSED]) if name in _GAPS else {},
         )
         for name, query in _LISTS.items()
+    ),
+    *(
+        Call(f"admin list, {name}", _list_of(page(Session, admin.site)), reads=60 * PAGE, sorts=40 * PAGE)
+        for name, page in SessionAdmin.side_lists.items()
     ),
 ]

@@ -1,0 +1,161 @@
+"""Sessions of the checkpointers in lists of their own: graph sessions, and threads of snapshots.
+
+Both are sessions of one agent type. A list shows the newest checkpoint of each, by one look-up in an index.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from django.contrib import admin
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.amounts import number
+from helix_store.admin.base import OF_SESSION
+from helix_store.admin.claims import claim_of
+from helix_store.admin.elements import NOTHING, link, narrow, one_line, under
+from helix_store.admin.export import export_sessions
+from helix_store.admin.filters import ChangedFilter, TenantFilter
+from helix_store.admin.lookups import OrderedChangeList
+from helix_store.admin.operating import list_action
+from helix_store.admin.payloads import start_of, without_payloads
+from helix_store.admin.session_operations import DELETE
+from helix_store.admin.session_table import SessionTable
+from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
+from helix_store.checkpointers.snapshots.rules import SNAPSHOT_AGENT_TYPE
+from helix_store.models import Checkpoint, CheckpointKind, Session
+
+__all__ = ["GraphSessions", "SnapshotThreads"]
+
+_TEXT_LENGTH: Final = 60
+
+
+class OfOneTypeTenantFilter(TenantFilter):
+    """The list is filtered by an agent type, and the index of agent types begins with the tenant."""
+
+    def needs_tenants(self, request: HttpRequest) -> bool:
+        return True
+
+
+class CheckpointerList(OrderedChangeList):
+    """A page of sessions with the newest checkpoint of each. Two statements for any number of sessions."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        page: Any = self.model_admin
+        if not page.may_view(request, Checkpoint):
+            return
+        sessions = list(self.result_list)
+        checkpoints = Checkpoint.objects.using(self.root_queryset.db)
+        # Two statements: in one, PostgreSQL may read the checkpoints of all sessions.
+        newest = page.newest_first(checkpoints.filter(session_id=OuterRef("pk"))).values("pk")[:1]
+        keys = Session.objects.using(self.root_queryset.db).filter(pk__in=[each.pk for each in sessions])
+        found = checkpoints.filter(pk__in=list(keys.values_list(Subquery(newest), flat=True)))
+        by_session = {row.session_id: row for row in without_payloads(found)}
+        for session in sessions:
+            session.newest = by_session.get(session.pk)
+
+
+class CheckpointerTable(SessionTable):
+    """The sessions of one agent type, at an address below the list of all sessions."""
+
+    agent_type: ClassVar[str]
+    list_filter = (ChangedFilter, OfOneTypeTenantFilter)
+    actions = (list_action(DELETE), export_sessions)
+    change_list_template = "admin/helix_store/side_list.html"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        sessions: QuerySet[Any] = super().get_queryset(request).filter(agent_type=self.agent_type)
+        return sessions
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
+        return CheckpointerList
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        context = {"title": self.heading, "list_url": self.list_url(Session), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
+        raise NotImplementedError
+
+    @admin.display(description=_("all checkpoints"))
+    def all_checkpoints(self, session: Any) -> SafeString | str:
+        if session.newest is None:
+            return NOTHING
+        return link(self.list_url(Checkpoint, **{OF_SESSION: session.pk}), gettext("open"))
+
+    def checkpoint_link(self, checkpoint: Checkpoint, label: str) -> SafeString:
+        version = gettext("version %(number)s") % {"number": f"{checkpoint.version:,}"}
+        return format_html(
+            "{}{}", link(self.page_url(Checkpoint, checkpoint.pk), narrow(label)), under(version)
+        )
+
+
+class GraphSessions(CheckpointerTable):
+    """The sessions of `GraphCheckpointStore`."""
+
+    agent_type = GRAPH_AGENT_TYPE
+    heading = _("Graph sessions")
+    list_display = ("name", "place", "newest_node", "messages", "all_checkpoints", "changed")
+    of_other_models: ClassVar = {"newest_node": Checkpoint, "all_checkpoints": Checkpoint}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        sessions: QuerySet[Any] = super().get_queryset(request)
+        sessions = sessions.annotate(directory_start=start_of("directory", _TEXT_LENGTH))
+        return sessions
+
+    def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
+        return checkpoints.filter(kind=CheckpointKind.GRAPH).order_by("-version", "-pk")
+
+    @admin.display(description=_("workspace, directory"))
+    def place(self, session: Any) -> SafeString:
+        workspace = one_line(session.workspace_id or "", _TEXT_LENGTH)
+        directory = one_line(session.directory_start or "", _TEXT_LENGTH)
+        return format_html("{}{}", narrow(workspace or NOTHING), under(directory) if directory else "")
+
+    @admin.display(description=_("newest checkpoint"), empty_value=NOTHING)
+    def newest_node(self, session: Any) -> SafeString | None:
+        checkpoint = session.newest
+        if checkpoint is None:
+            return None
+        node = one_line(checkpoint.step_id or "", _TEXT_LENGTH) or gettext("no node")
+        return self.checkpoint_link(checkpoint, node)
+
+    @admin.display(description=_("messages"))
+    def messages(self, session: Session) -> SafeString:
+        return number(session.message_count)
+
+
+class SnapshotThreads(CheckpointerTable):
+    """The threads that `SnapshotCheckpointer` has created, with the claim of the newest snapshot."""
+
+    agent_type = SNAPSHOT_AGENT_TYPE
+    heading = _("Snapshots")
+    list_display = ("name", "newest_snapshot", "size", "claim", "all_checkpoints", "changed")
+    of_other_models: ClassVar = dict.fromkeys(
+        ("newest_snapshot", "size", "claim", "all_checkpoints"), Checkpoint
+    )
+
+    def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
+        return checkpoints.filter(kind=CheckpointKind.SNAPSHOT, namespace="").order_by("-version")
+
+    @admin.display(description=_("newest snapshot"), empty_value=NOTHING)
+    def newest_snapshot(self, session: Any) -> SafeString | None:
+        checkpoint = session.newest
+        return None if checkpoint is None else self.checkpoint_link(checkpoint, checkpoint.checkpoint_id)
+
+    @admin.display(description=_("size"), empty_value=NOTHING)
+    def size(self, session: Any) -> str | None:
+        if session.newest is None:
+            return None
+        size = session.newest.size_bytes
+        return ngettext("%(count)s byte", "%(count)s bytes", size) % {"count": f"{size:,}"}
+
+    @admin.display(description=_("claim"), empty_value=NOTHING)
+    def claim(self, session: Any) -> SafeString | None:
+        return None if session.newest is None else claim_of(session.newest)
