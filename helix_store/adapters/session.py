@@ -12,7 +12,7 @@ from helix_store import conf
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
 from helix_store.core.types import SessionState
-from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
+from helix_store.engine.async_twins import async_twin, settled_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
@@ -50,7 +50,8 @@ class SessionAdapter:
 
     ``agent_type`` is that of the sessions that the adapter creates. An adapter may also write to a session
     that the application created. Every call maps the database's errors, and gives the connection back in
-    threads that Django does not manage.
+    threads that Django does not manage. The async version of a write tells a cancelled caller so when the
+    write has ended.
     """
 
     def __init__(self, agent_type: str, using: str | None = None, *, tenant: str = "") -> None:
@@ -147,22 +148,10 @@ class SessionAdapter:
 
         return self.db.transaction(delete_now)
 
-    async def awrite(
-        self,
-        session_id: str,
-        call: Callable[[LockedSession], R],
-        *,
-        create: bool = True,
-        fencing_token: int | None = None,
-    ) -> R:
-        """Async version of `write`. A cancelled caller is told so after the transaction has ended."""
-        return await in_thread_to_the_end(
-            lambda: self.write(session_id, call, create=create, fencing_token=fencing_token)
-        )
-
-    aensure = async_twin(ensure)
+    aensure = settled_twin(ensure)
+    awrite = settled_twin(write)
+    adelete = settled_twin(delete)
     aread = async_twin(read)
-    adelete = async_twin(delete)
 
     def _mark_written(self, head: Session) -> None:
         """Idle sessions expire by this time, and single statements that wait for the row look again."""
