@@ -29,6 +29,7 @@ _HOW_TO_REMOVE: Final = {
     "lock": "Release these locks with force_release().",
     "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
     "stream": "Delete them with delete_stream().",
+    "item": "Delete their sessions with delete_session(), or clear them with ItemLog.clear().",
 }
 
 
@@ -41,13 +42,14 @@ class RefuseToLose(Operation):
 
     reduces_to_sql = False
 
-    def __init__(self, model_name: str, *columns: str) -> None:
+    def __init__(self, model_name: str, *columns: str, remove: str | None = None) -> None:
         self.model_name = model_name
         self.columns = columns
+        self.remove = remove or _HOW_TO_REMOVE[model_name]
 
-    def loss(self, apps: StateApps, alias: str) -> str | None:
+    def loss(self, apps: StateApps, app_label: str, alias: str) -> str | None:
         """What going back would delete and how to remove it first, or ``None``."""
-        model = apps.get_model("helix_store", self.model_name)
+        model = apps.get_model(app_label, self.model_name)
         if not router.allow_migrate_model(alias, model):
             return None
         holds_a_value = Q()
@@ -57,7 +59,7 @@ class RefuseToLose(Operation):
         if not count:
             return None
         columns = f" with {' or '.join(self.columns)}" if self.columns else ""
-        return f"Rows of {self.model_name}{columns}: {count}. {_HOW_TO_REMOVE[self.model_name]}"
+        return f"Rows of {self.model_name}{columns}: {count}. {self.remove}"
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         pass
@@ -66,7 +68,7 @@ class RefuseToLose(Operation):
         pass
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        if loss := self.loss(from_state.apps, schema_editor.connection.alias):
+        if loss := self.loss(from_state.apps, app_label, schema_editor.connection.alias):
             raise IrreversibleError(f"Going back would delete data. {loss}")
 
     def describe(self) -> str:
@@ -81,9 +83,10 @@ def refuse_before_the_first() -> Iterator[None]:
         losses = [
             f"{migration.name}: {loss}"
             for migration, is_backwards in plan
-            if is_backwards and migration.app_label == sender.label
+            if is_backwards
             for operation in migration.operations
-            if isinstance(operation, RefuseToLose) and (loss := operation.loss(apps, using))
+            if isinstance(operation, RefuseToLose)
+            and (loss := operation.loss(apps, migration.app_label, using))
         ]
         if losses:
             raise IrreversibleError(

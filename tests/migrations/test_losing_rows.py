@@ -14,6 +14,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
 from helix_store.core.types import StepInfo
+from helix_store.items import ItemLog
 from helix_store.models import Operation
 from helix_store.stores import (
     DatabaseLockManager,
@@ -24,7 +25,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0018_model_names"
+NEWEST = "0019_items"
 
 
 @pytest.fixture
@@ -78,6 +79,12 @@ def add_usage_of_a_deleted_session(alias: str) -> Callable[[], object]:
     return lambda: usage.delete("s")
 
 
+def add_an_item(alias: str) -> Callable[[], object]:
+    log = ItemLog("s", using=alias)
+    log.append(["item"])
+    return log.clear
+
+
 def hold_a_lock(alias: str) -> Callable[[], object]:
     locks = DatabaseLockManager(alias)
     assert locks.acquire("lock")
@@ -99,6 +106,7 @@ def test_a_refusal_leaves_the_newest_schema_and_a_working_app(
 @pytest.mark.parametrize(
     ("target", "add_rows"),
     [
+        ("0018_model_names", add_an_item),
         ("0009_graph_checkpoints_and_snapshots", add_a_stream),
         ("0007_suspension_context", add_an_operation),
         ("zero", add_a_session),
