@@ -17,13 +17,13 @@ from django.core.exceptions import ImproperlyConfigured
 from example_project.settings import (
     BASE_DIR,
     HELIX_STORE,
-    INSTALLED_APPS,
     MIDDLEWARE,
     ROOT_URLCONF,
     SQLITE_OPTIONS,
     STATIC_URL,
     TEMPLATES,
 )
+from example_project.settings import INSTALLED_APPS as _INSTALLED_APPS
 
 __all__ = [
     "DATABASES",
@@ -85,6 +85,9 @@ DATABASES: dict[str, dict[str, Any]] = {
 }
 if "postgres" in TEST_DATABASES:
     DATABASES["postgres"] = {**postgres_database(POSTGRES_URL), "TEST": {"NAME": "test_helix"}}
+
+# An app that keeps rows of its own with sessions, as packages of others do.
+INSTALLED_APPS = [*_INSTALLED_APPS, "tests.adapters.third_party"]
 
 USE_TZ = os.environ.get("HELIX_TEST_USE_TZ", "1") != "0"
 # A zone whose clocks are set back, where naive local times are ambiguous.

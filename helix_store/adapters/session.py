@@ -16,6 +16,7 @@ from helix_store.engine.async_twins import async_twin, settled_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
+from helix_store.sessions.database.app_rows import let_go
 from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.sessions import lock_or_insert_session
 from helix_store.sessions.database.trees import delete_tree
@@ -142,6 +143,7 @@ class SessionAdapter:
             if head.agent_type == self.agent_type:
                 return delete_tree(self.db, session_id, keep_usage=False)
             rows = (model._base_manager.using(self.db.alias).filter(session_id=head.pk) for model in models)
+            let_go(self.db, [head.pk], models)
             deleted = sum(each.delete()[0] for each in rows)
             self._mark_written(head)
             return deleted

@@ -8,7 +8,8 @@ import pytest
 from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
-from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.models import Checkpoint, CheckpointKind, UsageEntry
+from helix_store.sessions.database.trees import children_of_sessions
 from helix_store.transfer.layout import NOT_EXPORTED, PARTS, TABLES, parts_of_sessions, tables, units
 
 MODELS = [
@@ -42,7 +43,7 @@ def test_no_reason_is_left_of_a_column_that_is_gone() -> None:
 
 
 def test_every_table_of_a_session_is_a_part_of_it() -> None:
-    children = {relation.related_model for relation in Session._meta.related_objects}
+    children = {relation.related_model for relation in children_of_sessions()} | {UsageEntry}
     assert {part.table.model for part in parts_of_sessions()} == children
     kinds = [part.only["kind"] for part in parts_of_sessions() if part.table.model is Checkpoint]
     assert sorted(kinds) == sorted(CheckpointKind.values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from django.db.models import CASCADE, Exists, Max, Min, Model, OuterRef
+from django.db.models import Exists, Max, Min, Model, OuterRef
 
 from helix_store.doctor import sql
 from helix_store.doctor.findings import Fault
@@ -13,14 +13,14 @@ from helix_store.doctor.registry import by_statement, each, fault, over
 from helix_store.doctor.scope import Scope, fetched, read_keys
 from helix_store.engine.database import Database
 from helix_store.models import Session, Stream, UsageEntry
+from helix_store.sessions.database.trees import cascades_of
 
 __all__ = ["CHECKS", "CHILDREN", "stream_faults", "table_of"]
 
 CHILDREN: Final = tuple(
     (relation.related_model, relation.field.attname, owner)
     for owner in (Session, Stream)
-    for relation in owner._meta.related_objects
-    if relation.on_delete is CASCADE
+    for relation in cascades_of(owner)
 )
 """Every table whose rows go with their owner, the column of its key, and the owner."""
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from django.db.models import QuerySet
 
 from helix_store import conf
+from helix_store.app_tables import Branch
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED
@@ -27,6 +28,7 @@ from helix_store.models import (
     Session,
     StagedChange,
 )
+from helix_store.sessions.database.app_rows import branch_rows
 from helix_store.sessions.database.current_state import (
     current_key,
     drop_checkpoints,
@@ -134,6 +136,17 @@ class DatabaseCheckpoints(DatabaseOperations):
         branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=moments.now())
         target = session_key(self.db, request.new_session_id)
         copy_messages(self.db, source=head.pk, target=target, count=boundary)
+        branch_rows(
+            Branch(
+                self.db,
+                source=head.pk,
+                target=target,
+                source_id=request.session_id,
+                target_id=request.new_session_id,
+                message_count=boundary,
+                checkpoint_id=request.checkpoint_id,
+            )
+        )
         return branched
 
     @writes
