@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store import conf
+from helix_store.app_tables import registered_tables
 from helix_store.cleanup import references, trees
 from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.forecast import (
@@ -66,7 +67,8 @@ def erase(
     through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
     branches of its sessions (they copy the history), usage that outlived a session, and what other sessions
     hold of the erased ones: sub-session refs and the ids in their usage. A user's usage entries go wherever
-    they are. Safe to repeat and to interrupt; a repeat continues.
+    they are. With a tenant go the rows that other apps keep of it. Safe to repeat and to interrupt; a
+    repeat continues.
 
     A tree with a live lock, a running run or a stream with a live writer is left, unless ``force``. A tree
     whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With
@@ -291,6 +293,11 @@ class Erasure:
             )
             locks = locks.filter(~Exists(session))
         yield from self._delete_pages(db, self._free(db, locks))
+        if not self.left:
+            # A session that was left may need them.
+            for table in registered_tables("tenant"):
+                rows = table.model._base_manager.using(db.alias).filter(tenant=db.tenant)
+                yield from self._delete_pages(db, rows)
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
         """Those of the locks that nobody holds; the others are left, unless forced."""
