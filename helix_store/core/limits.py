@@ -16,6 +16,7 @@ __all__ = [
     "MAX_ID_CHARACTERS",
     "MAX_INT_DIGITS",
     "MAX_LANE_BYTES",
+    "MAX_LONG_ID_BYTES",
     "MAX_METADATA_BYTES",
     "MAX_REASON_BYTES",
     "MAX_TAGS_BYTES",
@@ -43,6 +44,9 @@ MAX_ID_CHARACTERS = 255
 
 MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
 """In UTF-8. PostgreSQL refuses an index row of more than 2,704 bytes, and an index holds up to three ids."""
+
+MAX_LONG_ID_BYTES = 850
+"""Of an id that a framework makes and that is in an index, which holds up to three of them."""
 
 MAX_CHECKPOINT_ID_CHARACTERS = 320
 """A step checkpoint's id holds the session's id, a step number, a time and a random part."""

@@ -102,6 +102,10 @@ def _array(values: list[Any]) -> str:
     return "{" + ",".join(_element(value) for value in values) + "}"
 
 
+def _hexadecimal(value: bytes) -> str:
+    return "\\x" + value.hex()
+
+
 def _element(value: Any) -> str:
     if value is None:
         return "NULL"
@@ -113,6 +117,7 @@ _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
     bool: str,
     int: str,
     float: repr,
+    bytes: _hexadecimal,
     datetime: datetime.isoformat,
     list: _array,
 }

@@ -15,6 +15,7 @@ from helix_store.core.usage import cost_from_units, cost_units
 __all__ = [
     "CostField",
     "IdentifierField",
+    "LongIdentifierField",
     "MomentField",
     "PayloadField",
     "is_read_as_local_time",
@@ -31,6 +32,16 @@ class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscr
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("max_length", 255)
         super().__init__(*args, **kwargs)
+
+    def db_parameters(self, connection: Any) -> dict[str, Any]:
+        parameters: dict[str, Any] = super().db_parameters(connection)
+        if connection.vendor == "postgresql":
+            parameters["collation"] = "C"
+        return parameters
+
+
+class LongIdentifierField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Opaque text of any length, compared and ordered by code point, for ids that a framework makes."""
 
     def db_parameters(self, connection: Any) -> dict[str, Any]:
         parameters: dict[str, Any] = super().db_parameters(connection)

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from django.apps import AppConfig
 
 
@@ -6,3 +8,8 @@ class LangGraphConfig(AppConfig):
     label = "helix_store_langgraph"
     verbose_name = "LangGraph"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from helix_store.contrib.langgraph.tables import register_tables
+
+        register_tables()

@@ -1,0 +1,144 @@
+"""Channels that are stored as deltas: what the ancestors of a checkpoint wrote, back to a stored value."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from langgraph.checkpoint.base import DeltaChannelHistory, writes_sort_key
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from helix_store.contrib.langgraph import sql
+from helix_store.contrib.langgraph.encoding import Body, Place, read_body
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import list_parameter
+from helix_store.exceptions import IntegrityFault
+
+__all__ = ["ancestors_needed", "history"]
+
+_PAGE: Final = 64
+
+
+class _Ancestor(NamedTuple):
+    checkpoint_id: str
+    versions: Mapping[str, str]
+    body: Body
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far the walk of a channel went: the ancestors that it passed, and where its value is stored."""
+
+    passed: list[str] = field(default_factory=list)
+    seed: _Ancestor | None = None
+
+
+def history(
+    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+) -> dict[str, DeltaChannelHistory]:
+    if not channels:
+        return {}
+    walks = _walks(db, serde, place, channels)
+    writes, values = _written(db, place, walks)
+    found: dict[str, DeltaChannelHistory] = {}
+    for channel, walk in walks.items():
+        on_path = [
+            (task_id, channel, serde.loads_typed((kind, blob)))
+            for checkpoint_id in reversed(walk.passed)
+            for _, task_id, _, kind, blob in sorted(
+                writes[checkpoint_id, channel], key=lambda write: writes_sort_key(*write[:3])
+            )
+        ]
+        found[channel] = {"writes": on_path}
+        if walk.seed is not None:
+            found[channel]["seed"] = _seed(serde, channel, walk.seed, values)
+    return found
+
+
+def ancestors_needed(
+    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+) -> set[str]:
+    """The ids of the ancestors that the values of channels are read from."""
+    return {
+        checkpoint_id for walk in _walks(db, serde, place, channels).values() for checkpoint_id in walk.passed
+    }
+
+
+def _walks(
+    db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
+) -> dict[str, _Walk]:
+    """Walk from the parent of a checkpoint to older ones, until each channel has a stored value."""
+    walks = {channel: _Walk() for channel in channels}
+    for ancestor in _ancestors(db, serde, place):
+        open_walks = {channel: walk for channel, walk in walks.items() if walk.seed is None}
+        if not open_walks:
+            break
+        for channel, walk in open_walks.items():
+            # The writes of an ancestor come after its own value.
+            walk.passed.append(ancestor.checkpoint_id)
+            if channel in ancestor.versions or channel in ancestor.body.values:
+                walk.seed = ancestor
+    return walks
+
+
+def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterator[_Ancestor]:
+    names = {"tenant": db.tenant, "session_id": place.session_id, "namespace": place.namespace}
+    start = place.checkpoint_id
+    if start is None:
+        newest = db.read(sql.NEWEST_ID, names)
+        start = newest[0][0] if newest else None
+    while start is not None:
+        page = db.read(sql.CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
+        # The first one is where the page begins, which is no ancestor, or which the last page had.
+        for checkpoint_id, _, versions, kind, body in page[1:]:
+            yield _Ancestor(checkpoint_id, json.loads(versions), read_body(serde, kind, body))
+        start = page[-1][0] if len(page) > _PAGE else None
+
+
+_Written = defaultdict[tuple[str, str], list[tuple[str, str, int, str, bytes]]]
+
+
+def _written(
+    db: Database, place: Place, walks: Mapping[str, _Walk]
+) -> tuple[_Written, dict[tuple[str, str], tuple[str, bytes]]]:
+    """The writes of each checkpoint to each channel, and the values by channel and version."""
+    versions = {
+        walk.seed.versions[channel]
+        for channel, walk in walks.items()
+        if walk.seed is not None and channel in walk.seed.versions
+    }
+    parameters = {
+        "tenant": db.tenant,
+        "session_id": place.session_id,
+        "namespace": place.namespace,
+        "checkpoint_ids": list_parameter(
+            db, sorted({each for walk in walks.values() for each in walk.passed})
+        ),
+        "channels": list_parameter(db, list(walks)),
+        "versions": list_parameter(db, sorted(versions)),
+    }
+    writes: _Written = defaultdict(list)
+    values: dict[tuple[str, str], tuple[str, bytes]] = {}
+    for checkpoint_id, text, task_id, position, channel, kind, blob in db.read(sql.HISTORY, parameters):
+        if checkpoint_id is None:
+            values[channel, text] = (kind, blob)
+        else:
+            writes[checkpoint_id, channel].append((text, task_id, position, kind, blob))
+    return writes, values
+
+
+def _seed(
+    serde: SerializerProtocol,
+    channel: str,
+    ancestor: _Ancestor,
+    values: Mapping[tuple[str, str], tuple[str, bytes]],
+) -> Any:
+    if channel in ancestor.body.values:
+        return ancestor.body.values[channel]
+    stored = values.get((channel, ancestor.versions[channel]))
+    if stored is None:
+        raise IntegrityFault("A stored value of a LangGraph channel is missing; other rows are not affected.")
+    return serde.loads_typed(stored)

@@ -1,0 +1,296 @@
+"""Checkpoints as rows, and rows as checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from helix_store.adapters import session_id_for
+from helix_store.core import moments, validation
+from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
+from helix_store.exceptions import IntegrityFault, LimitExceeded
+
+__all__ = [
+    "Body",
+    "CheckpointRow",
+    "Place",
+    "ValueRow",
+    "WriteRow",
+    "checkpoint_tuple",
+    "encoded_checkpoint",
+    "encoded_writes",
+    "read_body",
+    "searchable",
+]
+
+_MAX_THREAD_ID_BYTES: Final = 4_096
+_LONGEST_INLINE_TEXT: Final = 100
+_INLINE_TYPES: Final = frozenset({type(None), bool, int, float})
+_DELTA_COUNTERS: Final = "counters_since_delta_snapshot"
+_DEEPEST_SEARCHABLE: Final = 8
+_LONGEST_SEARCHABLE: Final = 8_192
+
+
+class Place(NamedTuple):
+    """Where a config points: a thread, a namespace, and a checkpoint or the newest one."""
+
+    thread_id: str
+    session_id: str
+    namespace: str
+    checkpoint_id: str | None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Place:
+        """Raises `InvalidPayload` and `LimitExceeded` for ids that cannot be stored."""
+        configurable = config["configurable"]
+        thread_id, session_id = cls.ids_of_thread(configurable["thread_id"])
+        checkpoint_id = get_checkpoint_id(config)
+        return cls(
+            thread_id,
+            session_id,
+            _long_id(configurable.get("checkpoint_ns") or "", "checkpoint_ns"),
+            _long_id(checkpoint_id, "checkpoint_id") if checkpoint_id else None,
+        )
+
+    @staticmethod
+    def ids_of_thread(thread_id: Any) -> tuple[str, str]:
+        """The id of a thread as text, and that of its session."""
+        text = validation.text(str(thread_id), "thread_id", limit=_MAX_THREAD_ID_BYTES)
+        return text, session_id_for(text)
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        return _config(self.thread_id, self.namespace, checkpoint_id)
+
+
+def _config(thread_id: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
+    return {
+        "configurable": {
+            "thread_id": thread_id,
+            "checkpoint_ns": namespace,
+            "checkpoint_id": checkpoint_id,
+        }
+    }
+
+
+def _long_id(value: Any, name: str) -> str:
+    return validation.text(value, name, limit=MAX_LONG_ID_BYTES)
+
+
+# --- What is written -------------------------------------------------------------------------------
+
+
+def encoded_checkpoint(
+    serde: SerializerProtocol,
+    place: Place,
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: ChannelVersions,
+    *,
+    limit: int,
+) -> dict[str, Any]:
+    """The columns of a checkpoint, and its new values as lists of columns, for `sql.PUT`.
+
+    The serializer writes everything that the application gave: the checkpoint, its metadata and the values.
+    """
+    rest: dict[str, Any] = dict(checkpoint)
+    values: Mapping[str, Any] = rest.pop("channel_values")
+    small = {channel: value for channel, value in values.items() if _is_small(value)}
+    versions = {
+        _long_id(channel, "channel_versions"): _long_id(str(version), "channel_versions")
+        for channel, version in checkpoint["channel_versions"].items()
+        if channel in values and channel not in small
+    }
+    # In one order for all writers, so that two of them never wait for each other.
+    stored = sorted(channel for channel in new_versions if channel in versions)
+    blobs = [serde.dumps_typed(values[channel]) for channel in stored]
+    known = get_checkpoint_metadata(config, metadata)
+    kind, body = serde.dumps_typed({"checkpoint": rest, "metadata": known, "values": small})
+    for blob in (body, *(blob for _, blob in blobs)):
+        _check_size(blob, limit)
+    run_id, step = known.get("run_id"), known.get("step")
+    return {
+        "thread_id": place.thread_id if place.thread_id != place.session_id else None,
+        "namespace": place.namespace,
+        "checkpoint_id": _long_id(checkpoint["id"], "checkpoint/id"),
+        "parent_id": place.checkpoint_id,
+        "run_id": None if run_id is None else _long_id(str(run_id), "run_id"),
+        "source": str(known.get("source") or "")[:32],
+        "step": step if type(step) is int and abs(step) <= MAX_BIGINT else None,
+        "metadata": searchable({key: value for key, value in known.items() if key != "writes"}),
+        "versions": json.dumps(versions, ensure_ascii=False),
+        "has_deltas": _DELTA_COUNTERS in known,
+        "type": kind,
+        "body": body,
+        "size_bytes": len(body) + sum(len(blob) for _, blob in blobs),
+        "at": moments.now(),
+        "channels": stored,
+        # Not that of channel_versions: a channel may be new in a version that the checkpoint does not see.
+        "channel_versions": [str(new_versions[channel]) for channel in stored],
+        "types": [kind for kind, _ in blobs],
+        "blobs": [blob for _, blob in blobs],
+    }
+
+
+def encoded_writes(
+    serde: SerializerProtocol,
+    place: Place,
+    writes: Sequence[tuple[str, Any]],
+    task_id: str,
+    task_path: str,
+    *,
+    limit: int,
+) -> dict[str, Any]:
+    """The columns of the writes of a task, for `sql.PUT_WRITES`."""
+    # Two interrupts have one position. The later one counts, and a statement may write a row only once.
+    at_position = {
+        WRITES_IDX_MAP.get(channel, index): (channel, v) for index, (channel, v) in enumerate(writes)
+    }
+    positions = sorted(at_position)
+    blobs = [serde.dumps_typed(at_position[position][1]) for position in positions]
+    for _, blob in blobs:
+        _check_size(blob, limit)
+    return {
+        "namespace": place.namespace,
+        "checkpoint_id": place.checkpoint_id,
+        "task_id": _long_id(task_id, "task_id"),
+        "task_path": validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
+        "positions": positions,
+        "channels": [_long_id(at_position[position][0], "writes") for position in positions],
+        "types": [kind for kind, _ in blobs],
+        "blobs": [blob for _, blob in blobs],
+    }
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is written again with each checkpoint, which costs less than a row for it."""
+    return type(value) in _INLINE_TYPES or (type(value) is str and len(value) <= _LONGEST_INLINE_TEXT)
+
+
+def _check_size(blob: bytes, limit: int) -> None:
+    if len(blob) > limit:
+        raise LimitExceeded(name="max_state_bytes", limit=limit, actual=len(blob))
+
+
+def searchable(metadata: Mapping[str, Any]) -> str:
+    """Metadata as JSON to filter by: without what JSON cannot hold, and without long values.
+
+    Members are sorted, so that equal values have equal texts.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in metadata.items():
+        plain = _plain({key: value}, _DEEPEST_SEARCHABLE)
+        if plain and len(json.dumps(plain)) <= _LONGEST_SEARCHABLE:
+            kept.update(plain)
+    return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+_ABSENT: Final = object()
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value.replace("\x00", "").encode("utf-8", "replace").decode()
+    if value is None or type(value) in (bool, int):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else _ABSENT
+    if depth == 0:
+        return _ABSENT
+    if isinstance(value, Mapping):
+        members = ((_plain(str(key), 0), _plain(item, depth - 1)) for key, item in value.items())
+        return {key: item for key, item in members if item is not _ABSENT}
+    if isinstance(value, list | tuple):
+        return [item for item in (_plain(item, depth - 1) for item in value) if item is not _ABSENT]
+    return _ABSENT
+
+
+# --- What is read ----------------------------------------------------------------------------------
+
+
+class CheckpointRow(NamedTuple):
+    id: int
+    session: int
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    versions: dict[str, str]
+    type: str
+    body: bytes
+
+
+class ValueRow(NamedTuple):
+    type: str
+    blob: bytes
+
+
+class WriteRow(NamedTuple):
+    task_path: str
+    task_id: str
+    position: int
+    channel: str
+    type: str
+    blob: bytes
+
+
+class Body(NamedTuple):
+    checkpoint: dict[str, Any]
+    metadata: CheckpointMetadata
+    values: dict[str, Any]
+
+    @property
+    def delta_channels(self) -> list[str]:
+        """The channels whose values are in the writes of earlier checkpoints, if nowhere nearer."""
+        counters: Any = self.metadata.get(_DELTA_COUNTERS) or {}
+        return [channel for channel in counters if channel in self.checkpoint["channel_versions"]]
+
+
+def read_body(serde: SerializerProtocol, kind: str, body: bytes) -> Body:
+    content = serde.loads_typed((kind, body))
+    if not isinstance(content, dict) or content.keys() != {"checkpoint", "metadata", "values"}:
+        raise IntegrityFault("A stored checkpoint of LangGraph cannot be read; other rows are not affected.")
+    return Body(content["checkpoint"], content["metadata"], content["values"])
+
+
+def checkpoint_tuple(
+    serde: SerializerProtocol,
+    row: CheckpointRow,
+    values: Mapping[tuple[int, str, str, str], ValueRow],
+    writes: Iterable[WriteRow],
+) -> CheckpointTuple:
+    """A checkpoint with its values and pending writes; each call reads all of them from their bytes."""
+    body = read_body(serde, row.type, row.body)
+    stored = {
+        channel: serde.loads_typed(values[key])
+        for channel, version in row.versions.items()
+        if (key := (row.session, row.namespace, channel, version)) in values
+    }
+    ordered = sorted(
+        writes, key=lambda write: writes_sort_key(write.task_path, write.task_id, write.position)
+    )
+    checkpoint: Any = {**body.checkpoint, "channel_values": {**body.values, **stored}}
+    return CheckpointTuple(
+        config=_config(row.thread_id, row.namespace, row.checkpoint_id),
+        checkpoint=checkpoint,
+        metadata=body.metadata,
+        parent_config=_config(row.thread_id, row.namespace, row.parent_id) if row.parent_id else None,
+        pending_writes=[
+            (write.task_id, write.channel, serde.loads_typed((write.type, write.blob))) for write in ordered
+        ],
+    )

@@ -1,0 +1,137 @@
+"""Checkpoints of threads: a thread of LangGraph is a session.
+
+LangGraph makes the ids and the serializer makes the bytes: the tables hold both as they come. A value of a
+channel is stored once for each of its versions, and checkpoints refer to it by channel and version.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.models import Session
+from helix_store.models.fields import LongIdentifierField, MomentField
+
+__all__ = ["LangGraphCheckpoint", "LangGraphValue", "LangGraphWrite"]
+
+
+class LangGraphCheckpoint(models.Model):
+    """A checkpoint of one namespace: ``""`` for the graph, ``node:task`` for a call of a subgraph.
+
+    ``body`` holds the checkpoint, its metadata, and the values that are too small for a row of their own.
+    ``versions`` names the values that have one, as JSON: the version of each channel. ``metadata`` is a copy
+    to filter by. ``thread_id`` is the id of the thread where a session id cannot be that.
+    """
+
+    session = models.ForeignKey(
+        Session,
+        on_delete=models.CASCADE,
+        related_name="langgraph_checkpoints",
+        db_constraint=False,
+        db_index=False,
+    )
+    thread_id = models.TextField(null=True, blank=True)  # noqa: DJ001  None: that of the session
+    namespace = LongIdentifierField(default="", blank=True)
+    checkpoint_id = LongIdentifierField()
+    parent_id = LongIdentifierField(null=True, blank=True)
+    run_id = LongIdentifierField(null=True, blank=True)
+    source = models.CharField(max_length=32, default="", blank=True)
+    step = models.BigIntegerField(null=True, blank=True)
+    metadata = models.JSONField(default=dict, blank=True)
+    versions = models.TextField(default="{}")
+    has_deltas = models.BooleanField(default=False)
+    type = models.CharField(max_length=255)
+    body = models.BinaryField()
+    size_bytes = models.BigIntegerField(default=0)
+    created_at = MomentField()
+
+    class Meta:
+        db_table = table_name("langgraph_checkpoint")
+        verbose_name = _("LangGraph checkpoint")
+        verbose_name_plural = _("LangGraph checkpoints")
+        constraints = [
+            # Also finds the newest of a namespace, and pages of it.
+            models.UniqueConstraint(
+                fields=["session", "namespace", "checkpoint_id"], name=constraint_name("lg_checkpoint_uniq")
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["run_id"],
+                condition=Q(run_id__isnull=False),
+                name=constraint_name("lg_checkpoint_run_idx"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.checkpoint_id)
+
+
+class LangGraphValue(models.Model):
+    """The value of a channel at one version, which any number of checkpoints of a namespace refer to."""
+
+    session = models.ForeignKey(
+        Session,
+        on_delete=models.CASCADE,
+        related_name="langgraph_values",
+        db_constraint=False,
+        db_index=False,
+    )
+    namespace = LongIdentifierField(default="", blank=True)
+    channel = LongIdentifierField()
+    version = LongIdentifierField()
+    type = models.CharField(max_length=255)
+    blob = models.BinaryField()
+
+    class Meta:
+        db_table = table_name("langgraph_value")
+        verbose_name = _("LangGraph value")
+        verbose_name_plural = _("LangGraph values")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "namespace", "channel", "version"], name=constraint_name("lg_value_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.channel} {self.version}"
+
+
+class LangGraphWrite(models.Model):
+    """What a task wrote to a channel after a checkpoint. It may be stored before that checkpoint.
+
+    A ``position`` from 0 is the place among the writes of the task, which the first writer keeps. Errors,
+    interrupts and resume values have a fixed one below 0, which the last writer keeps.
+    """
+
+    session = models.ForeignKey(
+        Session,
+        on_delete=models.CASCADE,
+        related_name="langgraph_writes",
+        db_constraint=False,
+        db_index=False,
+    )
+    namespace = LongIdentifierField(default="", blank=True)
+    checkpoint_id = LongIdentifierField()
+    task_id = LongIdentifierField()
+    position = models.IntegerField()
+    task_path = LongIdentifierField(default="", blank=True)
+    channel = LongIdentifierField()
+    type = models.CharField(max_length=255)
+    blob = models.BinaryField()
+
+    class Meta:
+        db_table = table_name("langgraph_write")
+        verbose_name = _("LangGraph write")
+        verbose_name_plural = _("LangGraph writes")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "namespace", "checkpoint_id", "task_id", "position"],
+                name=constraint_name("lg_write_uniq"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.channel} of {self.task_id}"

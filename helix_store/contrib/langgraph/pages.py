@@ -1,0 +1,117 @@
+"""Reading checkpoints: one statement returns a page of them with their values and pending writes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from helix_store import conf
+from helix_store.contrib.langgraph import sql
+from helix_store.contrib.langgraph.encoding import (
+    CheckpointRow,
+    Place,
+    ValueRow,
+    WriteRow,
+    checkpoint_tuple,
+    searchable,
+)
+from helix_store.engine.database import Database, Rows
+from helix_store.engine.statement import Statement
+
+__all__ = ["every", "one"]
+
+_CHECKPOINT, _VALUE, _WRITE = 0, 1, 2
+_NEWEST: Final = sql.select()
+_BY_ID: Final = sql.select(by_id=True)
+
+_Page = list[tuple[CheckpointRow, CheckpointTuple]]
+
+
+def one(db: Database, serde: SerializerProtocol, place: Place) -> CheckpointTuple | None:
+    """A checkpoint by its id, or the newest of its namespace."""
+    parameters = {**_names(db, place), "namespace": place.namespace, "limit": 1}
+    if place.checkpoint_id is not None:
+        parameters["checkpoint_id"] = place.checkpoint_id
+    statement = _NEWEST if place.checkpoint_id is None else _BY_ID
+    found = _page(db, serde, statement, parameters, place.thread_id)
+    return found[0][1] if found else None
+
+
+def every(
+    db: Database,
+    serde: SerializerProtocol,
+    config: RunnableConfig | None,
+    *,
+    wanted: Mapping[str, Any] | None,
+    before: RunnableConfig | None,
+    limit: int | None,
+) -> Iterator[CheckpointTuple]:
+    """All checkpoints that match, page after page. Nothing is read before the first one is asked for."""
+    place = Place.of(config) if config else None
+    is_of_namespace = config is not None and config["configurable"].get("checkpoint_ns") is not None
+    before_id = get_checkpoint_id(before) if before else None
+    conditions = {
+        "of_thread": place is not None,
+        "of_namespace": is_of_namespace,
+        "by_id": place is not None and place.checkpoint_id is not None,
+        "before": before_id is not None,
+        "matching": bool(wanted),
+    }
+    parameters = {
+        **({"tenant": db.tenant} if place is None else _names(db, place)),
+        **({"checkpoint_id": place.checkpoint_id} if place and place.checkpoint_id else {}),
+        **({"namespace": place.namespace} if place and is_of_namespace else {}),
+        **({"before": before_id} if before_id is not None else {}),
+        **({"filter": searchable(wanted)} if wanted else {}),
+    }
+    thread_id = place.thread_id if place else None
+    size = conf.page_size()
+    left = limit
+    statement = sql.select(**conditions)
+    while left is None or left > 0:
+        parameters["limit"] = size if left is None else min(size, left)
+        page = _page(db, serde, statement, parameters, thread_id)
+        for _, found in page:
+            yield found
+        if len(page) < parameters["limit"]:
+            return
+        last, _ = page[-1]
+        parameters |= {"last_checkpoint_id": last.checkpoint_id, "last_id": last.id}
+        statement = sql.select(**conditions, after=True)
+        left = None if left is None else left - len(page)
+
+
+def _names(db: Database, place: Place) -> dict[str, Any]:
+    return {"tenant": db.tenant, "session_id": place.session_id}
+
+
+def _page(
+    db: Database,
+    serde: SerializerProtocol,
+    statement: Statement,
+    parameters: Mapping[str, Any],
+    thread_id: str | None,
+) -> _Page:
+    heads: list[CheckpointRow] = []
+    values: dict[tuple[int, str, str, str], ValueRow] = {}
+    writes: defaultdict[int, list[WriteRow]] = defaultdict(list)
+    rows: Rows = db.read(statement, parameters)
+    for row_kind, key, session, namespace, name, other, text, thread, position, kind, blob in rows:
+        if row_kind == _VALUE:
+            values[session, namespace, name, other] = ValueRow(kind, blob)
+        elif row_kind == _WRITE:
+            writes[key].append(WriteRow(text, name, position, other, kind, blob))
+        else:
+            shown = thread if thread_id is None else thread_id
+            heads.append(
+                CheckpointRow(key, session, shown, namespace, name, other, json.loads(text), kind, blob)
+            )
+    # The parts of a UNION come in any order.
+    heads.sort(key=lambda head: (head.checkpoint_id, head.id), reverse=True)
+    return [(head, checkpoint_tuple(serde, head, values, writes.get(head.id, ()))) for head in heads]

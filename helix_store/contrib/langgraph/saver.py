@@ -1,0 +1,290 @@
+"""LangGraph's checkpointer on the sessions of this store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from helix_store.adapters import LockedSession, SessionAdapter
+from helix_store.contrib.langgraph import deltas, pages, sql, upkeep
+from helix_store.contrib.langgraph.encoding import Place, encoded_checkpoint, encoded_writes
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
+from helix_store.engine.statement import Statement
+from helix_store.exceptions import InvalidPayload, SessionNotFound
+
+__all__ = ["DjangoSaver"]
+
+_AGENT_TYPE: Final = "langgraph"
+
+
+class DjangoSaver(BaseCheckpointSaver[str]):
+    """A LangGraph checkpointer in a Django database, for sync and async graphs.
+
+    A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
+    with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. Values are
+    kept as the pairs of type and bytes that ``serde`` makes, and are never interpreted. The default
+    serializer refuses to build objects of types that it does not know, whatever the environment says: it
+    reads them as plain data. ``allow`` names more types as (module, class name).
+
+    Safe in any thread: each call gives its connection back, except in an open transaction, which it joins. A
+    write of a cancelled task ends before the task learns of it.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        serde: SerializerProtocol | None = None,
+        allow: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        # None is strict; the argument left out would ask the environment.
+        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=list(allow) or None))
+        self._adapter = SessionAdapter(_AGENT_TYPE, using, tenant=tenant)
+        self._fencing_token: int | None = None
+
+    @property
+    def tenant(self) -> str:
+        return self._adapter.tenant
+
+    # --- Reads ---
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that the config names, or the newest of its namespace; ``None`` if there is none.
+
+        One statement. Pending writes are in the order of their task paths, task ids and positions. Raises
+        `IntegrityFault` for a stored checkpoint that cannot be read.
+        """
+        return pages.one(self._adapter.db, self.serde, Place.of(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints of a thread, or with ``None`` of all threads of the tenant, newest first.
+
+        ``filter`` holds members of the metadata that must be equal. One statement for each page of
+        ``HELIX_STORE["PAGE_SIZE"]``, without a connection between two pages.
+        """
+        return pages.every(self._adapter.db, self.serde, config, wanted=filter, before=before, limit=limit)
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """The writes of a checkpoint's ancestors to channels, each back to the newest stored value.
+
+        One statement for a page of ancestors, and one for all writes and values.
+        """
+        return deltas.history(self._adapter.db, self.serde, Place.of(config), channels)
+
+    # --- Writes ---
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint and the new values of its channels, and return the config that names it.
+
+        One statement on PostgreSQL, one transaction on SQLite. A repeat replaces the checkpoint. Raises
+        `InvalidPayload` and `LimitExceeded` before anything is stored, and `FencedOutError` for a superseded
+        owner.
+        """
+        place = Place.of(config)
+        columns = encoded_checkpoint(
+            self.serde, place, config, checkpoint, metadata, new_versions, limit=self._largest
+        )
+        self._store(place, config, sql.PUT, columns, _put_locked)
+        return place.config(columns["checkpoint_id"])
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote after a checkpoint, which may be stored later than its writes.
+
+        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a place stays;
+        errors, interrupts and resume values replace earlier ones. Raises as `put`.
+        """
+        place = Place.of(config)
+        if place.checkpoint_id is None:
+            raise InvalidPayload(
+                path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
+            )
+        columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
+        self._store(place, config, sql.PUT_WRITES, columns, _put_writes_locked)
+
+    @property
+    def _largest(self) -> int:
+        return self._adapter.db.limits.max_state_bytes
+
+    def _store(
+        self, place: Place, config: RunnableConfig, statement: Statement, columns: dict[str, Any], locked: Any
+    ) -> None:
+        db = self._adapter.db
+        if self._fencing_token is None and db.has_fast_writes:
+            names = {"tenant": db.tenant, "session_id": place.session_id}
+            if db.try_write(statement, {**columns, **names}):
+                return
+
+        def write(session: LockedSession) -> None:
+            locked(session, columns)
+
+        try:
+            self._adapter.write(place.session_id, write, create=False, fencing_token=self._fencing_token)
+        except SessionNotFound:
+            self._adapter.ensure(place.session_id, **_about_thread(config))
+            # The session may be deleted in between: a write creates it then, and is not lost.
+            self._adapter.write(place.session_id, write, fencing_token=self._fencing_token)
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """A version after ``current``. The random part tells versions of two branches from each other."""
+        number = 0 if current is None else int(str(current).split(".")[0])
+        return f"{number + 1:032}.{random.random():016}"  # noqa: S311  no secret
+
+    # --- Threads ---
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread: the session with all of its data, if a saver created it, else its checkpoints."""
+        _, session_id = Place.ids_of_thread(thread_id)
+        self._adapter.delete(session_id, LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs, with their writes, and the values that no other one refers to.
+
+        One transaction for each thread. A `DeltaChannel` needs the writes of earlier checkpoints: do not
+        delete a run of a thread that uses one and goes on.
+        """
+        upkeep.delete_for_runs(self._adapter, run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints, values and writes of a thread to another one, in one transaction.
+
+        What the target has already stays.
+        """
+        upkeep.copy_thread(
+            self._adapter, Place.ids_of_thread(source_thread_id), Place.ids_of_thread(target_thread_id)
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete the history of threads: ``keep_latest``, or ``delete`` for the threads as a whole.
+
+        ``keep_latest`` keeps the newest checkpoint of each namespace with its values and pending writes. The
+        namespace of a subgraph's call goes with the checkpoint of the graph that it was called from. Of a
+        thread that uses a `DeltaChannel`, it also keeps the ancestors that the newest value is read from.
+        One transaction for each thread, in which nobody writes to it. Safe to repeat. Raises
+        `InvalidPayload` for another strategy.
+        """
+        upkeep.prune(self._adapter, self.serde, thread_ids, strategy, self.delete_thread)
+
+    # --- Async ---
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Async version of `get_tuple`."""
+        return await in_thread(lambda: self.get_tuple(config))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Async version of `get_delta_channel_history`."""
+        return await in_thread(lambda: self.get_delta_channel_history(config=config, channels=channels))
+
+    _alist = async_iterator_twin(list)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Async version of `list`."""
+        async for found in self._alist(config, filter=filter, before=before, limit=limit):
+            yield found
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Async version of `put`."""
+        return await in_thread_to_the_end(lambda: self.put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Async version of `put_writes`."""
+        await in_thread_to_the_end(lambda: self.put_writes(config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Async version of `delete_thread`."""
+        await in_thread_to_the_end(lambda: self.delete_thread(thread_id))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Async version of `delete_for_runs`."""
+        await in_thread_to_the_end(lambda: self.delete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Async version of `copy_thread`."""
+        await in_thread_to_the_end(lambda: self.copy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Async version of `prune`."""
+        await in_thread_to_the_end(lambda: self.prune(thread_ids, strategy=strategy))
+
+
+def _about_thread(config: RunnableConfig) -> dict[str, Any]:
+    """What the config says about the session that is created for a thread."""
+    given = {**config["configurable"], **(config.get("metadata") or {})}
+    return {
+        name: given[name] for name in ("user_id", "title") if isinstance(given.get(name), str) and given[name]
+    }
+
+
+def _put_locked(session: LockedSession, columns: Mapping[str, Any]) -> None:
+    own = {"session": session.key, "namespace": columns["namespace"]}
+    values = zip(
+        columns["channels"], columns["channel_versions"], columns["types"], columns["blobs"], strict=True
+    )
+    for channel, version, kind, blob in values:
+        value = {"channel": channel, "version": version, "type": kind, "blob": blob}
+        session.db.execute(sql.INSERT_VALUE, {**own, **value})
+    session.db.execute(sql.INSERT_CHECKPOINT, {**columns, **own})
+
+
+def _put_writes_locked(session: LockedSession, columns: Mapping[str, Any]) -> None:
+    own = {**columns, "session": session.key}
+    writes = zip(columns["positions"], columns["channels"], columns["types"], columns["blobs"], strict=True)
+    for position, channel, kind, blob in writes:
+        write = {"position": position, "channel": channel, "type": kind, "blob": blob}
+        session.db.execute(sql.INSERT_WRITE, {**own, **write})

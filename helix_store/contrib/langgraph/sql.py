@@ -1,0 +1,352 @@
+"""The statements of the saver. On PostgreSQL each write and each page is one of them.
+
+A write to a known thread takes a share lock on the session's row, so that the session cannot be deleted in
+the meantime; writers of one thread do not wait for each other. The session is looked up by a scalar subquery
+and never joined: the planner then reads the rows of one session by their index at any size of the tables.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.engine.expressions import is_in_list
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Session
+from helix_store.sessions.sql import SESSION_BY_ID
+
+__all__ = [
+    "CHAIN",
+    "COPY",
+    "COPY_PARTS",
+    "DELETE_CHECKPOINTS",
+    "DELETE_FREE_VALUES",
+    "DELETE_WRITES",
+    "HISTORY",
+    "INSERT_CHECKPOINT",
+    "INSERT_VALUE",
+    "INSERT_WRITE",
+    "NEWEST_ID",
+    "PUT",
+    "PUT_WRITES",
+    "UNLINK_PARENTS",
+    "select",
+]
+
+_SESSION: Final = table(Session)
+_CHECKPOINT: Final = table(LangGraphCheckpoint)
+_VALUE: Final = table(LangGraphValue)
+_WRITE: Final = table(LangGraphWrite)
+
+_KNOWN_SESSION: Final = f"SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID}"
+
+
+# --- Writes ----------------------------------------------------------------------------------------
+
+_VALUE_COLUMNS: Final = "session_id, namespace, channel, version, type, blob"
+_KEEP_VALUE: Final = "ON CONFLICT (session_id, namespace, channel, version) DO NOTHING"
+_CHECKPOINT_COLUMNS: Final = {
+    "thread_id": "text",
+    "namespace": "text",
+    "checkpoint_id": "text",
+    "parent_id": "text",
+    "run_id": "text",
+    "source": "text",
+    "step": "bigint",
+    "metadata": "jsonb",
+    "versions": "text",
+    "has_deltas": "boolean",
+    "type": "text",
+    "body": "bytea",
+    "size_bytes": "bigint",
+}
+_REPLACE_CHECKPOINT: Final = "ON CONFLICT (session_id, namespace, checkpoint_id) DO UPDATE SET " + ", ".join(
+    f"{name} = EXCLUDED.{name}" for name in _CHECKPOINT_COLUMNS if name not in ("namespace", "checkpoint_id")
+)
+_WRITE_COLUMNS: Final = (
+    "session_id, namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
+)
+# The first writer of a position from 0 wins, and the last one of a position below it.
+_KEEP_WRITE: Final = f"""
+    ON CONFLICT (session_id, namespace, checkpoint_id, task_id, position) DO UPDATE
+    SET task_path = EXCLUDED.task_path, channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob
+    WHERE {_WRITE}.position < 0"""
+
+PUT: Final = Statement(f"""
+    WITH session AS ({_KNOWN_SESSION} FOR KEY SHARE),
+    stored AS (
+        INSERT INTO {_VALUE} ({_VALUE_COLUMNS})
+        SELECT session.id, %(namespace)s, value.channel, value.version, value.type, value.blob
+        FROM session, unnest(
+            %(channels)s::text[], %(channel_versions)s::text[], %(types)s::text[], %(blobs)s::bytea[]
+        ) AS value(channel, version, type, blob)
+        {_KEEP_VALUE}
+    ),
+    touched AS (
+        UPDATE {_SESSION} SET updated_at = %(at)s
+        WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
+    )
+    INSERT INTO {_CHECKPOINT} (session_id, created_at, {", ".join(_CHECKPOINT_COLUMNS)})
+    SELECT session.id, %(at)s::timestamptz,
+        {", ".join(f"%({name})s::{kind}" for name, kind in _CHECKPOINT_COLUMNS.items())}
+    FROM session
+    {_REPLACE_CHECKPOINT}
+    RETURNING session_id""")
+"""Put a checkpoint and its new values. No row is returned when the session is unknown; nothing is put then.
+
+An idle session is one without writes, so the time of the last one is written at most once per second.
+"""
+
+PUT_WRITES: Final = Statement(f"""
+    WITH session AS ({_KNOWN_SESSION} FOR KEY SHARE),
+    stored AS (
+        INSERT INTO {_WRITE} ({_WRITE_COLUMNS})
+        SELECT session.id, %(namespace)s, %(checkpoint_id)s, %(task_id)s, write.position, %(task_path)s,
+            write.channel, write.type, write.blob
+        FROM session, unnest(
+            %(positions)s::integer[], %(channels)s::text[], %(types)s::text[], %(blobs)s::bytea[]
+        ) AS write(position, channel, type, blob)
+        {_KEEP_WRITE}
+    )
+    SELECT id FROM session""")
+"""Put the writes of a task. No row is returned when the session is unknown; nothing is put then.
+
+The row is that of the session: a repeat, which inserts nothing, must not look like an unknown session.
+"""
+
+# The same for one row in a transaction that has locked the session: on SQLite, and for guarded writes.
+INSERT_VALUE: Final = Statement(f"""
+    INSERT INTO {_VALUE} ({_VALUE_COLUMNS})
+    VALUES (%(session)s, %(namespace)s, %(channel)s, %(version)s, %(type)s, %(blob)s)
+    {_KEEP_VALUE}""")
+INSERT_CHECKPOINT: Final = Statement(f"""
+    INSERT INTO {_CHECKPOINT} (session_id, created_at, {", ".join(_CHECKPOINT_COLUMNS)})
+    VALUES (%(session)s, %(at)s, {", ".join(f"%({name})s" for name in _CHECKPOINT_COLUMNS)})
+    {_REPLACE_CHECKPOINT}""")
+INSERT_WRITE: Final = Statement(f"""
+    INSERT INTO {_WRITE} ({_WRITE_COLUMNS})
+    VALUES (%(session)s, %(namespace)s, %(checkpoint_id)s, %(task_id)s, %(position)s, %(task_path)s,
+        %(channel)s, %(type)s, %(blob)s)
+    {_KEEP_WRITE}""")
+
+
+# --- Reads -----------------------------------------------------------------------------------------
+
+_FOUND: Final = "id, session_id, namespace, checkpoint_id, parent_id, thread_id, versions, type, body"
+
+# Equal members, and not containment: a filter for {"a": {}} finds no {"a": {"b": 1}}.
+_MATCHES: Final = (
+    """NOT EXISTS (
+        SELECT 1 FROM jsonb_each(%(filter)s::jsonb) AS wanted
+        WHERE c.metadata -> wanted.key IS DISTINCT FROM wanted.value
+    )""",
+    """NOT EXISTS (
+        SELECT 1 FROM json_each(%(filter)s) AS wanted
+        WHERE NOT EXISTS (
+            SELECT 1 FROM json_each(c.metadata) AS member
+            WHERE member.key = wanted.key AND member.value IS wanted.value
+                AND replace(member.type, 'real', 'integer') = replace(wanted.type, 'real', 'integer')
+        )
+    )""",
+)
+
+
+@cache
+def select(
+    *,
+    of_thread: bool = True,
+    of_namespace: bool = True,
+    by_id: bool = False,
+    before: bool = False,
+    matching: bool = False,
+    after: bool = False,
+) -> Statement:
+    """A page of checkpoints, newest first, with their values and writes: three kinds of rows in one result.
+
+    A value is in the result once, however many checkpoints of the page refer to it. ``after`` is for the
+    pages that follow the first one.
+    """
+    # Unique within a namespace, and then the order of an index.
+    order = "c.checkpoint_id" if of_thread and of_namespace else "c.checkpoint_id, c.id"
+    last = "%(last_checkpoint_id)s" if of_thread and of_namespace else "%(last_checkpoint_id)s, %(last_id)s"
+
+    def page(matches: str) -> str:
+        owner = f"({_KNOWN_SESSION})"
+        conditions = [
+            f"c.session_id = {owner}" if of_thread else "s.tenant = (SELECT %(tenant)s)",
+            "c.namespace = %(namespace)s" if of_namespace else "",
+            "c.checkpoint_id = %(checkpoint_id)s" if by_id else "",
+            "c.checkpoint_id < %(before)s" if before else "",
+            f"({order}) < ({last})" if after else "",
+            matches if matching else "",
+        ]
+        names = ", ".join(f"c.{name}" for name in _FOUND.split(", "))
+        source = (
+            f"{_CHECKPOINT} AS c"
+            if of_thread
+            else f"{_CHECKPOINT} AS c JOIN {_SESSION} AS s ON s.id = c.session_id"
+        )
+        shown = "NULL" if of_thread else "s.session_id"
+        return f"""
+            SELECT {names}, {shown} AS session_name FROM {source}
+            WHERE {" AND ".join(filter(None, conditions))}
+            ORDER BY {order.replace(",", " DESC,")} DESC LIMIT %(limit)s"""
+
+    is_one = by_id and of_thread and of_namespace
+    versions = (
+        "SELECT {unique} c.session_id, c.namespace, v.key, v.value FROM c, {each}(c.versions{cast}) AS v"
+    )
+    unique = "" if is_one else "DISTINCT"
+    heads = """
+        SELECT 0 AS kind, id, session_id, namespace, checkpoint_id AS a, parent_id AS b, versions AS d,
+            coalesce(thread_id, session_name) AS e, NULL{integer} AS position, type, body FROM c"""
+    # LIMIT and OFFSET keep PostgreSQL from reading a table as a whole: each row is looked up by its key.
+    postgresql = f"""
+        WITH c AS MATERIALIZED ({page(_MATCHES[0])})
+        {heads.format(integer="::integer")}
+        UNION ALL
+        SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
+        FROM ({versions.format(unique=unique, each="json_each_text", cast="::json")}) AS v
+        CROSS JOIN LATERAL (
+            SELECT type, blob FROM {_VALUE}
+            WHERE session_id = v.session_id AND namespace = v.namespace
+                AND channel = v.key AND version = v.value
+            LIMIT 1
+        ) AS found
+        UNION ALL
+        SELECT 2, c.id, NULL, NULL, w.task_id, w.channel, w.task_path, NULL, w.position, w.type, w.blob
+        FROM c CROSS JOIN LATERAL (
+            SELECT * FROM {_WRITE}
+            WHERE session_id = c.session_id AND namespace = c.namespace AND checkpoint_id = c.checkpoint_id
+            OFFSET 0
+        ) AS w"""
+    sqlite = f"""
+        WITH c AS MATERIALIZED ({page(_MATCHES[1])})
+        {heads.format(integer="")}
+        UNION ALL
+        SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
+        FROM ({versions.format(unique=unique, each="json_each", cast="")}) AS v
+        CROSS JOIN {_VALUE} AS found ON found.session_id = v.session_id AND found.namespace = v.namespace
+            AND found.channel = v.key AND found.version = v.value
+        UNION ALL
+        SELECT 2, c.id, NULL, NULL, w.task_id, w.channel, w.task_path, NULL, w.position, w.type, w.blob
+        FROM c CROSS JOIN {_WRITE} AS w ON w.session_id = c.session_id AND w.namespace = c.namespace
+            AND w.checkpoint_id = c.checkpoint_id"""
+    return Statement(postgresql=postgresql, sqlite=sqlite)
+
+
+NEWEST_ID: Final = Statement(f"""
+    SELECT checkpoint_id FROM {_CHECKPOINT}
+    WHERE session_id = ({_KNOWN_SESSION}) AND namespace = %(namespace)s
+    ORDER BY checkpoint_id DESC LIMIT 1""")
+
+
+def _chain(parent: str) -> str:
+    return f"""
+        WITH RECURSIVE chain (depth, session_id, checkpoint_id, parent_id, versions, type, body) AS (
+            SELECT 0, session_id, checkpoint_id, parent_id, versions, type, body FROM {_CHECKPOINT}
+            WHERE session_id = ({_KNOWN_SESSION}) AND namespace = %(namespace)s
+                AND checkpoint_id = %(checkpoint_id)s
+          UNION ALL
+            SELECT chain.depth + 1, p.session_id, p.checkpoint_id, p.parent_id, p.versions, p.type, p.body
+            FROM chain {parent}
+            WHERE chain.depth < %(depth)s
+        )
+        SELECT checkpoint_id, parent_id, versions, type, body FROM chain ORDER BY depth"""
+
+
+CHAIN: Final = Statement(
+    postgresql=_chain(f"""CROSS JOIN LATERAL (
+        SELECT * FROM {_CHECKPOINT} WHERE session_id = chain.session_id AND namespace = %(namespace)s
+            AND checkpoint_id = chain.parent_id
+        LIMIT 1
+    ) AS p"""),
+    sqlite=_chain(f"""CROSS JOIN {_CHECKPOINT} AS p ON p.session_id = chain.session_id
+        AND p.namespace = %(namespace)s AND p.checkpoint_id = chain.parent_id"""),
+)
+"""A checkpoint and up to ``depth`` of its ancestors, each followed by its parent."""
+
+
+def _history(vendor: int) -> str:
+    of_checkpoints = is_in_list("checkpoint_id", "checkpoint_ids", "text")[vendor]
+    of_channels = is_in_list("channel", "channels", "text")[vendor]
+    of_versions = is_in_list("version", "versions", "text")[vendor]
+    owner = f"session_id = ({_KNOWN_SESSION}) AND namespace = %(namespace)s"
+    return f"""
+        SELECT checkpoint_id, task_path, task_id, position, channel, type, blob FROM {_WRITE}
+        WHERE {owner} AND {of_checkpoints} AND {of_channels}
+        UNION ALL
+        SELECT NULL, version, NULL, NULL, channel, type, blob FROM {_VALUE}
+        WHERE {owner} AND {of_channels} AND {of_versions}"""
+
+
+HISTORY: Final = Statement(postgresql=_history(0), sqlite=_history(1))
+"""The writes of some checkpoints to some channels, and the values of these channels at some versions."""
+
+
+# --- Upkeep ----------------------------------------------------------------------------------------
+
+_VALUE_CONTENT: Final = "namespace, channel, version, type, blob"
+_CHECKPOINT_CONTENT: Final = "created_at, " + ", ".join(
+    name for name in _CHECKPOINT_COLUMNS if name != "thread_id"
+)
+_WRITE_CONTENT: Final = "namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
+_COPIES: Final = (
+    f"""INSERT INTO {_CHECKPOINT} (session_id, thread_id, {_CHECKPOINT_CONTENT})
+    SELECT %(target)s, %(thread_id)s, {_CHECKPOINT_CONTENT} FROM {_CHECKPOINT}
+    WHERE session_id = ({_KNOWN_SESSION}) ON CONFLICT DO NOTHING""",
+    f"""INSERT INTO {_VALUE} (session_id, {_VALUE_CONTENT})
+    SELECT %(target)s, {_VALUE_CONTENT} FROM {_VALUE}
+    WHERE session_id = ({_KNOWN_SESSION}) ON CONFLICT DO NOTHING""",
+    f"""INSERT INTO {_WRITE} (session_id, {_WRITE_CONTENT})
+    SELECT %(target)s, {_WRITE_CONTENT} FROM {_WRITE}
+    WHERE session_id = ({_KNOWN_SESSION}) ON CONFLICT DO NOTHING""",
+)
+COPY_PARTS: Final = tuple(Statement(text) for text in _COPIES)
+"""Copy the checkpoints, the values and the writes of a thread."""
+
+COPY: Final = Statement(
+    f"WITH checkpoints AS ({_COPIES[0]}), copied_values AS ({_COPIES[1]}) {_COPIES[2]}".replace(
+        "%(target)s", "%(target)s::bigint"
+    ).replace("%(thread_id)s", "%(thread_id)s::text")
+)
+"""All of `COPY_PARTS` as of one moment, on PostgreSQL: a checkpoint is copied with its values, or not."""
+
+DELETE_WRITES: Final = Statement(
+    *(
+        f"""DELETE FROM {_WRITE} WHERE session_id = %(session)s AND (namespace, checkpoint_id) IN (
+            SELECT namespace, checkpoint_id FROM {_CHECKPOINT} WHERE {of_ids}
+        )"""
+        for of_ids in is_in_list("id", "ids", "bigint")
+    )
+)
+DELETE_CHECKPOINTS: Final = Statement(
+    *(f"DELETE FROM {_CHECKPOINT} WHERE {of_ids}" for of_ids in is_in_list("id", "ids", "bigint"))
+)
+UNLINK_PARENTS: Final = Statement(f"""
+    UPDATE {_CHECKPOINT} SET parent_id = NULL
+    WHERE session_id = %(session)s AND parent_id IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM {_CHECKPOINT} AS parent
+        WHERE parent.session_id = %(session)s AND parent.namespace = {_CHECKPOINT}.namespace
+            AND parent.checkpoint_id = {_CHECKPOINT}.parent_id
+    )""")
+
+
+def _delete_free_values(each: str, cast: str) -> str:
+    return f"""
+        WITH used AS MATERIALIZED (
+            SELECT DISTINCT c.namespace, u.key AS channel, u.value AS version
+            FROM {_CHECKPOINT} AS c CROSS JOIN {each}(c.versions{cast}) AS u WHERE c.session_id = %(session)s
+        )
+        DELETE FROM {_VALUE} WHERE id IN (
+            SELECT v.id FROM {_VALUE} AS v LEFT JOIN used ON used.namespace = v.namespace
+                AND used.channel = v.channel AND used.version = v.version
+            WHERE v.session_id = %(session)s AND used.channel IS NULL
+        )"""
+
+
+DELETE_FREE_VALUES: Final = Statement(
+    postgresql=_delete_free_values("json_each_text", "::json"), sqlite=_delete_free_values("json_each", "")
+)
+"""Delete the values that no checkpoint of the session refers to."""

@@ -1,0 +1,30 @@
+"""The clauses that LangGraph packages for checkpointers, all of them on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
+
+from helix_store.contrib.langgraph import DjangoSaver
+from tests.databases import CommittedDatabase
+
+CLAUSES_OF_THE_WHEEL = 81
+
+
+async def test_every_packaged_clause_passes(committed_db: CommittedDatabase) -> None:
+    @checkpointer_test(name="DjangoSaver")
+    async def saver() -> AsyncGenerator[BaseCheckpointSaver[str], None]:
+        yield DjangoSaver(committed_db.alias, tenant=committed_db.tenant)
+
+    report = await validate(saver)
+
+    results = report.results
+    assert results.keys() == {capability.value for capability in ALL_CAPABILITIES}
+    assert all(result.detected for result in results.values())
+    assert [failure for result in results.values() for failure in result.failures] == []
+    passed = sum(result.tests_passed for result in results.values())
+    print(f"{committed_db.vendor}: {passed} clauses, {len(results)} capabilities")  # noqa: T201
+    assert passed >= CLAUSES_OF_THE_WHEEL
