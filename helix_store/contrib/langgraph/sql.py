@@ -27,6 +27,7 @@ __all__ = [
     "INSERT_CHECKPOINT",
     "INSERT_VALUE",
     "INSERT_WRITE",
+    "LOST_VALUES",
     "NEWEST_ID",
     "PUT",
     "PUT_WRITES",
@@ -350,3 +351,21 @@ DELETE_FREE_VALUES: Final = Statement(
     postgresql=_delete_free_values("json_each_text", "::json"), sqlite=_delete_free_values("json_each", "")
 )
 """Delete the values that no checkpoint of the session refers to."""
+
+
+def _lost_values(each: str, cast: str, of_sessions: str) -> str:
+    return f"""
+        SELECT c.session_id, c.checkpoint_id, u.key
+        FROM {_CHECKPOINT} AS c CROSS JOIN {each}(c.versions{cast}) AS u
+        WHERE {of_sessions} AND NOT EXISTS (
+            SELECT 1 FROM {_VALUE} AS v WHERE v.session_id = c.session_id AND v.namespace = c.namespace
+                AND v.channel = u.key AND v.version = u.value
+        )
+        ORDER BY c.session_id, c.id"""
+
+
+LOST_VALUES: Final = Statement(
+    postgresql=_lost_values("json_each_text", "::json", is_in_list("c.session_id", "ids", "bigint")[0]),
+    sqlite=_lost_values("json_each", "", is_in_list("c.session_id", "ids", "bigint")[1]),
+)
+"""The checkpoints of sessions that refer to a value which is not there."""
