@@ -18,6 +18,7 @@ __all__ = [
     "MAX_LANE_BYTES",
     "MAX_LONG_ID_BYTES",
     "MAX_METADATA_BYTES",
+    "MAX_NAMESPACE_BYTES",
     "MAX_REASON_BYTES",
     "MAX_TAGS_BYTES",
     "MAX_TITLE_BYTES",
@@ -53,6 +54,9 @@ MAX_CHECKPOINT_ID_CHARACTERS = 320
 
 MAX_LANE_BYTES = 1_000
 """The name of a lane, and the key of an item. One index holds both: see `MAX_ID_BYTES`."""
+
+MAX_NAMESPACE_BYTES = _KIB
+"""The labels of a namespace together, in an index beside a tenant and a key."""
 
 MAX_TITLE_BYTES = 4 * _KIB
 MAX_DIRECTORY_BYTES = 4 * _KIB

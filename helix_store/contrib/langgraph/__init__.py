@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from helix_store.contrib.langgraph.saver import DjangoSaver
+    from helix_store.contrib.langgraph.store import DjangoStore
 
-__all__ = ["DjangoSaver"]
+__all__ = ["DjangoSaver", "DjangoStore"]
 
-_MODULES: Final = {"DjangoSaver": "helix_store.contrib.langgraph.saver"}
+_MODULES: Final = {
+    "DjangoSaver": "helix_store.contrib.langgraph.saver",
+    "DjangoStore": "helix_store.contrib.langgraph.store",
+}
 
 
 def __getattr__(name: str) -> Any:

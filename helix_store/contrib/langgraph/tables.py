@@ -1,4 +1,4 @@
-"""How export, branches and the doctor treat the tables of checkpoints."""
+"""How export, branches and the doctor treat the tables of LangGraph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from django.db.models import Model
 
 from helix_store.app_tables import AppTable, Branch, register_table
 from helix_store.contrib.langgraph import sql
-from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph.models import (
+    LangGraphCheckpoint,
+    LangGraphMemory,
+    LangGraphValue,
+    LangGraphWrite,
+)
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
@@ -43,6 +48,9 @@ def register_tables() -> None:
             order=("namespace", "checkpoint_id", "task_id", "position"),
             branch=copy_writes,
         )
+    )
+    register_table(
+        AppTable(LangGraphMemory, record="langgraph_memory", order=("namespace", "key"), parent="tenant")
     )
 
 

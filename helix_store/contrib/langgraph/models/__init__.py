@@ -1,9 +1,10 @@
-"""The tables of LangGraph's checkpoints."""
+"""The tables of LangGraph's data. They import nothing of LangGraph."""
 
 from helix_store.contrib.langgraph.models.checkpoints import (
     LangGraphCheckpoint,
     LangGraphValue,
     LangGraphWrite,
 )
+from helix_store.contrib.langgraph.models.memories import LangGraphMemory
 
-__all__ = ["LangGraphCheckpoint", "LangGraphValue", "LangGraphWrite"]
+__all__ = ["LangGraphCheckpoint", "LangGraphMemory", "LangGraphValue", "LangGraphWrite"]

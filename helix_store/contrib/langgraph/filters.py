@@ -1,0 +1,117 @@
+"""Filters of a search: a part is compared by the database, and all of it here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from django.db.models import Q
+
+from helix_store.core.payloads import encode, is_plain_json
+from helix_store.exceptions import HelixStoreError, InvalidQuery
+
+__all__ = ["checked_filter", "is_match", "narrowed"]
+
+_MOST_BYTES: Final = 64 * 1024
+# SQLite refuses a pattern of LIKE that is longer than 50,000 bytes.
+_LONGEST_PATTERN: Final = 1_000
+
+_ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+_EQUAL: Final = "$eq"
+_OPERATORS: Final = frozenset({*_ORDERS, _EQUAL, "$ne"})
+_NUMBERS: Final = (int, float)
+
+
+def checked_filter(given: Any) -> dict[str, Any]:
+    """A filter as a dict. Raises `InvalidQuery` for values that are not JSON, and for unknown operators."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidQuery(f"filter must be a dict, not {type(given).__name__}.", path="filter")
+    checked = dict(given)
+    try:
+        encode(checked, limit=_MOST_BYTES, name="bytes of filter", path="filter")
+    except HelixStoreError as exc:
+        raise InvalidQuery(str(exc), path="filter") from exc
+    for value in checked.values():
+        _check_operators(value)
+    return checked
+
+
+def narrowed(conditions: Mapping[str, Any]) -> Q:
+    """What the text of a matching value holds: a superset of the rows that `is_match` takes.
+
+    A field that equals a text is written in one way only, unless the whole value is in the other form of
+    `core.payloads`, which begins with a tilde.
+    """
+    found = Q()
+    for name, condition in conditions.items():
+        value = condition.get(_EQUAL) if isinstance(condition, dict) else condition
+        if type(value) is not str:
+            continue
+        field = encode({name: value}, path="filter")
+        if is_plain_json(field) and len(field) <= _LONGEST_PATTERN:
+            found &= Q(value__contains=field[1:-1]) | Q(value__startswith="~")
+    return found
+
+
+def is_match(value: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    """Whether each field meets its condition. A missing field is like one that is null."""
+    return all(_meets(value.get(name), condition) for name, condition in conditions.items())
+
+
+def _is_operators(condition: Any) -> bool:
+    return isinstance(condition, dict) and any(name.startswith("$") for name in condition)
+
+
+def _check_operators(condition: Any) -> None:
+    if isinstance(condition, list):
+        for inner in condition:
+            _check_operators(inner)
+    elif _is_operators(condition):
+        for name in condition.keys() - _OPERATORS:
+            known = ", ".join(sorted(_OPERATORS))
+            raise InvalidQuery(f"filter has an unknown operator; known are {known}.", path=f"filter/{name}")
+    elif isinstance(condition, dict):
+        for inner in condition.values():
+            _check_operators(inner)
+
+
+def _meets(value: Any, condition: Any) -> bool:
+    if _is_operators(condition):
+        return all(_compares(value, name, operand) for name, operand in condition.items())
+    if isinstance(condition, dict):
+        return isinstance(value, dict) and is_match(value, condition)
+    if isinstance(condition, list):
+        return isinstance(value, list) and len(value) == len(condition) and all(map(_meets, value, condition))
+    return _is_equal(value, condition)
+
+
+def _compares(value: Any, name: str, operand: Any) -> bool:
+    if name == _EQUAL:
+        return _is_equal(value, operand)
+    if name == "$ne":
+        return not _is_equal(value, operand)
+    are_texts = isinstance(value, str) and isinstance(operand, str)
+    return (are_texts or (_is_number(value) and _is_number(operand))) and _ORDERS[name](value, operand)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Equality of JSON: ``1`` is ``1.0``, and not ``true`` as in Python."""
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_is_equal(value[name], other[name]) for name in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_equal, value, other))
+    return bool(value == other)

@@ -1,0 +1,196 @@
+"""The statements of `DjangoStore` on its table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from typing import Any, Final, NamedTuple
+
+from django.db.models import Q, QuerySet
+
+from helix_store.contrib.langgraph import namespaces
+from helix_store.contrib.langgraph.filters import is_match, narrowed
+from helix_store.contrib.langgraph.models import LangGraphMemory
+from helix_store.core.moments import now
+from helix_store.core.payloads import decode_object, size_of
+from helix_store.engine.clocks import database_now
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import after_keyset, tenant_parameter
+
+__all__ = ["Address", "Memories", "NewMemory", "StoredMemory"]
+
+_AT_ONCE: Final = 200
+_FIRST_PAGE: Final = 100
+_LARGEST_PAGE: Final = 1_000
+_NEWEST_FIRST: Final = ("updated_at", "id")
+_COLUMNS: Final = ("id", "namespace", "key", "value", "created_at", "updated_at", "ttl_ms")
+
+
+class Address(NamedTuple):
+    """What no two memories of a tenant share. ``namespace`` is text."""
+
+    namespace: str
+    key: str
+
+
+class NewMemory(NamedTuple):
+    text: str
+    ttl_ms: int | None
+
+
+class StoredMemory(NamedTuple):
+    id: int
+    namespace: str
+    key: str
+    text: str
+    created_at: datetime
+    updated_at: datetime
+    ttl_ms: int | None
+
+    @property
+    def value(self) -> dict[str, Any]:
+        return decode_object(self.text)
+
+
+class Memories:
+    """The memories of one tenant. The caller opens the query or transaction.
+
+    With ``omit_expired``, reads leave out what has expired by the database's clock.
+    """
+
+    def __init__(self, db: Database, *, omit_expired: bool = False) -> None:
+        self._db = db
+        self._omit_expired = omit_expired
+
+    # --- Reads -------------------------------------------------------------------------------------
+
+    def at(self, addresses: Collection[Address]) -> dict[Address, StoredMemory]:
+        """The memories that are stored at these addresses: a statement for 200 of them."""
+        found = {}
+        for some in _portions(sorted(set(addresses))):
+            for row in self._readable().filter(_is_one_of(some)).values_list(*_COLUMNS):
+                memory = StoredMemory(*row)
+                found[Address(memory.namespace, memory.key)] = memory
+        return found
+
+    def search(
+        self, prefix: str, conditions: Mapping[str, Any], *, limit: int, offset: int
+    ) -> list[StoredMemory]:
+        """The memories under a namespace that meet a filter, the last written first."""
+        rows = self._readable().filter(namespaces.is_under(prefix)).order_by("-updated_at", "-id")
+        if not conditions:
+            return [StoredMemory(*row) for row in rows.values_list(*_COLUMNS)[offset : offset + limit]]
+        memories = self._all(rows.filter(narrowed(conditions)))
+        matching = (memory for memory in memories if is_match(memory.value, conditions))
+        return list(islice(matching, offset, offset + limit))
+
+    def namespaces(self, matching: Q, *, depth: int | None, limit: int, offset: int) -> list[tuple[str, ...]]:
+        """The namespaces that have a memory, in the order of their text, each cut to so many labels."""
+        rows = self._readable().filter(matching).order_by("namespace").values_list("namespace", flat=True)
+        rows = rows.distinct()
+        if depth is None:
+            return [namespaces.labels_of(text) for text in rows[offset : offset + limit]]
+        return list(islice(self._cut_namespaces(rows, depth), offset, offset + limit))
+
+    def _cut_namespaces(self, rows: QuerySet[Any, str], depth: int) -> Iterator[tuple[str, ...]]:
+        after = ""
+        while page := list(rows.filter(namespace__gte=after)[:_LARGEST_PAGE]):
+            for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
+                yield labels
+            # The next page begins after all that is under the last one.
+            after = namespaces.end_of(namespaces.namespace_text(labels))
+
+    def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
+        """All rows in pages that become longer: a filter often has its matches among the first."""
+        size, page = _FIRST_PAGE, rows
+        while True:
+            memories = [StoredMemory(*row) for row in page.values_list(*_COLUMNS)[:size]]
+            yield from memories
+            if len(memories) < size:
+                return
+            last = {name: getattr(memories[-1], name) for name in _NEWEST_FIRST}
+            page = rows.filter(after_keyset(LangGraphMemory, last, descending=True))
+            size = min(2 * size, _LARGEST_PAGE)
+
+    # --- Writes ------------------------------------------------------------------------------------
+
+    def put(self, memories: Mapping[Address, NewMemory]) -> None:
+        """Insert or replace. In the order of addresses, so that two writers do not wait for each other."""
+        time = now()
+        has_terms = any(memory.ttl_ms is not None for memory in memories.values())
+        clock = database_now(self._db) if has_terms else None
+        rows = [
+            LangGraphMemory(
+                tenant=self._db.tenant,
+                namespace=address.namespace,
+                key=address.key,
+                value=memory.text,
+                size_bytes=size_of(memory.text),
+                ttl_ms=memory.ttl_ms,
+                expires_at=None if clock is None else _term_end(clock, memory.ttl_ms),
+                created_at=time,
+                updated_at=time,
+            )
+            for address, memory in sorted(memories.items())
+        ]
+        LangGraphMemory.objects.using(self._db.alias).bulk_create(
+            rows,
+            batch_size=_AT_ONCE,
+            update_conflicts=True,
+            unique_fields=["tenant", "namespace", "key"],
+            update_fields=["value", "size_bytes", "ttl_ms", "expires_at", "updated_at"],
+        )
+
+    def delete(self, addresses: Collection[Address]) -> None:
+        for some in _portions(sorted(addresses)):
+            self._rows().filter(_is_one_of(some)).delete()
+
+    def renew(self, memories: Collection[StoredMemory]) -> None:
+        """Begin the terms of memories that were read again. One that was replaced since keeps its own."""
+        by_term = defaultdict(set)
+        for memory in memories:
+            if memory.ttl_ms is not None:
+                by_term[memory.ttl_ms].add(memory.id)
+        if not by_term:
+            return
+        clock = database_now(self._db)
+        for ttl_ms, keys in sorted(by_term.items()):
+            for some in _portions(sorted(keys)):
+                rows = self._rows().filter(pk__in=some, ttl_ms=ttl_ms)
+                rows.update(expires_at=_term_end(clock, ttl_ms))
+
+    def delete_expired(self, limit: int) -> int:
+        """Delete the memories that expired first, at most so many, and return how many there were."""
+        expired = self._rows().filter(expires_at__lte=database_now(self._db)).order_by("expires_at")
+        keys = list(expired.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
+        return self._rows().filter(pk__in=keys).delete()[0]
+
+    # --- Rows --------------------------------------------------------------------------------------
+
+    def _rows(self) -> QuerySet[LangGraphMemory]:
+        rows = LangGraphMemory.objects.using(self._db.alias)
+        return rows.filter(tenant=tenant_parameter(self._db.tenant))
+
+    def _readable(self) -> QuerySet[LangGraphMemory]:
+        if not self._omit_expired:
+            return self._rows()
+        clock = database_now(self._db)
+        return self._rows().filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock))
+
+
+def _term_end(clock: datetime, ttl_ms: int | None) -> datetime | None:
+    return None if ttl_ms is None else clock + timedelta(milliseconds=ttl_ms)
+
+
+def _portions(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
+
+
+def _is_one_of(addresses: Sequence[Address]) -> Q:
+    """A condition for each namespace; the addresses are in order."""
+    found = Q()
+    for namespace, some in groupby(addresses, key=lambda address: address.namespace):
+        found |= Q(namespace=namespace, key__in=[address.key for address in some])
+    return found

@@ -1,0 +1,243 @@
+"""`DjangoStore`: the long-term memory of LangGraph in the tables of this app."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    validate_op_namespace,
+)
+
+from helix_store.contrib.langgraph.filters import checked_filter
+from helix_store.contrib.langgraph.memories import Address, Memories, NewMemory, StoredMemory
+from helix_store.contrib.langgraph.namespaces import labels_of, matches, namespace_text
+from helix_store.core import validation
+from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES
+from helix_store.core.payloads import encode, within_one_call
+from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+
+__all__ = ["DjangoStore"]
+
+_SWEPT_AT_ONCE: Final = 1_000
+_TTL_KEYS: Final = frozenset({"refresh_on_read", "omit_expired", "default_ttl", "sweep_interval_minutes"})
+
+
+class DjangoStore(BaseStore):
+    """Values by namespace and key, for all threads of a tenant: pass it to ``compile(store=…)``.
+
+    ``ttl`` is LangGraph's ``TTLConfig``. The database's clock decides what has expired, and `sweep_ttl`
+    deletes it; the store starts no thread, so ``sweep_interval_minutes`` is refused. There are no vectors: a
+    search with a ``query`` raises `InvalidQuery`, and ``index`` of a put has no effect.
+
+    Each batch reads first and then writes, and its writes are one transaction. Safe for any number of
+    threads. Errors are those of `helix_store.exceptions`, and ``InvalidNamespaceError`` of LangGraph.
+    """
+
+    supports_ttl = True
+
+    def __init__(self, *, using: str | None = None, tenant: str = "", ttl: TTLConfig | None = None) -> None:
+        self.ttl_config = _checked_config(ttl)
+        self._db = Database(using, validation.tenant(tenant))
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run the operations and return their results in the same order.
+
+        All are checked before any statement. Reads see the store before the batch; of several puts at one
+        address the last one counts.
+        """
+        return self._run(_planned(validation.items(ops, "ops"), self._db.limits.max_state_bytes))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Async version of `batch`. A cancelled caller is told so after the writes have ended."""
+        plan = _planned(validation.items(ops, "ops"), self._db.limits.max_state_bytes)
+        return await in_thread_to_the_end(partial(self._run, plan))
+
+    def sweep_ttl(self) -> int:
+        """Delete the tenant's expired items and return their number. Each thousand is a transaction."""
+        deleted = 0
+        while some := self._db.transaction(partial(self._memories.delete_expired, _SWEPT_AT_ONCE)):
+            deleted += some
+        return deleted
+
+    asweep_ttl = async_twin(sweep_ttl)
+
+    @property
+    def _memories(self) -> Memories:
+        return Memories(self._db, omit_expired=bool((self.ttl_config or {}).get("omit_expired")))
+
+    def _run(self, plan: _Plan) -> list[Result]:
+        results: list[Result] = [None] * plan.size
+        renewed: list[StoredMemory] = []
+        if plan.gets or plan.searches or plan.lists:
+            renewed = self._db.query(partial(self._read, plan, results))
+        if renewed or plan.puts:
+            self._db.transaction(partial(self._write, plan, renewed))
+        return results
+
+    def _read(self, plan: _Plan, results: list[Result]) -> list[StoredMemory]:
+        """Fill in the results, and return what was read whose term begins again."""
+        memories, read = self._memories, []
+        found = memories.at([address for address, _ in plan.gets.values()]) if plan.gets else {}
+        for index, (address, is_renewing) in plan.gets.items():
+            if memory := found.get(address):
+                results[index] = Item(**_fields(memory))
+                read.append((memory, is_renewing))
+        for index, search in plan.searches.items():
+            page = memories.search(search.prefix, search.filter, limit=search.limit, offset=search.offset)
+            results[index] = [SearchItem(**_fields(memory)) for memory in page]
+            read.extend((memory, search.is_renewing) for memory in page)
+        for index, listing in plan.lists.items():
+            results[index] = memories.namespaces(**listing)
+        return [memory for memory, is_renewing in read if is_renewing and memory.ttl_ms is not None]
+
+    def _write(self, plan: _Plan, renewed: list[StoredMemory]) -> None:
+        memories = self._memories
+        memories.renew(renewed)
+        memories.delete([address for address, new in plan.puts.items() if new is None])
+        memories.put({address: new for address, new in plan.puts.items() if new is not None})
+
+
+# --- Checked operations ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    prefix: str
+    filter: dict[str, Any]
+    limit: int
+    offset: int
+    is_renewing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Operations by their place in the batch. The value of a delete is ``None``."""
+
+    size: int
+    gets: dict[int, tuple[Address, bool]] = field(default_factory=dict)
+    searches: dict[int, _Search] = field(default_factory=dict)
+    lists: dict[int, dict[str, Any]] = field(default_factory=dict)
+    puts: dict[Address, NewMemory | None] = field(default_factory=dict)
+
+
+def _planned(ops: list[Op], limit: int) -> _Plan:
+    plan = _Plan(len(ops))
+    for index, op in enumerate(ops):
+        validate_op_namespace(op)
+        match op:
+            case GetOp():
+                plan.gets[index] = (_address(op), bool(op.refresh_ttl))
+            case PutOp():
+                where = "value" if len(ops) == 1 else f"ops/{index}/value"
+                plan.puts[_address(op)] = _new_memory(op, where, limit)
+            case SearchOp():
+                plan.searches[index] = _search(op)
+            case ListNamespacesOp():
+                plan.lists[index] = _listing(op)
+            case _:
+                raise InvalidPayload(path=f"ops/{index}", reason=f"{type(op).__name__} is no operation")
+    within_one_call((new.text for new in plan.puts.values() if new is not None), limit=limit)
+    return plan
+
+
+def _address(op: GetOp | PutOp) -> Address:
+    namespace = namespace_text(op.namespace)
+    if not namespace:
+        raise InvalidPayload(path="namespace", reason="a namespace needs a label")
+    return Address(namespace, validation.text(op.key, "key", limit=MAX_ID_BYTES))
+
+
+def _new_memory(op: PutOp, where: str, limit: int) -> NewMemory | None:
+    if op.value is None:
+        return None
+    if not isinstance(op.value, Mapping):
+        raise InvalidPayload(path=where, reason=f"expected a dict, got {type(op.value).__name__}")
+    text = encode(dict(op.value), limit=limit, path=where)
+    return NewMemory(text, None if op.ttl is None else _ttl_ms(op.ttl, "ttl"))
+
+
+def _search(op: SearchOp) -> _Search:
+    if op.query:
+        raise InvalidQuery(
+            "This store has no vectors: search with a filter, or filter the results yourself.", path="query"
+        )
+    return _Search(
+        prefix=namespace_text(op.namespace_prefix, "namespace_prefix"),
+        filter=checked_filter(op.filter),
+        limit=_count(op.limit, "limit"),
+        offset=validation.page_offset(op.offset),
+        is_renewing=bool(op.refresh_ttl),
+    )
+
+
+def _listing(op: ListNamespacesOp) -> dict[str, Any]:
+    matching = matches("prefix", ())
+    for condition in op.match_conditions or ():
+        if condition.match_type not in ("prefix", "suffix"):
+            raise InvalidQuery("match_type must be prefix or suffix.", path="match_conditions")
+        matching &= matches(condition.match_type, condition.path)
+    depth = op.max_depth
+    return {
+        "matching": matching,
+        "depth": None if depth is None else validation.query_number(depth, "max_depth", minimum=1),
+        "limit": _count(op.limit, "limit"),
+        "offset": validation.page_offset(op.offset),
+    }
+
+
+def _count(value: Any, name: str) -> int:
+    return validation.query_number(value, name, maximum=MAX_CALL_ITEMS)
+
+
+def _ttl_ms(minutes: Any, name: str) -> int:
+    """Minutes as milliseconds. Raises `InvalidPayload` for what is not from 0 to a hundred years."""
+    if isinstance(minutes, int | float) and not isinstance(minutes, bool) and math.isfinite(minutes):
+        try:
+            term = timedelta(minutes=minutes)
+        except OverflowError:
+            term = -timedelta.resolution
+        if validation.is_age(term):
+            return term // timedelta(milliseconds=1)
+    raise InvalidPayload(path=name, reason="expected minutes from 0 to a hundred years")
+
+
+def _checked_config(config: TTLConfig | None) -> TTLConfig | None:
+    if config is None:
+        return None
+    for name in config.keys() - _TTL_KEYS:
+        raise InvalidPayload(path=f"ttl/{name}", reason=f"known are {', '.join(sorted(_TTL_KEYS))}")
+    if config.get("sweep_interval_minutes") is not None:
+        raise InvalidPayload(
+            path="ttl/sweep_interval_minutes",
+            reason="the store starts no thread; call sweep_ttl() in a task of your own",
+        )
+    if (minutes := config.get("default_ttl")) is not None:
+        _ttl_ms(minutes, "ttl/default_ttl")
+    return TTLConfig(**config)
+
+
+def _fields(memory: StoredMemory) -> dict[str, Any]:
+    return {
+        "namespace": labels_of(memory.namespace),
+        "key": memory.key,
+        "value": memory.value,
+        "created_at": memory.created_at,
+        "updated_at": memory.updated_at,
+    }
