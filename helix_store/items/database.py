@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from helix_store.core import moments
@@ -14,7 +15,7 @@ from helix_store.core.payloads import decode
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import DatabaseOperations, writes
 from helix_store.engine.expressions import list_parameter
-from helix_store.exceptions import IntegrityFault, SessionNotFound
+from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
 from helix_store.items import sql
 from helix_store.items.rules import EncodedItem, Item, new_session
 from helix_store.sessions.database.locking import lock_session
@@ -56,8 +57,10 @@ class DatabaseItems(DatabaseOperations):
     def append(
         self, session_id: str, lane: str, items: Sequence[EncodedItem], guard: Guard, agent_type: str
     ) -> int:
-        key = self._locked_or_new(session_id, guard, agent_type)
-        return self._add(key, lane, items)
+        session = self._locked_or_new(session_id, guard, agent_type)
+        if added := self._add(session, lane, items):
+            self._mark_written(session)
+        return added
 
     @writes
     def put(self, session_id: str, lane: str, item: EncodedItem, guard: Guard, agent_type: str) -> None:
@@ -72,7 +75,7 @@ class DatabaseItems(DatabaseOperations):
         session = self._locked(session_id, guard)
         if session is None:
             return None
-        of_lane = {"session": session, "lane": lane}
+        of_lane = _lane(session, lane)
         popped = self.db.execute(sql.POP, of_lane)
         if not popped:
             return None
@@ -98,36 +101,66 @@ class DatabaseItems(DatabaseOperations):
         lane: str,
         expected: Sequence[str],
         items: Sequence[EncodedItem],
+        prune: Callable[[Any], Any] | None,
         guard: Guard,
         agent_type: str,
     ) -> bool:
-        session = (
-            self._locked_or_new(session_id, guard, agent_type)
-            if not expected
-            else self._locked(session_id, guard)
-        )
+        session = self._locked(session_id, guard)
         if session is None:
-            return False
-        of_lane = {"session": session, "lane": lane}
+            if expected:
+                return False
+            session = self._locked_or_new(session_id, guard, agent_type)
+        of_lane = _lane(session, lane)
         if expected:
-            suffix = self.db.execute(
-                sql.NEWEST_LOCKED, {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
-            )
+            newest = {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
+            suffix = self.db.execute(sql.NEWEST_LOCKED, newest)
             if [text for _, _, text, _ in reversed(suffix)] != list(expected):
                 return False
             self.db.execute(sql.DELETE_FROM, {**of_lane, "first": suffix[-1][0]})
+        self._prune(session, lane, prune)
         self._add(session, lane, items)
+        self._mark_written(session)
         return True
 
     @writes
-    def clear(self, session_id: str, lane: str, guard: Guard) -> int:
+    def copy(self, session_id: str, lane: str, target: str, before: int | None, guard: Guard) -> int:
         session = self._locked(session_id, guard)
         if session is None:
             return 0
-        deleted = len(self.db.execute(sql.CLEAR, {"session": session, "lane": lane}))
+        if self.db.execute(sql.NEWEST_LOCKED, {**_lane(session, target), "before": MAX_BIGINT, "limit": 1}):
+            raise ConflictError("The lane has items already.")
+        last = MAX_BIGINT if before is None else before
+        copied = len(self.db.execute(sql.COPY, {**_lane(session, lane), "target": target, "before": last}))
+        if copied:
+            self._mark_written(session)
+        return copied
+
+    @writes
+    def clear(self, session_id: str, lane: str | None, guard: Guard) -> int:
+        """The items of a lane, or of all lanes."""
+        session = self._locked(session_id, guard)
+        if session is None:
+            return 0
+        statement = sql.CLEAR_ALL if lane is None else sql.CLEAR
+        deleted = len(self.db.execute(statement, _lane(session, lane)))
         if deleted:
             self._mark_written(session)
         return deleted
+
+    def _prune(self, session: int, lane: str, prune: Callable[[Any], Any] | None) -> None:
+        """Delete the oldest items, up to the first that ``prune`` keeps or that cannot be read."""
+        if prune is None:
+            return
+        after = 0
+        while rows := self.db.execute(
+            sql.OLDEST_LOCKED, {**_lane(session, lane), "after": after, "limit": _ROWS_PER_LOOK}
+        ):
+            gone = list(takewhile(lambda row: _is_pruned(row, prune), rows))
+            if gone:
+                after = gone[-1][0]
+                self.db.execute(sql.DELETE_TO, {**_lane(session, lane), "last": after})
+            if len(gone) < len(rows):
+                return
 
     def _add(self, session: int, lane: str, items: Sequence[EncodedItem]) -> int:
         added = 0
@@ -141,8 +174,6 @@ class DatabaseItems(DatabaseOperations):
                 "at": moments.now(),
             }
             added += len(self.db.execute(sql.ADD, parameters))
-        if added:
-            self._mark_written(session)
         return added
 
     def _locked(self, session_id: str, guard: Guard) -> int | None:
@@ -159,6 +190,14 @@ class DatabaseItems(DatabaseOperations):
 
     def _lane(self, session_id: str, lane: str) -> dict[str, Any]:
         return {"tenant": self.db.tenant, "session_id": session_id, "lane": lane}
+
+
+def _lane(session: int, lane: str | None) -> dict[str, Any]:
+    return {"session": session, "lane": lane}
+
+
+def _is_pruned(row: Row, prune: Callable[[Any], Any]) -> bool:
+    return any(prune(item.payload) for item in readable([row]))
 
 
 def item_of(row: Row) -> Item:

@@ -90,18 +90,38 @@ class ItemLog:
         return self._items.pop(self.session_id, self.lane, validate or _any, held)
 
     def replace_suffix(
-        self, expected: Sequence[Any], new: Iterable[Any], *, fencing_token: int | None = None
+        self,
+        expected: Sequence[Any],
+        new: Iterable[Any],
+        *,
+        prune: Callable[[Any], Any] | None = None,
+        fencing_token: int | None = None,
     ) -> bool:
         """Replace the newest items by ``new`` if they are ``expected``, and return whether it happened.
 
-        Otherwise nothing changes. Payloads are compared as stored, with the order of their keys.
+        Otherwise nothing changes. Payloads are compared as stored, with the order of their keys. If they are
+        replaced, the oldest items go as long as ``prune`` returns a true value for their payloads.
         Raises `InvalidPayload` and `LimitExceeded`.
         """
         held = guard(fencing_token=fencing_token)
         limits = conf.limits()
         texts = [item.text for item in encode_items(expected, None, limits)]
         items = encode_items(new, None, limits)
-        return self._items.replace_suffix(self.session_id, self.lane, texts, items, held, self.agent_type)
+        return self._items.replace_suffix(
+            self.session_id, self.lane, texts, items, prune, held, self.agent_type
+        )
+
+    def copy_to(self, lane: str, *, before: int | None = None, fencing_token: int | None = None) -> int:
+        """Copy the items of this lane, up to the position ``before``, to another lane; return their number.
+
+        Copies have new positions, and the keys and times of the originals. Raises `ConflictError` when the
+        other lane has items.
+        """
+        held = guard(fencing_token=fencing_token)
+        target = lane_name(lane)
+        if before is not None:
+            validation.query_number(before, "before")
+        return self._items.copy(self.session_id, self.lane, target, before, held)
 
     def clear(self, *, fencing_token: int | None = None) -> int:
         """Delete all items of the lane and return their number. Safe to repeat."""
@@ -111,6 +131,10 @@ class ItemLog:
         """`clear` of another lane of the session."""
         return self._items.clear(self.session_id, lane_name(lane), guard(fencing_token=fencing_token))
 
+    def clear_all(self, *, fencing_token: int | None = None) -> int:
+        """Delete all items of all lanes of the session and return their number. Safe to repeat."""
+        return self._items.clear(self.session_id, None, guard(fencing_token=fencing_token))
+
     # --- Reads -------------------------------------------------------------------------------------
 
     def tail(
@@ -119,15 +143,22 @@ class ItemLog:
         """Return the newest items in the order in which they were added: one query.
 
         ``before`` is a position: of the first item of the page that follows. Raises `InvalidQuery`, and
-        `IntegrityFault` for an item that cannot be read, unless ``skip_unreadable`` leaves it out.
+        `IntegrityFault` for an item that cannot be read. With ``skip_unreadable`` such an item is left out,
+        and ``limit`` counts the others.
         """
         if limit is not None:
             validation.query_number(limit, "limit")
         if before is not None:
             validation.query_number(before, "before")
         rows = self._items.newest(self.session_id, self.lane, limit=limit, before=before)
-        rows.reverse()
-        return list(readable(rows)) if skip_unreadable else [item_of(row) for row in rows]
+        if not skip_unreadable:
+            return [item_of(row) for row in reversed(rows)]
+        found = list(readable(rows))
+        while limit is not None and rows and len(found) < limit:
+            missing = limit - len(found)
+            rows = self._items.newest(self.session_id, self.lane, limit=missing, before=rows[-1][0])
+            found += readable(rows)
+        return found[::-1]
 
     def get(self, key: str) -> Item | None:
         """Return the item of a key, or ``None``."""
@@ -145,7 +176,9 @@ class ItemLog:
     aput = settled_twin(put)
     apop = settled_twin(pop)
     areplace_suffix = settled_twin(replace_suffix)
+    acopy_to = settled_twin(copy_to)
     aclear = settled_twin(clear)
+    aclear_all = settled_twin(clear_all)
     adelete_lane = settled_twin(delete_lane)
     atail = async_twin(tail)
     aget = async_twin(get)

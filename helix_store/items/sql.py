@@ -15,12 +15,16 @@ __all__ = [
     "ADD",
     "BY_KEY",
     "CLEAR",
+    "CLEAR_ALL",
+    "COPY",
     "COUNT",
     "COUNT_LANES",
     "DELETE_FROM",
+    "DELETE_TO",
     "MARK_WRITTEN",
     "NEWEST",
     "NEWEST_LOCKED",
+    "OLDEST_LOCKED",
     "POP",
     "PUT",
 ]
@@ -46,6 +50,10 @@ def _newest(of_session: str) -> str:
 
 NEWEST: Final = Statement(_newest(_READ))
 NEWEST_LOCKED: Final = Statement(_newest(_LOCKED))
+OLDEST_LOCKED: Final = Statement(
+    f"""SELECT {_COLUMNS} FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id > %(after)s
+        ORDER BY id LIMIT %(limit)s"""
+)
 BY_KEY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ITEM} WHERE {_READ} AND {_LANE} AND key = %(key)s")
 COUNT: Final = Statement(f"SELECT count(*) FROM {_ITEM} WHERE {_READ} AND {_LANE}")
 COUNT_LANES: Final = Statement(
@@ -76,6 +84,13 @@ POP: Final = Statement(
 DELETE_FROM: Final = Statement(
     f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id >= %(first)s RETURNING id"
 )
+DELETE_TO: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id <= %(last)s")
+COPY: Final = Statement(
+    f"""{_INSERT}
+        SELECT session_id, %(target)s, key, payload, created_at FROM {_ITEM}
+        WHERE {_LOCKED} AND {_LANE} AND id < %(before)s ORDER BY id RETURNING id"""
+)
+CLEAR_ALL: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} RETURNING 1")
 CLEAR: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} RETURNING 1")
 MARK_WRITTEN: Final = Statement(
     f"UPDATE {_SESSION} SET updated_at = %(at)s WHERE id = %(session)s RETURNING 1"

@@ -11,6 +11,7 @@ import pytest
 from helix_store import DatabaseLockManager, DatabaseStateStore, ItemLog
 from helix_store.core import moments
 from helix_store.exceptions import (
+    ConflictError,
     FencedOutError,
     IntegrityFault,
     InvalidPayload,
@@ -220,6 +221,36 @@ def test_a_suffix_of_no_items_is_always_as_expected(log: ItemLog) -> None:
     assert payloads(log) == []
 
 
+def test_the_oldest_items_go_as_long_as_prune_wants_it(log: ItemLog) -> None:
+    log.append([*range(230), "kept", 7, "last"])
+    assert log.replace_suffix(["last"], ["new"], prune=lambda payload: type(payload) is int)
+    assert payloads(log) == ["kept", 7, "new"]
+    assert not log.replace_suffix(["other"], [], prune=lambda payload: True)
+    assert log.count() == 3
+
+
+def test_a_lane_is_copied_up_to_a_position(log: ItemLog, committed_db: CommittedDatabase) -> None:
+    log.append(["a", "b", "c"], keys=["1", None, "3"])
+    third = log.tail(1)[0].position
+    copy = log_of(committed_db, "copy")
+    assert log.copy_to("copy", before=third) == 2
+    assert payloads(copy) == ["a", "b"]
+    assert [item.created_at for item in copy.tail()] == [item.created_at for item in log.tail()][:2]
+    found = copy.get("1")
+    assert found is not None
+    with pytest.raises(ConflictError):
+        log.copy_to("copy")
+    assert copy.count() == 2
+    assert log.clear_all() == 5
+
+
+def test_a_limit_counts_the_items_that_can_be_read(log: ItemLog, committed_db: CommittedDatabase) -> None:
+    log.append(["a", "b", "c", "bad"])
+    damage(committed_db, "bad")
+    assert payloads(log, limit=2, skip_unreadable=True) == ["b", "c"]
+    assert payloads(log, limit=9, skip_unreadable=True) == ["a", "b", "c"]
+
+
 def test_lanes_are_apart(log: ItemLog, committed_db: CommittedDatabase) -> None:
     branch = log_of(committed_db, "branch")
     log.append([1, 2], keys=["k", None])
@@ -351,5 +382,7 @@ async def test_every_call_has_an_async_version(committed_db: CommittedDatabase) 
     popped = await log.apop()
     assert popped is not None
     assert popped.payload == 3
+    assert await log.acopy_to("copy") == 1
     assert await log.aclear() == 1
-    assert await log.adelete_lane("lane") == 0
+    assert await log.adelete_lane("copy") == 1
+    assert await log.aclear_all() == 0

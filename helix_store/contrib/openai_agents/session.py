@@ -1,0 +1,135 @@
+"""The session of OpenAI Agents SDK in the database of the project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from agents import RunContextWrapper, SessionSettings, TResponseInputItem
+from agents.memory.session_settings import resolve_session_limit
+
+from helix_store.adapters import session_id_for
+from helix_store.contrib.openai_agents.branches import Branches
+from helix_store.contrib.openai_agents.compaction import compaction_snapshot
+from helix_store.exceptions import InvalidPayload
+from helix_store.items import ItemLog
+
+__all__ = ["DjangoSession"]
+
+AGENT_TYPE: Final = "openai_agents"
+
+
+class DjangoSession(Branches):
+    """A session for ``Runner.run(agent, input, session=DjangoSession("chat-1"))``.
+
+    ``session_id`` may be any text: one that is no valid session id gets a readable form with a digest. The
+    first item creates the session, unless there is one of this id; admin, usage, retention and erasure find
+    it there. Every write is one transaction, and a cancelled caller is told so after it has ended. With a
+    ``fencing_token``, a write raises `FencedOutError` when the lock of the session has a larger one.
+
+    ``limit`` of the settings is the number of newest items that a run reads; a negative one means all.
+    ``branch`` is the branch to begin with.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        using: str | None = None,
+        tenant: str = "",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        branch: str = "main",
+        fencing_token: int | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.session_settings = _settings(session_settings)
+        self.fencing_token = fencing_token
+        log = ItemLog(session_id_for(session_id), branch, using=using, tenant=tenant, agent_type=AGENT_TYPE)
+        super().__init__(log, using=using)
+
+    async def get_items(
+        self,
+        limit: int | None = None,
+        *,
+        branch_id: str | None = None,
+        wrapper: RunContextWrapper[Any] | None = None,
+    ) -> list[TResponseInputItem]:
+        """Return the newest ``limit`` items of the branch in the order in which they were added.
+
+        Without ``limit`` that of the settings holds. A negative one means all. An item that cannot be read is
+        left out, and does not count.
+        """
+        wanted = resolve_session_limit(limit, self.session_settings)
+        if wanted is not None and wanted < 0:
+            wanted = None
+        items = await self._log_of(branch_id).atail(wanted, skip_unreadable=True)
+        return [item.payload for item in items]
+
+    async def add_items(
+        self, items: list[TResponseInputItem], *, wrapper: RunContextWrapper[Any] | None = None
+    ) -> None:
+        """Add items at the end of the branch, all or none. Raises `InvalidPayload` and `LimitExceeded`."""
+        if items:
+            await _with_plain_items(self._append, items)
+
+    async def pop_item(
+        self, *, wrapper: RunContextWrapper[Any] | None = None
+    ) -> TResponseInputItem | None:
+        """Delete the newest item of the branch and return it. No two callers get the same one.
+
+        Newer items that cannot be read are deleted too.
+        """
+        return await self._pop_item_with_validation()
+
+    async def clear_session(self, *, wrapper: RunContextWrapper[Any] | None = None) -> None:
+        """Delete all items of all branches, and go to the branch ``main``.
+
+        The session stays, with its usage and its metadata.
+        """
+        await self._log.aclear_all(fencing_token=self.fencing_token)
+        self._go_to_main()
+
+    # --- What wrappers of the SDK use where a session has it -----------------------------------------
+
+    async def _pop_item_with_validation(
+        self, validate: Callable[[TResponseInputItem], None] | None = None
+    ) -> TResponseInputItem | None:
+        """`pop_item`, unless ``validate`` raises an error: then nothing is deleted."""
+
+        def is_valid(payload: Any) -> bool:
+            if validate is not None:
+                validate(payload)
+            return True
+
+        item = await self._log.apop(is_valid, fencing_token=self.fencing_token)
+        return None if item is None else item.payload
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
+    ) -> Any:
+        """The newest items and a compare-and-swap of them, for ``OpenAIResponsesCompactionSession``."""
+        return await compaction_snapshot(
+            self._log, limit, prune_prefix=prune_prefix, fencing_token=self.fencing_token
+        )
+
+    async def _append(self, items: list[Any]) -> None:
+        await self._log.aappend(items, fencing_token=self.fencing_token)
+
+
+async def _with_plain_items(store: Callable[[list[Any]], Any], items: list[Any]) -> None:
+    """Store items; those with tuples, enumerations or other values that JSON can hold, as JSON has them."""
+    try:
+        await store(items)
+    except InvalidPayload:
+        try:
+            plain = json.loads(json.dumps(items, allow_nan=False))
+        except (TypeError, ValueError):
+            plain = None
+        if plain is None or plain == items:
+            raise
+        await store(plain)
+
+
+def _settings(given: SessionSettings | dict[str, Any] | None) -> SessionSettings:
+    return given if isinstance(given, SessionSettings) else SessionSettings(**(given or {}))

@@ -1,0 +1,104 @@
+"""The usage of turns in the usage ledger.
+
+An entry of a turn has the number of the turn as ``step_count``, and the branch as ``run_id``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from agents.result import RunResultBase
+from agents.usage import RequestUsage, Usage
+
+from helix_store.adapters import SessionAdapter, session_id_for
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.stores import DatabaseUsageStore
+
+__all__ = ["TurnUsage"]
+
+
+class TurnUsage:
+    """Records and sums the requests of one session."""
+
+    def __init__(self, session_id: str, *, using: str | None, tenant: str) -> None:
+        self.session_id = session_id
+        self._sessions = SessionAdapter("openai_agents", using, tenant=tenant)
+        self._ledger = DatabaseUsageStore(using=using, tenant=tenant)
+
+    def record(self, result: RunResultBase, *, branch: str, turn: int, anchor: int) -> None:
+        """Record each request of a run. ``anchor`` tells the turn from an earlier one of its number."""
+        agent = result.last_agent
+        model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "model", None)
+        run_id = session_id_for(branch)
+        now = time.time_ns() // 1_000_000
+        entries = [
+            UsageEntry(
+                id=_entry_id(self.session_id, branch, anchor, index, request),
+                kind=UsageKind.TOKENS,
+                session_id=self.session_id,
+                step_count=turn,
+                run_id=run_id,
+                timestamp=now,
+                source=UsageSource(type="agent", name=session_id_for(agent.name or "agent")),
+                model=session_id_for(str(model or "default")),
+                tokens=TokenCounts(
+                    prompt=request.input_tokens,
+                    completion=request.output_tokens,
+                    reasoning=request.output_tokens_details.reasoning_tokens or 0,
+                    cached=request.input_tokens_details.cached_tokens or 0,
+                    total=request.total_tokens,
+                ),
+            )
+            for index, request in enumerate(_requests(result.context_wrapper.usage))
+        ]
+        if entries:
+            self._sessions.ensure(self.session_id)
+            self._ledger.record_entries(entries)
+
+    def total(self, *, branch: str | None) -> dict[str, int] | None:
+        """The sums of a branch or of all; ``None`` without entries."""
+        entries = self._entries(branch)
+        if not entries:
+            return None
+        turns = {(entry.run_id, entry.step_count) for entry in entries}
+        return {**_sums(entries), "total_turns": len(turns)}
+
+    def by_turn(self, *, branch: str) -> dict[int, dict[str, int]]:
+        """The sums of each turn of a branch that has entries."""
+        turns: dict[int, list[UsageEntry]] = {}
+        for entry in self._entries(branch):
+            turns.setdefault(entry.step_count, []).append(entry)
+        return {number: _sums(entries) for number, entries in sorted(turns.items())}
+
+    def _entries(self, branch: str | None) -> list[UsageEntry]:
+        run_id = None if branch is None else session_id_for(branch)
+        entries = self._ledger.get_entries(self.session_id, kinds=UsageKind.TOKENS)
+        return [entry for entry in entries if run_id is None or entry.run_id == run_id]
+
+    arecord = settled_twin(record)
+    atotal = async_twin(total)
+    aby_turn = async_twin(by_turn)
+
+
+def _requests(usage: Usage) -> Iterable[RequestUsage | Usage]:
+    """The requests of a run; the run as one, where its parts are not known."""
+    return usage.request_usage_entries or ([usage] if usage.total_tokens else [])
+
+
+def _entry_id(session_id: str, branch: str, anchor: int, index: int, request: Any) -> str:
+    counts = (request.input_tokens, request.output_tokens, request.total_tokens)
+    return session_id_for("openai-agents", session_id, branch, *map(str, (anchor, index, *counts)))
+
+
+def _sums(entries: list[UsageEntry]) -> dict[str, int]:
+    tokens = [entry.tokens for entry in entries if entry.tokens is not None]
+    return {
+        "requests": len(entries),
+        "input_tokens": sum(counts.prompt for counts in tokens),
+        "output_tokens": sum(counts.completion for counts in tokens),
+        "total_tokens": sum(counts.total for counts in tokens),
+    }

@@ -1,0 +1,86 @@
+"""The tests of OpenAI Agents SDK, on `DjangoSession`: ``python -m tests.upstream.openai_agents``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.upstream.sdists import unpacked
+
+__all__ = ["FAILS"]
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_FILES: Final = (
+    "tests/memory/test_session.py",
+    "tests/memory/test_session_limit.py",
+    "tests/extensions/memory/test_encrypt_session.py",
+)
+_LEFT_OUT: Final = "close or corrupt or file_lock or failed_ or rollback or post_commit"
+"""Tests that reach into connections, files and tables of ``SQLiteSession``."""
+
+FAILS: Final[dict[str, str]] = {}
+"""Tests that no session but ``SQLiteSession`` can pass, with the reason."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
+    name = parser.parse_args().database
+    command = [sys.executable, "-m", "pytest", "-q", "-rsxXfE", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
+    own = {"HELIX_TEST_DATABASES": name}
+    corpus = subprocess.run(
+        [*command, str(Path(__file__).with_name("openai_agents_corpus.py"))],
+        env={**os.environ, **own},
+        check=False,
+    )
+    with _database(name) as settings:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(_ROOT / "tests" / "upstream" / "plugins"), str(_ROOT)]),
+            "HELIX_UPSTREAM_DATABASE": json.dumps(settings),
+            "HELIX_UPSTREAM_FAILS": json.dumps(FAILS),
+            "OPENAI_API_KEY": "not-used",
+        }
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        suite = subprocess.run(
+            [*command, "-p", "no:django", "-p", "helix_openai_agents", *_FILES, "-k", f"not ({_LEFT_OUT})"],
+            cwd=unpacked("openai-agents"),
+            env=environment,
+            check=False,
+        )
+    return corpus.returncode or suite.returncode
+
+
+@contextmanager
+def _database(name: str) -> Iterator[dict[str, Any]]:
+    if name == "postgres":
+        import environ
+
+        from tests.postgres import PostgresCluster
+
+        with PostgresCluster() as cluster:
+            address = environ.Env.db_url_config(cluster.url)
+            yield {**address, "ENGINE": "django.db.backends.postgresql"}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(Path(folder) / "db.sqlite3"),
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA journal_mode=WAL",
+            },
+        }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
