@@ -6,3 +6,10 @@ class ClaudeAgentConfig(AppConfig):
     label = "helix_store_claude_agent"
     verbose_name = "Claude Agent SDK"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from helix_store.app_tables import AppTable, register_table
+        from helix_store.contrib.claude_agent.keys import faults
+        from helix_store.contrib.claude_agent.models import ClaudeSession
+
+        register_table(AppTable(ClaudeSession, record="claude_session", check=faults))

@@ -1,0 +1,115 @@
+"""Entries of transcripts as items, and what they say of usage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import MAX_LANE_BYTES
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.exceptions import HelixStoreError, InvalidPayload
+
+__all__ = ["entry_from", "key_of", "usage_of", "with_numbers_as_text"]
+
+_AS_TEXT: Final = "~json"
+"""The only field of the payload of an entry with a number that JSON has not: 1e400 is read as infinity."""
+
+
+def key_of(entry: Mapping[str, Any]) -> str | None:
+    """The key under which a transcript has the entry once; ``None`` for an entry that is always added."""
+    uuid = entry.get("uuid")
+    try:
+        return validation.text(uuid, "uuid", limit=MAX_LANE_BYTES) or None
+    except HelixStoreError:
+        return None
+
+
+def with_numbers_as_text(entries: Sequence[Any]) -> list[Any]:
+    """The entries as payloads of items, after `InvalidPayload`: numbers may be larger than those of JSON."""
+    return [_as_text(entry) for entry in entries]
+
+
+def _as_text(entry: Any) -> Any:
+    try:
+        text = json.dumps(entry)
+        # Equal, unless it holds something else that is not JSON, which is left to be refused.
+        return {_AS_TEXT: text} if json.loads(text) == entry else entry
+    except (TypeError, ValueError, RecursionError):
+        return entry
+
+
+def entry_from(payload: Any) -> Any:
+    """The entry that became a payload."""
+    if isinstance(payload, dict) and payload.keys() == {_AS_TEXT}:
+        return json.loads(payload[_AS_TEXT])
+    return payload
+
+
+# --- Usage -----------------------------------------------------------------------------------------
+
+
+def usage_of(
+    entries: Iterable[Mapping[str, Any]], *, session_id: str, agent_type: str, now_ms: int
+) -> list[UsageEntry]:
+    """An entry of the ledger for each response of a model.
+
+    A response is written as several entries with one message id and the same usage, and a fork copies them:
+    the id of the ledger's entry is that of the message. The totals of a `ResultMessage` are not in a
+    transcript, and are those of a whole connection.
+    """
+    responses: dict[str, UsageEntry] = {}
+    for entry in entries:
+        if (found := _usage(entry, session_id, agent_type, now_ms)) is None:
+            continue
+        known = responses.get(str(found.id))
+        if known is None or _total(known) < _total(found):
+            responses[str(found.id)] = found
+    return list(responses.values())
+
+
+def _usage(entry: Mapping[str, Any], session_id: str, agent_type: str, now_ms: int) -> UsageEntry | None:
+    match entry:
+        case {"type": "assistant", "message": {"id": str(name), "model": str(model), "usage": dict(usage)}}:
+            pass
+        case _:
+            return None
+    cached = _count(usage.get("cache_read_input_tokens"))
+    prompt = _count(usage.get("input_tokens")) + _count(usage.get("cache_creation_input_tokens")) + cached
+    completion = _count(usage.get("output_tokens"))
+    total = prompt + completion
+    if not total:
+        return None
+    try:
+        return UsageEntry(
+            kind=UsageKind.TOKENS,
+            id=validation.identifier(f"claude:{name}", "id"),
+            session_id=session_id,
+            step_count=0,
+            timestamp=_moment(entry.get("timestamp"), now_ms),
+            source=UsageSource(type="agent", name=agent_type),
+            model=validation.identifier(model, "model"),
+            tokens=TokenCounts(
+                prompt=prompt, completion=completion, cached=cached, total=prompt + completion
+            ),
+        )
+    except InvalidPayload:
+        return None
+
+
+def _total(entry: UsageEntry) -> int:
+    return 0 if entry.tokens is None else entry.tokens.total
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 2**40 else 0
+
+
+def _moment(value: Any, now_ms: int) -> int:
+    try:
+        return validation.epoch_milliseconds(datetime.fromisoformat(value), "timestamp")
+    except (HelixStoreError, TypeError, ValueError):
+        return now_ms

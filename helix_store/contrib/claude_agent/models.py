@@ -1,0 +1,47 @@
+"""What Claude Agent SDK lists of a session. Its transcripts are items of the session."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.limits import MAX_LANE_BYTES
+from helix_store.models import Session
+from helix_store.models.fields import IdentifierField, PayloadField
+
+__all__ = ["ClaudeSession"]
+
+
+class ClaudeSession(models.Model):
+    """The SDK's name of a session, and the summary of its main transcript.
+
+    ``mtime_ms`` and ``summary`` are null while only transcripts of sub-agents are stored.
+    """
+
+    # The unique constraint serves each look-up by session.
+    session = models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name="claude_sessions", db_constraint=False, db_index=False
+    )
+    # That of the session, so that a list reads one index.
+    tenant = IdentifierField(default="", blank=True)
+    project_key = IdentifierField(max_length=MAX_LANE_BYTES)
+    claude_session_id = IdentifierField(max_length=MAX_LANE_BYTES)
+    mtime_ms = models.BigIntegerField(null=True, blank=True)
+    summary = PayloadField(null=True, blank=True)
+
+    class Meta:
+        db_table = table_name("claude_session")
+        verbose_name = _("Claude session")
+        verbose_name_plural = _("Claude sessions")
+        constraints = [
+            models.UniqueConstraint(fields=["session"], name=constraint_name("claude_session_uniq")),
+        ]
+        indexes = [
+            models.Index(
+                fields=["tenant", "project_key", "mtime_ms"], name=constraint_name("claude_project_idx")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.claude_session_id)

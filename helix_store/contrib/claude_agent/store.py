@@ -1,0 +1,211 @@
+"""The session store of Claude Agent SDK in the database of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from claude_agent_sdk import SessionKey, SessionStore, fold_session_summary
+from claude_agent_sdk.types import (
+    SessionListSubkeysKey,
+    SessionStoreEntry,
+    SessionStoreListEntry,
+    SessionSummaryEntry,
+)
+
+from helix_store.adapters import LockedSession, SessionAdapter
+from helix_store.contrib.claude_agent.entries import entry_from, key_of, usage_of, with_numbers_as_text
+from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_part
+from helix_store.contrib.claude_agent.models import ClaudeSession
+from helix_store.core import validation
+from helix_store.core.payloads import decode_object, encode
+from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
+from helix_store.engine.clocks import database_now
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.items import ItemLog
+from helix_store.models import Item
+from helix_store.usage.database import DatabaseUsageStore
+
+__all__ = ["DjangoSessionStore"]
+
+R = TypeVar("R")
+
+_PAGE: Final = 1_000
+"""Entries in one statement of a load."""
+
+
+class DjangoSessionStore(SessionStore):
+    """Transcripts of the SDK as items of sessions, in the database ``using`` and one tenant.
+
+    A session of the SDK is one session here, and each transcript is a lane of it. An entry with a ``uuid`` is
+    stored once. The summary is folded under the session's lock, so that appends may overlap. A cancelled
+    write raises after its transaction has ended. What the models' responses spent goes to the usage ledger
+    in the same transaction, unless ``record_usage`` is False. ``user_id`` is that of the sessions that the
+    store creates. Needs asyncio. Raises the errors of this package.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "claude-agent",
+        user_id: str | None = None,
+        record_usage: bool = True,
+    ) -> None:
+        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
+        self._user_id = validation.optional_identifier(user_id, "user_id")
+        self._records_usage = record_usage
+
+    @staticmethod
+    def session_id_of(key: SessionKey) -> str:
+        """The id of the session in this store: for the admin, usage, locks and cleanup."""
+        return TranscriptKey.of(key).stored_id
+
+    # --- The protocol of the SDK -------------------------------------------------------------------
+
+    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Add entries to a transcript, all or none, in one transaction. A ``uuid`` is added once."""
+        transcript = TranscriptKey.of(key)
+        if entries:
+            await in_thread_to_the_end(partial(self._append, transcript, list(entries)))
+
+    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """All entries of a transcript as of one moment; ``None`` for one that has none."""
+        entries = await in_thread(partial(self._load, TranscriptKey.of(key)))
+        return cast("list[SessionStoreEntry]", entries) or None
+
+    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """The sessions of a project that have a main transcript, by the time of its last write. One query."""
+        rows = await self._listed(project_key, "claude_session_id", "mtime_ms")
+        return [{"session_id": session_id, "mtime": mtime} for session_id, mtime in rows]
+
+    async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        """The sessions of `list_sessions` with their summaries. One query, which reads no transcript."""
+        rows = await self._listed(project_key, "claude_session_id", "mtime_ms", "summary")
+        return [
+            {"session_id": session_id, "mtime": mtime, "data": decode_object(summary)}
+            for session_id, mtime, summary in rows
+        ]
+
+    async def delete(self, key: SessionKey) -> None:
+        """Delete a session with its transcripts and usage, or the one transcript of a ``subpath``.
+
+        Of a session that the application created, its items go and the session stays. Safe to repeat.
+        """
+        transcript = TranscriptKey.of(key)
+        if transcript.lane != MAIN:
+            await self._log(transcript).aclear()
+        else:
+            delete = partial(self._adapter.delete, transcript.stored_id, Item, ClaudeSession)
+            await in_thread_to_the_end(delete)
+
+    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """The subpaths of the transcripts of sub-agents, in order."""
+        lanes = await self._log(TranscriptKey.of({**key, "subpath": None})).alanes()
+        return [lane for lane in lanes if lane != MAIN]
+
+    # --- Writing -----------------------------------------------------------------------------------
+
+    def _append(self, transcript: TranscriptKey, entries: list[Any]) -> None:
+        for index, entry in enumerate(entries):
+            if type(entry) is not dict:
+                reason = f"expected a dict, got {type(entry).__name__}"
+                raise InvalidPayload(path=f"/entries/{index}", reason=reason)
+        try:
+            self._write(transcript, partial(self._append_locked, transcript, entries, entries))
+        except InvalidPayload:
+            payloads = with_numbers_as_text(entries)
+            self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
+
+    def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], R]) -> R:
+        try:
+            return self._adapter.write(transcript.stored_id, call, create=False)
+        except SessionNotFound:
+            self._adapter.ensure(transcript.stored_id, user_id=self._user_id)
+            return self._adapter.write(transcript.stored_id, call)
+
+    def _append_locked(
+        self,
+        transcript: TranscriptKey,
+        entries: Sequence[Any],
+        payloads: Sequence[Any],
+        session: LockedSession,
+    ) -> None:
+        log = self._log(transcript)
+        added = log.append(payloads, keys=map(key_of, entries))
+        if not added:
+            return
+        if added < len(entries):
+            # The lane is locked: its newest items are those that were not there before.
+            entries = [entry_from(item.payload) for item in log.tail(added)]
+        now_ms = datetime_to_milliseconds(database_now(session.db))
+        self._fold_locked(transcript, entries, session, now_ms)
+        if self._records_usage:
+            usage = usage_of(
+                entries, session_id=session.session_id, agent_type=self._adapter.agent_type, now_ms=now_ms
+            )
+            DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(usage)
+
+    def _fold_locked(
+        self, transcript: TranscriptKey, entries: Sequence[Any], session: LockedSession, now_ms: int
+    ) -> None:
+        rows = ClaudeSession.objects.using(session.alias)
+        row = rows.filter(session_id=session.key).first()
+        if row is None:
+            row = ClaudeSession(
+                session_id=session.key,
+                tenant=session.tenant,
+                project_key=transcript.project_key,
+                claude_session_id=transcript.session_id,
+            )
+        elif transcript.lane != MAIN:
+            return
+        if transcript.lane == MAIN:
+            before: SessionSummaryEntry | None = None
+            if row.summary is not None and row.mtime_ms is not None:
+                data = decode_object(row.summary)
+                before = {"session_id": transcript.session_id, "mtime": row.mtime_ms, "data": data}
+            key: SessionKey = {"project_key": transcript.project_key, "session_id": transcript.session_id}
+            folded = fold_session_summary(before, key, cast("list[SessionStoreEntry]", entries))
+            row.summary = encode(folded["data"])
+            # Later also when the clock was set back, so that no write is taken for an older one.
+            row.mtime_ms = max(now_ms, (row.mtime_ms or 0) + 1)
+        row.save(using=session.alias)
+
+    # --- Reading -----------------------------------------------------------------------------------
+
+    def _load(self, transcript: TranscriptKey) -> list[Any]:
+        log = self._log(transcript)
+        pages: list[list[Any]] = []
+        before: int | None = None
+        with self._adapter.db.snapshot():
+            while items := log.tail(_PAGE, before=before):
+                pages.append([entry_from(item.payload) for item in items])
+                if len(items) < _PAGE:
+                    break
+                before = items[0].position
+        return [entry for page in reversed(pages) for entry in page]
+
+    async def _listed(self, project_key: str, *columns: str) -> list[Any]:
+        project_key = checked_part(project_key, "project_key")
+
+        def read(db: Database) -> list[Any]:
+            rows = ClaudeSession.objects.using(db.alias).filter(
+                tenant=db.tenant, project_key=project_key, mtime_ms__isnull=False
+            )
+            return list(rows.order_by("-mtime_ms", "id").values_list(*columns))
+
+        return await self._adapter.aread(read)
+
+    def _log(self, transcript: TranscriptKey) -> ItemLog:
+        return ItemLog(
+            transcript.stored_id,
+            transcript.lane,
+            using=self._adapter.db.using,
+            tenant=self._adapter.tenant,
+            agent_type=self._adapter.agent_type,
+        )
