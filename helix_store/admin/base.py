@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import identifier, link
+from helix_store.admin.labels import LABELS
 from helix_store.admin.lookups import (
     EXACT,
     OrderedChangeList,
@@ -137,6 +138,9 @@ class ReadOnlyAdmin(ModelAdmin):
     def _own_lookups(self, request: HttpRequest) -> set[str]:
         filters: Iterable[Any] = self.get_list_filter(request)
         return {*map(_parameter_of, filters), *self.link_lookups}
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        return super().get_form(request, obj, change, labels=LABELS, **kwargs)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         # Django looks for a column without a name if `_to_field` is empty.

@@ -19,6 +19,7 @@ from helix_store.admin.elements import (
     identifier,
     json_block,
 )
+from helix_store.admin.names import name_of_status
 from helix_store.admin.payloads import (
     PayloadText,
     payload_of,
@@ -35,10 +36,22 @@ _OF_SNAPSHOT: Final = _("Snapshot")
 
 @admin.register(Checkpoint)
 class CheckpointAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", "kind", "steps", "messages", "status_badge", "size", "written_at")
+    list_display = (
+        "name",
+        "of_session",
+        "which",
+        "steps",
+        "messages",
+        "status_badge",
+        "size",
+        "written_at",
+    )
     ordering = ("-session_id", "-kind", "-namespace", "-version")
     fieldsets = (
-        (None, {"fields": ("checkpoint_id", "of_session", "status_badge", "kind", "source", "written_at")}),
+        (
+            None,
+            {"fields": ("checkpoint_id", "of_session", "status_badge", "which", "source", "written_at")},
+        ),
         (_("State"), {"fields": ("custom_state", "rest_of_state")}),
         (
             _("Place in the history"),
@@ -58,7 +71,15 @@ class CheckpointAdmin(SessionChildAdmin):
         ),
         (_OF_SNAPSHOT, {"fields": ("snapshot_version", "claim", "claim_token")}),
     )
-    readonly_fields = ("of_session", "written_at", "status_badge", "custom_state", "rest_of_state", "claim")
+    readonly_fields = (
+        "of_session",
+        "written_at",
+        "status_badge",
+        "custom_state",
+        "rest_of_state",
+        "claim",
+        "which",
+    )
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         groups = super().get_fieldsets(request, obj)
@@ -76,6 +97,10 @@ class CheckpointAdmin(SessionChildAdmin):
     @admin.display(description=_("checkpoint"))
     def name(self, checkpoint: Checkpoint) -> SafeString:
         return identifier(checkpoint.checkpoint_id or NOTHING)
+
+    @admin.display(description=_("kind"))
+    def which(self, checkpoint: Checkpoint) -> str:
+        return name_of_status(checkpoint.kind)
 
     @admin.display(description=_("steps"))
     def steps(self, checkpoint: Checkpoint) -> int:

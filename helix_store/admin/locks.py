@@ -23,6 +23,7 @@ from helix_store.admin.elements import (
     under,
 )
 from helix_store.admin.filters import ChoiceFilter
+from helix_store.admin.labels import column
 from helix_store.admin.lists import OperatedList
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.operating import list_action
@@ -71,7 +72,7 @@ class LockList(OrderedChangeList):
 
 @admin.register(Lock)
 class LockAdmin(OperatedList):
-    list_display = ("title", "of_session", "state", "held_by", "since", "lease_ends", "token")
+    list_display = ("title", "of_session", "state", "held_by", "since", "lease_ends", column("token"))
     list_filter = (LockStateFilter,)
     ordering = ("tenant", "name")
     fields = ("tenant", "name", "state", "owner", "token", "acquired", "lease_end")

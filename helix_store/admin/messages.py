@@ -20,6 +20,7 @@ from helix_store.admin.elements import (
     one_line,
     text_block,
 )
+from helix_store.admin.labels import column
 from helix_store.admin.payloads import PayloadText, payload_of
 from helix_store.admin.times import stamp
 from helix_store.core.payloads import decode
@@ -42,8 +43,8 @@ _UNREADABLE: Final = _("This message cannot be read.")
 
 @admin.register(Message)
 class MessageAdmin(SessionChildAdmin):
-    list_display = ("sequence", "role", "preview", "of_session", "written_at")
-    list_display_links = ("sequence", "preview")
+    list_display = (column("sequence"), column("role"), "preview", "of_session", "written_at")
+    list_display_links = (list_display[0], "preview")
     ordering = ("-session_id", "-sequence")
     fields = ("of_session", "sequence", "role", "written_at", "said", "document")
     readonly_fields = ("of_session", "written_at", "said", "document")

@@ -1,4 +1,4 @@
-"""What pages call a status, in the language of the reader."""
+"""What pages call a status and other choices, in the language of the reader."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from django.contrib.admin import ChoicesFieldListFilter
 from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.labels import LABELS
 
 __all__ = ["STATUS_NAMES", "NamedChoicesFilter", "name_of_status"]
 
@@ -29,6 +31,9 @@ STATUS_NAMES: Final = {
     "tool": _("tool"),
     "subagent": _("sub-agent"),
     "custom": _("custom"),
+    "step": _("step"),
+    "graph": _("graph"),
+    "snapshot": _("snapshot"),
 }
 
 
@@ -39,6 +44,10 @@ def name_of_status(value: str) -> str:
 
 class NamedChoicesFilter(ChoicesFieldListFilter):
     """The choices of a column under their names."""
+
+    def __init__(self, field: Any, *rest: Any, **named: Any) -> None:
+        super().__init__(field, *rest, **named)
+        self.title = LABELS[field.name]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         for choice in super().choices(changelist):

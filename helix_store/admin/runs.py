@@ -23,6 +23,7 @@ from helix_store.admin.elements import (
     text_block,
     under,
 )
+from helix_store.admin.labels import column
 from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.payloads import payload_of, start_of
 from helix_store.admin.times import duration
@@ -36,7 +37,7 @@ _REASON_LENGTH = 60
 
 @admin.register(Run)
 class RunAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", "turn", "outcome", "steps", "started", "lasted")
+    list_display = ("name", "of_session", column("turn"), "outcome", "steps", "started", "lasted")
     list_filter = (("status", NamedChoicesFilter),)
     ordering = ("-session_id", "-turn")
     fields = (

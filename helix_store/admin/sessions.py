@@ -26,6 +26,7 @@ from helix_store.admin.filters import (
     TenantFilter,
     WaitingFilter,
 )
+from helix_store.admin.labels import column
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.operating import list_action
@@ -64,7 +65,7 @@ class SessionList(OrderedChangeList):
 class SessionAdmin(SessionPage, SessionTable):
     list_display = (
         "name",
-        "agent_type",
+        column("agent_type"),
         "status_and_reason",
         "user",
         "length",

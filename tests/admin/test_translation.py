@@ -10,16 +10,21 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+from django.contrib import admin
 from django.test.utils import override_settings
 from django.urls import reverse
 from django.utils.translation.template import templatize
 
 import helix_store
-from helix_store.models import Session
-from tests.admin.conftest import Browser
+from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
+from helix_store.models import Checkpoint, Lock, Session, Stream
+from tests.admin.conftest import Browser, Page
+from tests.admin.labels import labels_of
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
+from tests.security.admin_requests import address_of
 
 PACKAGE = Path(helix_store.__file__).parent
 CATALOG = PACKAGE / "locale/de/LC_MESSAGES"
@@ -80,12 +85,63 @@ def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
             browser.page_of(row) for row in rows_of(session)
         ]
         report = browser.open(reverse("admin:helix_store_usageentry_report")).text
-    for words in ("Nachrichten, Schritte", "Kosten, Token", "vor 0 Sekunden", "abgelaufen vor", "Jahren"):
+    for words in ("Nachrichten, Schritte", "Kosten, Token", "Sekunde", "abgelaufen vor", "Jahren"):
         assert words in listed
     assert "Braucht einen Menschen" in started
     assert "Agentensitzungen" in started
     assert "Nach Agententyp" in report
     assert [page.status for page in others] == [200] * len(others)
+
+
+SAME: Final = {
+    *("Agent", "Bytes", "Checkpoint", "Checkpoints", "Filter", "Name", "Prompt", "Snapshot", "Snapshots"),
+    *("Status", "Stream", "Streams", "Token", "Version"),
+}
+"""Words that are the same in both languages."""
+
+
+def _every_page(browser: Browser) -> dict[str, Page]:
+    """The pages of all models, the sections of a session, and a form of each operation."""
+    session = Session.objects.using(browser.database.alias).get(session_id="0123")
+    pages = {f"list {model.__name__}": browser.list_of(model) for model in MODELS}
+    pages |= {f"section {name}": page for name, page in browser.sections_of(session).items()}
+    for row in rows_of(session):
+        pages[f"page {row._meta.model_name}"] = browser.page_of(row)
+        pages[f"history {row._meta.model_name}"] = browser.open(address_of(row, "history", row.pk))
+    for snapshot in Checkpoint.objects.using(browser.database.alias).filter(kind="snapshot"):
+        pages["page snapshot"] = browser.page_of(snapshot)
+    for model in (Session, Lock, Stream):
+        page: Any = admin.site.get_model_admin(model)
+        (row,) = [row for row in rows_of(session) if type(row) is model]
+        for operation in page.row_operations:
+            address = address_of(model, "operation", row.pk, operation.name)
+            pages[f"operation {operation.name}"] = browser.open(address)
+        for operation in page.table_operations:
+            address = address_of(model, "table_operation", operation.name)
+            pages[f"operation {operation.name}"] = browser.open(address)
+    for name in ("session_graphs", "session_snapshots", "usageentry_report"):
+        pages[name] = browser.open(reverse(f"admin:helix_store_{name}"))
+    pages["start"] = browser.open(reverse("admin:app_list", args=["helix_store"]))
+    return pages
+
+
+def test_no_label_of_any_page_is_english_in_a_german_project(browser: Browser) -> None:
+    # Data without letters, so that all words are labels.
+    write_session(browser.database, "0123", session_id="0123")
+    GraphCheckpointStore(browser.database.alias, tenant=browser.database.tenant).create_session("/")
+    SnapshotCheckpointer(browser.database.alias, tenant=browser.database.tenant).put("456", {"version": 1})
+    english = _every_page(browser)
+    with override_settings(LANGUAGE_CODE="de"):
+        german = _every_page(browser)
+    assert {name: page.status for name, page in german.items()} == dict.fromkeys(english, 200)
+    labels = {name: labels_of(page.html) for name, page in english.items()}
+    assert all(len(found) > 5 for found in labels.values()), labels
+    untranslated = {
+        name: sorted(found)
+        for name, page in german.items()
+        if (found := labels[name] & labels_of(page.html) - SAME)
+    }
+    assert untranslated == {}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the build runs in a shell")

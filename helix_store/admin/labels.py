@@ -1,0 +1,78 @@
+"""What pages call a column, in the language of the reader.
+
+Not as ``verbose_name`` of the fields: each would be a part of a migration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from django.contrib import admin
+from django.utils.translation import gettext_lazy as _
+
+__all__ = ["LABELS", "column"]
+
+LABELS: Final[dict[str, Any]] = {
+    "agent_name": _("agent name"),
+    "agent_type": _("agent type"),
+    "amount": _("amount"),
+    "cached_tokens": _("cached tokens"),
+    "checkpoint_id": _("checkpoint id"),
+    "claim_token": _("token of the claim"),
+    "completion_tokens": _("completion tokens"),
+    "custom_name": _("custom name"),
+    "custom_type": _("custom type"),
+    "custom_unit": _("custom unit"),
+    "duration_ms": _("duration in ms"),
+    "entry_id": _("entry id"),
+    "fencing_token": _("fencing token"),
+    "floor": _("removed up to sequence"),
+    "kind": _("kind"),
+    "last_sequence": _("last sequence"),
+    "message_count": _("number of messages"),
+    "model": _("model"),
+    "name": _("name"),
+    "namespace": _("namespace"),
+    "owner": _("owner"),
+    "parent_checkpoint_id": _("parent checkpoint id"),
+    "prompt_tokens": _("prompt tokens"),
+    "reasoning_tokens": _("reasoning tokens"),
+    "recorded_for": _("recorded for session"),
+    "role": _("role"),
+    "run_id": _("run id"),
+    "sequence": _("sequence"),
+    "session_agent_type": _("agent type of the session"),
+    "size_bytes": _("size in bytes"),
+    "snapshot_version": _("version of the snapshot"),
+    "source": _("source"),
+    "source_name": _("name of the source"),
+    "source_type": _("type of the source"),
+    "start_sequence": _("first message after sequence"),
+    "status": _("status"),
+    "step_count": _("number of steps"),
+    "step_id": _("step id"),
+    "stream_id": _("stream id"),
+    "stream_sequence": _("sequence of the stream"),
+    "sub_session_id": _("sub-session id"),
+    "success": _("succeeded"),
+    "tenant": _("tenant"),
+    "token": _("fencing token"),
+    "tool_name": _("tool name"),
+    "total_tokens": _("total tokens"),
+    "turn": _("turn"),
+    "user_id": _("user id"),
+    "version": _("version"),
+    "writer_id": _("writer id"),
+}
+
+
+def column(name: str) -> Callable[[Any], Any]:
+    """A column of a list that shows the column of the table under its label."""
+
+    @admin.display(description=LABELS[name])
+    def value(row: Any) -> Any:
+        return getattr(row, name)
+
+    value.__name__ = name
+    return value
