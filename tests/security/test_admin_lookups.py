@@ -21,6 +21,7 @@ from django.test import RequestFactory
 from django.urls import reverse
 
 from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.elements import HIDDEN
 from helix_store.admin.sections import SECTIONS
 from helix_store.models import (
     Checkpoint,
@@ -332,8 +333,17 @@ def test_a_hidden_text_is_not_found_by_search_order_counts_or_errors(browser: Br
             assert SECRET not in page.html, query
             if "q" in query and model is Session:
                 assert page.row_count == 0
-    for row in rows_of(session):
-        assert SECRET not in browser.page_of(row).html
+    _assert_hidden_on_every_page(browser, session)
+    # The context itself is shown, without its secret.
+    assert HIDDEN in browser.sections_of(session)["details"].html
+
+
+def _assert_hidden_on_every_page(browser: Browser, session: Session) -> None:
+    """Also on each section of the session, of which its page shows one at a time."""
+    pages = {row._meta.model_name: browser.page_of(row) for row in rows_of(session)}
+    pages |= browser.sections_of(session)
+    assert {name: page.status for name, page in pages.items()} == dict.fromkeys(pages, 200)
+    assert [name for name, page in pages.items() if SECRET in page.html] == []
 
 
 @pytest.mark.parametrize("wrong", ['[{"tracing_context":{"api_key":"%s"}}]', '"%s"', '{"x":1}{"%s"'])
@@ -341,5 +351,4 @@ def test_a_hidden_text_in_a_document_of_another_shape_stays_hidden(browser: Brow
     session = _session_with_secrets(browser.database)
     Checkpoint.objects.using(browser.database.alias).update(envelope=wrong % SECRET)
     Session.objects.using(browser.database.alias).update(tracing_context=wrong % SECRET)
-    for row in rows_of(session):
-        assert SECRET not in browser.page_of(row).html
+    _assert_hidden_on_every_page(browser, session)

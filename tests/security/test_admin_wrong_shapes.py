@@ -20,6 +20,7 @@ from helix_store.models import (
     Session,
     StagedChange,
     Stream,
+    StreamChunk,
     SubSessionRef,
     UsageEntry,
 )
@@ -27,7 +28,7 @@ from tests.admin.conftest import Browser, browser_on
 from tests.admin.rows import MODELS, rows_of, write_session
 from tests.databases import CommittedDatabase, delete_all_rows
 
-SHOWN: Final = (*MODELS, InterruptRequest, SubSessionRef, StagedChange)
+SHOWN: Final = (*MODELS, InterruptRequest, SubSessionRef, StagedChange, StreamChunk)
 """The models whose rows appear on a page."""
 
 COLUMNS: Final = [
@@ -91,6 +92,23 @@ def _without_checks(browser: Browser) -> Iterator[None]:
             cursor.execute("PRAGMA ignore_check_constraints = OFF")
 
 
+def _write_two(database: CommittedDatabase) -> Session:
+    """A session to damage, with chunks of a stream, and a readable one."""
+    damaged, _readable = write_session(database), write_session(database, "readable")
+    streams = Stream.objects.using(database.alias).filter(
+        tenant=damaged.tenant, stream_id__startswith=damaged.session_id
+    )
+    streams.update(last_sequence=2)
+    stream = streams.get()
+    for sequence in (1, 2):
+        StreamChunk.objects.using(database.alias).create(
+            stream=stream, sequence=sequence, payload='{"type":"text","delta":"hello"}'
+        )
+    damaged.stream_id = stream.stream_id
+    damaged.save(using=database.alias, update_fields=["stream_id"])
+    return damaged
+
+
 def _look(
     browser: Browser, damaged: Session, model: type[Model], what: str, *, everywhere: bool = True
 ) -> int:
@@ -108,10 +126,11 @@ def _look(
     rows = [row for row in rows_of(damaged) if type(row) in (shown, also)]
     for row in rows:
         assert browser.page_of(row).status == 200, (row._meta.model_name, what)
+    owner = Stream if model is StreamChunk else model
     sections = [
         section.name
         for section in SECTIONS
-        if model is not Lock and (everywhere or not section.needs or model in section.needs)
+        if model is not Lock and (everywhere or not section.needs or owner in section.needs)
     ]
     for name in sections:
         assert browser.page_of(damaged, section=name).status == 200, (name, what)
@@ -123,6 +142,8 @@ def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: An
     of_damaged: dict[str, Any] = {"session_id": damaged.pk}
     if field.model is Session:
         of_damaged = {"pk": damaged.pk}
+    elif field.model is StreamChunk:
+        of_damaged = {"stream__tenant": damaged.tenant, "stream__stream_id": damaged.stream_id}
     elif field.model is Stream:
         of_damaged = {"tenant": damaged.tenant, "stream_id__startswith": damaged.session_id}
     assert rows.filter(**of_damaged).update(**{field.name: value})
@@ -132,7 +153,7 @@ def _store(browser: Browser, damaged: Session, field: Field[Any, Any], value: An
 def test_a_text_of_a_wrong_shape_breaks_no_page(
     browser: Browser, field: Field[Any, Any], security_counts: Counter[str]
 ) -> None:
-    damaged, _ = write_session(browser.database), write_session(browser.database, "readable")
+    damaged = _write_two(browser.database)
     texts: list[str | None] = [*DOCUMENTS, *(NOT_JSON if isinstance(field, TextField) else [])]
     if field.null:
         texts.append(None)
@@ -155,7 +176,7 @@ def test_bytes_that_are_no_text_break_no_page(
     delete_all_rows(sqlite_db.alias)
     with browser_on(sqlite_db) as browser:
         browser.sign_in(superuser=True)
-        damaged, _ = write_session(sqlite_db), write_session(sqlite_db, "readable")
+        damaged = _write_two(sqlite_db)
         with _without_checks(browser):
             for stored in (b"\xff", b"\xff" * 5_000, b"[1]", 5, "{not json", ""):
                 # A cast makes it text; without it the column holds bytes or a number.
@@ -171,7 +192,7 @@ def test_an_unknown_word_breaks_no_page(sqlite_db: CommittedDatabase) -> None:
     delete_all_rows(sqlite_db.alias)
     with browser_on(sqlite_db) as browser, _without_checks(browser):
         browser.sign_in(superuser=True)
-        damaged, _ = write_session(sqlite_db), write_session(sqlite_db, "readable")
+        damaged = _write_two(sqlite_db)
         for model in SHOWN:
             for field in model._meta.concrete_fields:
                 if field.choices and model not in (Lock, UsageEntry):
