@@ -21,9 +21,13 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.urls import URLResolver, get_resolver
 
 from helix_store import conf
+from helix_store.app_tables import registered_tables
 from helix_store.models import Session
+from helix_store.sessions.database.trees import children_of_sessions
+from helix_store.transfer.layout import app_part
 
 __all__ = [
+    "check_app_tables",
     "check_connections_under_asgi",
     "check_database",
     "check_database_alias",
@@ -243,6 +247,35 @@ def check_row_level_security(
             id="helix_store.W007",
         )
         for connection in _store_connections("sqlite", only)
+    ]
+
+
+@register(Tags.models, "helix_store")
+def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+    """E013: a registered table that no export can hold. W008: rows of sessions that nobody registered."""
+    messages: list[CheckMessage] = []
+    for table in registered_tables():
+        try:
+            app_part(table)
+        except TypeError as exc:
+            messages.append(
+                Error(
+                    f"The registered table of {table.model._meta.label} cannot be exported: {exc}",
+                    hint="Use a field that has a form in an export, or name the column in not_exported.",
+                    obj=table.model,
+                    id="helix_store.E013",
+                )
+            )
+    known = {Session._meta.app_label, *(table.model._meta.label for table in registered_tables())}
+    return messages + [
+        Warning(
+            f"The rows of {model._meta.label} go with their session, but no export and no branch has them.",
+            hint="Call helix_store.adapters.register_table in the ready() of its app; or silence this check.",
+            obj=model,
+            id="helix_store.W008",
+        )
+        for relation in children_of_sessions()
+        if not known & {(model := relation.related_model)._meta.app_label, model._meta.label}
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
+from helix_store.app_tables import registered_tables
 from helix_store.core.tenants import TENANT_VARIABLE
 from helix_store.exceptions import NotSupportedOnBackend
 
@@ -20,7 +21,7 @@ _CURRENT_TENANT: Final = f"substr(nullif(current_setting('{TENANT_VARIABLE}', tr
 
 
 class EnableRowLevelSecurity(Operation):
-    """A policy on every table of the app, for a migration of the project.
+    """A policy on every table of the app and on registered ones, for a migration of the project.
 
     A row belongs to its ``tenant``, or to that of its session or stream. A role sees and writes the rows of
     the tenant in the variable ``helix_store.tenant``, which the stores set when
@@ -42,9 +43,9 @@ class EnableRowLevelSecurity(Operation):
         """The models stay as they are."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        for model in _models(schema_editor, to_state):
+        for model, parent in _models(schema_editor, to_state):
             table = schema_editor.quote_name(model._meta.db_table)
-            condition = _condition(model, schema_editor.quote_name)
+            condition = _condition(model, parent, schema_editor.quote_name)
             schema_editor.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
             force = "FORCE" if self.force else "NO FORCE"
             schema_editor.execute(f"ALTER TABLE {table} {force} ROW LEVEL SECURITY")
@@ -54,7 +55,7 @@ class EnableRowLevelSecurity(Operation):
             )
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        for model in _models(schema_editor, from_state):
+        for model, _ in _models(schema_editor, from_state):
             table = schema_editor.quote_name(model._meta.db_table)
             schema_editor.execute(f"DROP POLICY IF EXISTS {_POLICY} ON {table}")
             schema_editor.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
@@ -64,24 +65,39 @@ class EnableRowLevelSecurity(Operation):
         return "Enable row-level security on the tables of helix_store"
 
 
-def _models(schema_editor: Any, state: Any) -> Iterator[Any]:
-    """The models with tables in this database, as they are at this point of the migrations."""
+def _models(schema_editor: Any, state: Any) -> Iterator[tuple[Any, str]]:
+    """The models with tables in this database, as they are at this point of the migrations.
+
+    With each comes the column of its owner: its tenant, or the key of its session or stream.
+    """
     connection = schema_editor.connection
-    for model in state.apps.get_app_config(_APP).get_models():
+    for model, parent in (*_own_models(state), *_registered_models(state)):
         if not router.allow_migrate_model(connection.alias, model):
             continue
         if connection.vendor != "postgresql":
             raise NotSupportedOnBackend("Row-level security needs PostgreSQL.")
-        yield model
+        yield model, parent
 
 
-def _condition(model: Any, quote: Any) -> str:
+def _own_models(state: Any) -> Iterator[tuple[Any, str]]:
+    for model in state.apps.get_app_config(_APP).get_models():
+        columns = {field.attname for field in model._meta.concrete_fields}
+        yield model, next(each for each in ("tenant", "session_id", "stream_id") if each in columns)
+
+
+def _registered_models(state: Any) -> Iterator[tuple[Any, str]]:
+    """Those of other apps, without an app whose migrations have not run yet."""
+    for table in registered_tables():
+        label = table.model._meta.app_label, table.model._meta.model_name
+        if label in state.models:
+            yield state.apps.get_model(*label), table.parent
+
+
+def _condition(model: Any, parent: str, quote: Any) -> str:
     """The condition that a row belongs to the current tenant."""
-    table = quote(model._meta.db_table)
-    fields = {field.name: field for field in model._meta.concrete_fields}
-    if "tenant" in fields:
-        return f"{table}.tenant = {_CURRENT_TENANT}"
-    owner = fields.get("session") or fields["stream"]
+    table, owner = quote(model._meta.db_table), model._meta.get_field(parent)
+    if parent == "tenant":
+        return f"{table}.{quote(owner.column)} = {_CURRENT_TENANT}"
     owners = quote(owner.related_model._meta.db_table)
     return (
         f"EXISTS (SELECT 1 FROM {owners} AS owner WHERE owner.id = {table}.{quote(owner.column)} "

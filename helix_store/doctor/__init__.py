@@ -1,11 +1,10 @@
 """The doctor: what is wrong with a database of sessions, and what to do about it."""
 
-from helix_store.doctor.examination import CHECKS, Listener, diagnose
+from helix_store.doctor.examination import Listener, all_checks, diagnose
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample, Severity, TableSize
 from helix_store.doctor.rules import RULES, Rule
 
 __all__ = [
-    "CHECKS",
     "RULES",
     "Diagnosis",
     "Fault",
@@ -15,5 +14,6 @@ __all__ = [
     "Sample",
     "Severity",
     "TableSize",
+    "all_checks",
     "diagnose",
 ]

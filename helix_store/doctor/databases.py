@@ -9,8 +9,10 @@ from django.apps import apps
 from django.core.checks import CheckMessage
 from django.core.checks import messages as levels
 from django.db.migrations.loader import MigrationLoader
+from django.db.models import Model
 
 from helix_store import conf
+from helix_store.app_tables import registered_tables
 from helix_store.checks import check_database
 from helix_store.doctor.findings import Fault, Finding, Severity, TableSize
 from helix_store.doctor.invariants.owners import table_of
@@ -30,18 +32,24 @@ APP: Final = "helix_store"
 
 
 def schema_faults(db: Database) -> list[Fault]:
-    """Migrations of the app that the database lacks, or that this version does not have."""
+    """Migrations of the app, and of apps with registered tables, that the database or the version lacks."""
     loader = db.query(lambda: MigrationLoader(db.connection))
-    known = {name for app, name in loader.disk_migrations if app == APP}
-    applied = {name for app, name in loader.applied_migrations if app == APP}
+    apps_ = {APP, *(table.model._meta.app_label for table in registered_tables())}
+    known = {each for each in loader.disk_migrations if each[0] in apps_}
+    applied = {each for each in loader.applied_migrations if each[0] in apps_}
     # A squashed migration stands for those that it replaces.
     known |= {
-        name for migration in loader.replacements.values() for app, name in migration.replaces if app == APP
+        each for migration in loader.replacements.values() for each in migration.replaces if each[0] in apps_
     }
-    behind = sorted(name for name in known - applied if (APP, name) in loader.graph.nodes)
-    return [fault("schema-behind", "django_migrations", None, name) for name in behind] + [
-        fault("schema-ahead", "django_migrations", None, name) for name in sorted(applied - known)
+    behind = sorted(each for each in known - applied if each in loader.graph.nodes)
+    return [fault("schema-behind", "django_migrations", None, _migration(*each)) for each in behind] + [
+        fault("schema-ahead", "django_migrations", None, _migration(*each))
+        for each in sorted(applied - known)
     ]
+
+
+def _migration(app: str, name: str) -> str:
+    return name if app == APP else f"{app}.{name}"
 
 
 def check_findings(alias: str, *, deploy: bool) -> list[Finding]:
@@ -142,10 +150,15 @@ def table_sizes(db: Database) -> list[TableSize]:
             table_bytes=None if of_table is None else int(of_table),
             index_bytes=None if of_indexes is None else int(of_indexes),
         )
-        for model in apps.get_app_config(APP).get_models()
+        for model in _models()
         for rows_, of_table, of_indexes in [known.get(model._meta.db_table, (None, None, None))]
     ]
 
 
 def _table_names() -> list[str]:
-    return [model._meta.db_table for model in apps.get_app_config(APP).get_models()]
+    return [model._meta.db_table for model in _models()]
+
+
+def _models() -> list[type[Model]]:
+    own = apps.get_app_config(APP).get_models()
+    return [*own, *(table.model for table in registered_tables())]

@@ -8,6 +8,7 @@ from typing import Final
 
 from helix_store import conf, schema
 from helix_store.core import validation
+from helix_store.doctor.app_tables import app_checks
 from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_faults, table_sizes
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
 from helix_store.doctor.fixes import FIXES, fix
@@ -22,9 +23,7 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
 from helix_store.sessions.database.rows import session_with_id
 
-__all__ = ["CHECKS", "Listener", "diagnose"]
-
-CHECKS: Final[tuple[Check, ...]] = (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE)
+__all__ = ["Listener", "all_checks", "diagnose"]
 
 _SAMPLES: Final = 10
 _NOTHING_TO_EXAMINE: Final = frozenset(
@@ -38,6 +37,11 @@ _NOTHING_TO_EXAMINE: Final = frozenset(
     }
 )
 """With one of these findings there may be no tables, others, or no settings to read them by."""
+
+
+def all_checks() -> tuple[Check, ...]:
+    """The checks of this app, then those of the tables that other apps have registered."""
+    return (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE, *app_checks())
 
 
 class Listener:
@@ -140,13 +144,14 @@ class _Examination:
 
     def _examine(self) -> str | None:
         """Run every check; what was going on at a stop."""
-        for number, check in enumerate(CHECKS):
+        checks = all_checks()
+        for number, check in enumerate(checks):
             rows = 0
 
             def after_page(count: int, check: Check = check, done: int = number) -> None:
                 nonlocal rows
                 rows += count
-                self._listener.examined(check, done, len(CHECKS), rows)
+                self._listener.examined(check, done, len(checks), rows)
                 if self._listener.must_stop():
                     raise Stopped
 
@@ -159,7 +164,7 @@ class _Examination:
                 # Not every check has pages.
                 after_page(0, done=number + 1)
             except Stopped:
-                return f"{check.name} after {rows} rows ({number} of {len(CHECKS)} checks complete)"
+                return f"{check.name} after {rows} rows ({number} of {len(checks)} checks complete)"
         return None
 
     def _count(self, faults: Iterable[Fault]) -> None:

@@ -39,7 +39,7 @@ from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
 from helix_store.sessions.requests import decode_staged
 
-__all__ = ["READABLE"]
+__all__ = ["READABLE", "can_read", "paged", "place_of"]
 
 _PAGE: Final = 50
 """Rows with payloads that are in memory at once: each may be as long as the limits allow."""
@@ -47,7 +47,8 @@ _PAGE: Final = 50
 _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
-def _can_read(read: Callable[[], Any]) -> bool:
+def can_read(read: Callable[[], Any]) -> bool:
+    """Whether stored text can be read by a function that raises `IntegrityFault` for other text."""
     try:
         read()
     except IntegrityFault:
@@ -61,11 +62,11 @@ def _can_read(read: Callable[[], Any]) -> bool:
 @each(Session, "unreadable-columns", "unreadable-typed-values")
 def heads(db: Database, keys: list[int]) -> Iterator[Fault]:
     for tenant, name, key, tags, metadata, typed, *texts in read_keys(db, sql.HEAD_TEXTS, keys):
-        if typed is not None and not _can_read(partial(_typed_object, typed)):
+        if typed is not None and not can_read(partial(_typed_object, typed)):
             yield fault("unreadable-typed-values", "session", tenant, name, key=key)
         columns = dict.fromkeys(HEAD_FIELDS) | {"tags": tags, "metadata": metadata}
         columns |= dict(zip(JSON_COLUMNS, texts, strict=True))
-        if not _can_read(partial(_read_head, columns)):
+        if not can_read(partial(_read_head, columns)):
             yield fault("unreadable-columns", "session", tenant, name, key=key)
 
 
@@ -96,8 +97,8 @@ def payloads(scope: Scope) -> Iterator[Fault]:
         (SubSessionRef, ("sub_session_id",), ("remote", "output", "error"), decode),
     ):
         for place, (tenant, name, *texts) in _rows_of_sessions(scope, model, order, (*sessions, *columns)):
-            if any(text is not None and not _can_read(partial(read, text)) for text in texts):
-                yield fault("unreadable-payload", table_of(model), tenant, name, _joined(place))
+            if any(text is not None and not can_read(partial(read, text)) for text in texts):
+                yield fault("unreadable-payload", table_of(model), tenant, name, place_of(place))
     for keys in scope.pages(Stream):
         yield from _stream_payloads(scope, keys)
 
@@ -106,16 +107,16 @@ def _stream_payloads(scope: Scope, keys: list[int]) -> Iterator[Fault]:
     heads = scope.all_rows(Stream).filter(pk__in=keys).order_by("pk")
     columns = ("tenant", "stream_id", "pk", "output", "error")
     for tenant, name, key, *texts in fetched(scope.db, heads.values_list(*columns)):
-        if any(text is not None and not _can_read(partial(decode, text)) for text in texts):
+        if any(text is not None and not can_read(partial(decode, text)) for text in texts):
             yield fault("unreadable-payload", "stream", tenant, name, key=key)
     chunks = scope.all_rows(StreamChunk).filter(stream_id__in=keys)
     named = ("stream__tenant", "stream__stream_id", "payload")
-    for place, (tenant, name, text) in _paged(scope, chunks, ("stream_id", "sequence"), named):
-        if not _can_read(partial(decode, text)):
-            yield fault("unreadable-payload", "stream_chunk", tenant, name, _joined(place))
+    for place, (tenant, name, text) in paged(scope, chunks, ("stream_id", "sequence"), named):
+        if not can_read(partial(decode, text)):
+            yield fault("unreadable-payload", "stream_chunk", tenant, name, place_of(place))
 
 
-def _joined(place: tuple[Any, ...]) -> str:
+def place_of(place: tuple[Any, ...]) -> str:
     """What tells a row from the other rows of its owner."""
     return " ".join(map(str, place[1:]))
 
@@ -131,10 +132,10 @@ def _rows_of_sessions(
         rows = scope.all_rows(model).filter(
             session_id__in=keys, session_id__gte=min(keys), session_id__lte=max(keys)
         )
-        yield from _paged(scope, rows, ("session_id", *order), columns)
+        yield from paged(scope, rows, ("session_id", *order), columns)
 
 
-def _paged(
+def paged(
     scope: Scope, rows: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...]
 ) -> Iterator[_Row]:
     """The place of each row in an order, and its columns; a page of payloads at a time."""
@@ -165,22 +166,22 @@ def states(scope: Scope) -> Iterator[Fault]:
     for place, (tenant, name, *texts) in _rows_of_sessions(scope, Checkpoint, order, columns):
         rule = _broken_rule(place[1], *texts)
         if rule is not None:
-            yield fault(rule, "checkpoint", tenant, name, _joined(place))
+            yield fault(rule, "checkpoint", tenant, name, place_of(place))
 
 
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
     """The rule that the texts of a row break. An unreadable or missing base is a fault of another row."""
     if kind == CheckpointKind.GRAPH:
-        return None if _can_read(partial(_read_graph_checkpoint, payload)) else "unreadable-typed-values"
+        return None if can_read(partial(_read_graph_checkpoint, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:
-        return None if _can_read(partial(read_snapshot, payload)) else "unreadable-payload"
-    if not _can_read(partial(decode_object, payload)):
+        return None if can_read(partial(read_snapshot, payload)) else "unreadable-payload"
+    if not can_read(partial(decode_object, payload)):
         return "unreadable-payload"
-    if kind != CheckpointKind.BASE and not _can_read(partial(_read_envelope, envelope)):
+    if kind != CheckpointKind.BASE and not can_read(partial(_read_envelope, envelope)):
         return "unreadable-envelope"
-    if base_id is None or base is None or not _can_read(partial(decode_object, base)):
+    if base_id is None or base is None or not can_read(partial(decode_object, base)):
         return None
-    return None if _can_read(partial(decode_with_deltas, base, (payload,))) else "delta-misfit"
+    return None if can_read(partial(decode_with_deltas, base, (payload,))) else "delta-misfit"
 
 
 def _read_graph_checkpoint(payload: str) -> None:

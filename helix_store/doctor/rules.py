@@ -214,6 +214,12 @@ _ALL: Final = (
     ),
     # Rows without an owner
     Rule(
+        "app-rows-unsound",
+        _ERROR,
+        "Rows that another app keeps are not sound; each sample has what the check of that app says.",
+        "See the documentation of the app that has the table.",
+    ),
+    Rule(
         "orphan-row",
         _ERROR,
         "A row belongs to a session or stream that does not exist; no call reaches it.",

@@ -153,7 +153,7 @@ def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
             return _moment_text, _moment
         case models.CharField() | models.TextField():
             return None, partial(_text, field.max_length)
-    raise TypeError(f"No form in an export is known for {type(field).__name__}.")
+    raise TypeError(f"No form in an export is known for the {type(field).__name__} {field.name}.")
 
 
 def _sorted(value: Any) -> Any:

@@ -273,7 +273,7 @@ LEFT: Final = (
         sql='UPDATE [session] SET client_tool_call_ownership = \'{"call-1":"steps"}\' WHERE id = [=root]',
     ),
     # Rows without an owner
-    *(_orphan(model, column) for model, column, _ in CHILDREN),
+    *(_orphan(model, column) for model, column, _ in CHILDREN if model._meta.app_label == "helix_store"),
     Planted(
         rule="usage-of-unknown-session",
         table="usage_entry",

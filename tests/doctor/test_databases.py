@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from helix_store import conf
+from helix_store.app_tables import registered_tables
 from helix_store.doctor import Severity, diagnose
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
@@ -213,7 +214,10 @@ def test_the_sizes_of_all_tables_are_told(sample: CommittedDatabase) -> None:
     tables = diagnose(using=sample.alias).tables
     assert [size.table for size in tables] == [
         model._meta.db_table.removeprefix(conf.table_name(""))
-        for model in apps.get_app_config("helix_store").get_models()
+        for model in (
+            *apps.get_app_config("helix_store").get_models(),
+            *(table.model for table in registered_tables()),
+        )
     ]
     if sample.vendor == "sqlite" and not query(
         sample, "SELECT 1 FROM pragma_module_list WHERE name = 'dbstat'"

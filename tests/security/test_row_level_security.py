@@ -12,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import ProgrammingError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
+from django.db.models import Model
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -27,13 +28,15 @@ from helix_store.stores import (
     DatabaseUsageStore,
 )
 from helix_store.transfer import DatabaseSource, ExportFile, import_units, write_export
+from tests.adapters.third_party.models import Attachment, Page
+from tests.adapters.third_party.notebook import Notebook
 from tests.databases import CommittedDatabase, close_connections, delete_all_rows
 
 ROLE = "helix_unprivileged"
 ALIAS = "unprivileged"
 # Without notifications: their thread would keep a connection of the second alias, which ends with the test.
 ENABLED = {"ROW_LEVEL_SECURITY": True, "STREAMS": {"notify": False}}
-MODELS = list(apps.get_app_config("helix_store").get_models())
+MODELS: list[type[Model]] = [*apps.get_app_config("helix_store").get_models(), Page, Attachment]
 
 
 def migrate(alias: str, *, backwards: bool = False) -> None:
@@ -127,6 +130,7 @@ def live(alias: str, tenant: str) -> None:
     async_to_sync(write)()
     assert [stored.sequence for stored in streams.read_after("session", 0)] == [1]
     assert len(store.list_sessions().sessions) == 2
+    Notebook("project", "session", alias, tenant=tenant).write("page", 1, b"attachment")
 
 
 def test_the_stores_work_and_each_role_sees_its_tenant_only(owner: str) -> None:

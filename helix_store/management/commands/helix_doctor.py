@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from helix_store.doctor import CHECKS, Diagnosis, Fault, Finding, Listener, diagnose
+from helix_store.doctor import Diagnosis, Fault, Finding, Listener, all_checks, diagnose
 from helix_store.doctor.registry import Check
 from helix_store.exceptions import InvalidQuery
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
@@ -46,7 +46,7 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with self.progress_bar("checks", total=len(CHECKS)) as bar:
+            with self.progress_bar("checks", total=len(all_checks())) as bar:
                 diagnosis = diagnose(
                     using=options["database"],
                     tenant=options["tenant"],
