@@ -12,7 +12,7 @@ class Page(models.Model):
     )
     name = IdentifierField()
     content = PayloadField()
-    attachment = models.CharField(max_length=64, null=True)  # noqa: DJ001  a page without one is not ""
+    attachment = IdentifierField(null=True)
     written_at = MomentField()
 
     class Meta:

@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
                 ),
                 ("name", IdentifierField(max_length=255)),
                 ("content", PayloadField()),
-                ("attachment", models.CharField(max_length=64, null=True)),
+                ("attachment", IdentifierField(max_length=255, null=True)),
                 ("written_at", models.DateTimeField()),
             ],
             options={

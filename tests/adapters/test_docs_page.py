@@ -1,0 +1,41 @@
+"""docs/adapters.md prints the app that is installed here, and its example runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import tests.adapters.third_party
+import tests.adapters.third_party.notebook
+from helix_store.models import Session
+
+APP = Path(tests.adapters.third_party.__file__).parent
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+BLOCKS = dict(
+    re.findall(r'^```python title="([^"]+)"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+)
+FILES = [name for name in BLOCKS if name.startswith("notebook/")]
+
+
+def test_every_file_of_the_app_is_printed() -> None:
+    files = {f"notebook/{path.name}" for path in APP.glob("*.py") if path.name != "__init__.py"}
+    assert files == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_page_prints_the_file_that_the_tests_use(name: str) -> None:
+    text = (APP / name.removeprefix("notebook/")).read_text()
+    assert BLOCKS[name] == text.replace(tests.adapters.third_party.__name__, "notebook")
+
+
+@pytest.mark.django_db(transaction=False)
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "notebook", tests.adapters.third_party)
+    monkeypatch.setitem(sys.modules, "notebook.notebook", tests.adapters.third_party.notebook)
+    namespace: dict[str, object] = {}
+    exec(compile(BLOCKS["using it"], str(PAGE), "exec"), namespace)  # noqa: S102  our own documentation
+    assert not Session.objects.filter(agent_type="notebook").exists()
+    assert "notebook" in namespace
