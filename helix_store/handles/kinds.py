@@ -6,16 +6,18 @@ The stores of this package are known here. Of any other store the handles know t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from helix_store import conf
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
+from helix_store.core.types import StepCommit
 from helix_store.engine.database import Database
+from helix_store.engine.outcomes import committed_once
 from helix_store.exceptions import InvalidPayload
 from helix_store.locks.database import DatabaseLockManager
 from helix_store.locks.memory import InMemoryLockManager
+from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.usage.database import DatabaseUsageStore
@@ -29,8 +31,6 @@ __all__ = [
     "shares_transactions",
     "usage_of",
 ]
-
-R = TypeVar("R")
 
 
 def locks_of(store: StateStore) -> LockManager:
@@ -61,11 +61,33 @@ def shares_transactions(store: StateStore) -> bool:
     return isinstance(store, DatabaseStateStore | InMemoryStateStore)
 
 
-def in_one_transaction(store: StateStore, body: Callable[[], R]) -> R:
-    """Run calls as one transaction of a database store, and in their order with any other store."""
-    if isinstance(store, DatabaseStateStore):
-        return Database(store.alias, store.tenant).transaction(body)
-    return body()
+def in_one_transaction(store: StateStore, session_id: str, body: Callable[[], StepCommit]) -> StepCommit:
+    """Run the calls of a step as one transaction of a database store, and in their order with any other.
+
+    When the reply to COMMIT is lost, they run again unless the database has the step.
+    """
+    if not isinstance(store, DatabaseStateStore):
+        return body()
+    db = Database(store.alias, store.tenant)
+    commit: StepCommit | None = None
+
+    def write() -> StepCommit:
+        nonlocal commit
+        commit = body()
+        return commit
+
+    def write_again() -> StepCommit:
+        lock_session(db, session_id)
+        if commit is not None and store.get_checkpoint(session_id, commit.checkpoint_id) is not None:
+            return commit
+        return write()
+
+    return committed_once(
+        db,
+        lambda: db.transaction(write),
+        write_again,
+        operation_id=lambda: None if commit is None else commit.checkpoint_id,
+    )
 
 
 def can_see_commits(store: StateStore) -> bool:

@@ -283,7 +283,7 @@ class Step(BothContexts):
                 call()
             return commit
 
-        return kinds.in_one_transaction(self.session.store, write)
+        return kinds.in_one_transaction(self.session.store, self.session.id, write)
 
     def _save_step(self, state: SessionState) -> StepCommit:
         return self.session.store.save_state_and_promote_staging(

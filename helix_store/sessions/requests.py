@@ -111,6 +111,7 @@ class StepRequest:
     """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps."""
 
     session_id: str
+    checkpoint_id: str
     state: SessionState
     encoded: EncodedState
     messages: Sequence[EncodedMessage]
@@ -120,6 +121,11 @@ class StepRequest:
     run_id: str | None = None
     operation_id: str | None = None
     keep: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What a repeat looks for: the operation id, or else the id of the checkpoint."""
+        return self.operation_id or self.checkpoint_id
 
     def digest(self) -> str:
         """A digest of the payload, which a repeat under the same operation id must have too."""

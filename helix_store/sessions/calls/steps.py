@@ -10,6 +10,7 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges
 from helix_store.core.guards import Guard, guard
+from helix_store.core.ids import checkpoint_id
 from helix_store.core.patches import check_operation_count
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
@@ -111,6 +112,11 @@ class StepCalls(StoreCalls):
         nothing is written. With an ``operation_id`` a repeat returns the first result; another payload with
         the same id raises `IdempotencyConflict`. With ``CHECKPOINTS_KEEP`` in the settings it also deletes
         all but the newest checkpoints.
+
+        When the reply to COMMIT is lost, the call finds the outcome on another connection and writes the step
+        if it is not stored. While the server gives no answer for five seconds it raises `OutcomeUnknown`: a
+        repeat with the ``operation_id`` of that error finds the outcome. Inside the caller's ``atomic()``
+        block the caller owns the commit.
         Source: the atomic save and promote of the state store document.
         """
         info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)
@@ -128,6 +134,7 @@ class StepCalls(StoreCalls):
         limits = conf.limits(self._given_limits)
         request = StepRequest(
             session_id=session_id,
+            checkpoint_id=checkpoint_id(session_id, info.step_count),
             state=state,
             encoded=encode_state(
                 state,

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
-from django.db.models import Exists, FilteredRelation, OuterRef, Q
+from django.db.models import BigIntegerField, Exists, FilteredRelation, OuterRef, Q, Subquery, Value
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_checkpoint_id
 from helix_store.core.merging import promote_staged, with_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.connections import release_once
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.rows import insert_row, update_row
-from helix_store.exceptions import HelixStoreError, IdempotencyConflict, RunNotFound, SessionNotFound
+from helix_store.exceptions import (
+    HelixStoreError,
+    IdempotencyConflict,
+    OutcomeUnknown,
+    RunNotFound,
+    SessionNotFound,
+)
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
 from helix_store.sessions.announcements import signals_of_status
 from helix_store.sessions.database.announcing import announce
@@ -115,10 +122,18 @@ class DatabaseSteps(DatabaseOperations):
 
     def commit(self, request: StepRequest) -> StepCommit:
         with release_once(self.db.connection):
-            commit = None
-            if request.operation_id is None and self.db.has_fast_writes:
-                commit = self._in_one_statement(request)
-            return self._in_a_transaction(request) if commit is None else commit
+            return committed_once(
+                self.db,
+                partial(self._commit, request),
+                partial(self._commit_locked, request, is_repeat=True),
+                operation_id=lambda: request.name,
+            )
+
+    def _commit(self, request: StepRequest) -> StepCommit:
+        commit = None
+        if request.operation_id is None and self.db.has_fast_writes:
+            commit = self._in_one_statement(request)
+        return self._in_a_transaction(request) if commit is None else commit
 
     def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
         """Commit a step; ``None`` when it takes more deciding than one statement does.
@@ -154,7 +169,6 @@ class DatabaseSteps(DatabaseOperations):
     ) -> tuple[StepCommit | None, list[_StagedRow]]:
         """The commit of a step that promotes these rows, or what is staged instead."""
         at = moments.now()
-        new_id = _checkpoint_id(request, at)
         expected_version = request.guard.expected_version
         stored = stored_payload(
             request.state,
@@ -162,7 +176,7 @@ class DatabaseSteps(DatabaseOperations):
             encoded.entries,
             version=None if expected_version is None else expected_version + 1,
         )
-        columns = _checkpoint_columns(request, encoded, stored, new_id, at)
+        columns = _checkpoint_columns(request, encoded, stored, at)
         ends = encoded.columns["status"] in TERMINAL_STATUSES
         statement = step_statement(
             tuple(columns),
@@ -201,18 +215,23 @@ class DatabaseSteps(DatabaseOperations):
             status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
             announce(self.db, request.session_id, signals_of_status(earlier_status, status, failure_reason))
         remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
-        return StepCommit(new_id, new_version=new_version), []
+        return StepCommit(request.checkpoint_id, new_version=new_version), []
 
     @writes
     def _in_a_transaction(self, request: StepRequest) -> StepCommit:
+        return self._commit_locked(request)
+
+    def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
         """Lock, staging, messages, checkpoint, head: the same statements for any length of the history.
 
         One more reads a run or an operation id, and one more records the operation. Up to five more prune.
         """
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
-        claims = _read_claims(self.db, head, request)
+        claims = _read_claims(self.db, head, request, is_repeat=is_repeat)
         if claims.earlier_commit is not None:
             return claims.earlier_commit
+        if is_repeat and _may_be_pruned(head, request):
+            raise OutcomeUnknown(request.name)
         check_guard(self.db, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
@@ -221,7 +240,7 @@ class DatabaseSteps(DatabaseOperations):
         staged = _take_staged(self.db, head, request.step.step_id)
         encoded = self._promoted(request, staged)
         message_count = insert_messages(self.db, head, request.messages, at=at)
-        commit = StepCommit(_checkpoint_id(request, at), new_version=head.version + 1)
+        commit = StepCommit(request.checkpoint_id, new_version=head.version + 1)
         stored = stored_payload(
             request.state,
             encoded.payload,
@@ -229,7 +248,7 @@ class DatabaseSteps(DatabaseOperations):
             version=commit.new_version,
             head_key=head.base_key,
         )
-        checkpoint = _checkpoint_columns(request, encoded, stored, commit.checkpoint_id, at)
+        checkpoint = _checkpoint_columns(request, encoded, stored, at)
         checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
         # A state that waited between checkpoints becomes this one.
         if head.current_id is not None and not head.current_is_checkpoint:
@@ -270,10 +289,6 @@ class _StagedRow(NamedTuple):
     payload: str
 
 
-def _checkpoint_id(request: StepRequest, at: datetime) -> str:
-    return new_checkpoint_id(request.session_id, request.step.step_count, int(at.timestamp() * 1000))
-
-
 def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
     """Remove and return a step's staged changes, in staging order. The session is locked."""
     rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id})
@@ -281,7 +296,7 @@ def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChange
 
 
 def _checkpoint_columns(
-    request: StepRequest, encoded: EncodedState, stored: StoredPayload, new_id: str, at: datetime
+    request: StepRequest, encoded: EncodedState, stored: StoredPayload, at: datetime
 ) -> dict[str, Any]:
     """The columns of a step's checkpoint, the only list of them; those with ``None`` come from the head."""
     return {
@@ -289,7 +304,7 @@ def _checkpoint_columns(
         "kind": CheckpointKind.STEP.value,
         "namespace": "",
         "version": None,
-        "checkpoint_id": new_id,
+        "checkpoint_id": request.checkpoint_id,
         "source": CheckpointSource.STEP.value,
         "run_id": request.run_id,
         "step_id": request.step.step_id,
@@ -324,30 +339,50 @@ class _Claims(NamedTuple):
     earlier_commit: StepCommit | None = None
 
 
-def _read_claims(db: Database, head: Session, request: StepRequest) -> _Claims:
+def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat: bool) -> _Claims:
     """Look both up in one statement, after the lock: an earlier look could miss a twin's commit.
 
-    Raises `IdempotencyConflict`.
+    An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
     """
-    if request.run_id is None and request.operation_id is None:
+    name = request.name if is_repeat else request.operation_id
+    if request.run_id is None and name is None:
         return _Claims()
-    run_exists, digest, recorded_id, version = (
+    checkpoint = Checkpoint.objects.filter(
+        session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=request.step.step_id
+    )
+    run_exists, digest, recorded_id, version, checkpoint_version = (
         Session.objects.using(db.alias)
         .filter(pk=head.pk)
         .annotate(
-            operation=FilteredRelation(
-                "operations", condition=Q(operations__operation_id=request.operation_id)
+            operation=FilteredRelation("operations", condition=Q(operations__operation_id=name)),
+            checkpoint_version=(
+                Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1])
             ),
             run_exists=Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
         )
-        .values_list("run_exists", "operation__digest", "operation__checkpoint_id", "operation__version")
+        .values_list(
+            "run_exists",
+            "operation__digest",
+            "operation__checkpoint_id",
+            "operation__version",
+            "checkpoint_version",
+        )
         .get()
     )
+    if name is not None and checkpoint_version is not None:
+        return _Claims(run_exists, StepCommit(name, new_version=checkpoint_version))
     if digest is None or request.operation_id is None:
         return _Claims(run_exists)
     if digest != request.digest():
         raise IdempotencyConflict(request.operation_id)
     return _Claims(run_exists, StepCommit(recorded_id, new_version=version))
+
+
+def _may_be_pruned(head: Session, request: StepRequest) -> bool:
+    """Whether the checkpoint of the lost step may have been pruned by as many later steps as are kept."""
+    expected_version = request.guard.expected_version
+    before = request.state.version if expected_version is None else expected_version
+    return request.keep is not None and request.operation_id is None and head.version - before > request.keep
 
 
 def _record_operation(

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import checkpoint_id
 from helix_store.core.limits import Limits
 from helix_store.core.merging import promote_staged
 from helix_store.core.payloads import decode
@@ -185,7 +184,7 @@ def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Li
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:
     step = request.step
     return CheckpointHead(
-        checkpoint_id=checkpoint_id(request.session_id, step.step_count),
+        checkpoint_id=request.checkpoint_id,
         session_id=request.session_id,
         run_id=request.run_id,
         step_id=step.step_id,
