@@ -8,10 +8,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from helix_store.adapters import AppTable, Branch
-from helix_store.app_tables import _tables
 from helix_store.exceptions import SessionExists
 from helix_store.stores import DatabaseStateStore
-from tests.adapters.conftest import MakeNotebook, fill
+from tests.adapters.conftest import MakeNotebook, describe, fill
 from tests.adapters.third_party.models import Attachment, Page
 from tests.databases import CommittedDatabase
 
@@ -64,7 +63,7 @@ def test_a_table_is_told_where_the_branch_begins(
     def branch(model: object, given: Branch) -> None:
         told.append(given)
 
-    monkeypatch.setitem(_tables, Page, AppTable(Page, record="notebook_page", order=("name",), branch=branch))
+    describe(monkeypatch, AppTable(Page, record="notebook_page", order=("name",), branch=branch))
     store.branch_session(book.session_id, new_session_id="branch", message_index=2)
     (given,) = told
     assert (given.source_id, given.target_id) == (book.session_id, "branch")
@@ -86,8 +85,7 @@ def test_a_branch_that_fails_has_no_rows(
 
     pages = Page.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
     number = pages.count()
-    table = AppTable(Attachment, record="notebook_zz", order=("digest",), branch=fails)
-    monkeypatch.setitem(_tables, Attachment, table)
+    describe(monkeypatch, AppTable(Attachment, record="notebook_zz", order=("digest",), branch=fails))
     with pytest.raises(ImproperlyConfigured):
         store.branch_session(book.session_id, new_session_id="branch")
     assert store.load_state("branch") is None

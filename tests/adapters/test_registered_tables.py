@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from helix_store.app_tables import RESERVED_RECORDS, _tables
 from helix_store.doctor import Finding, diagnose
 from helix_store.models import Message, Session
 from helix_store.transfer.layout import TABLES, units
-from tests.adapters.conftest import MakeNotebook, fill
+from tests.adapters.conftest import MakeNotebook, describe, fill, forget
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.tables import register
 from tests.admin.conftest import Browser, browser_on
@@ -67,7 +67,7 @@ def test_a_table_that_would_lose_rows_is_refused(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str
 ) -> None:
     table = _tables[Page]
-    monkeypatch.delitem(_tables, Page)
+    forget(monkeypatch, Page)
     assert problem in _refused(replace(table, **changes))
     register_table(table)
     assert _tables[Page] == table
@@ -79,7 +79,7 @@ def test_another_description_of_a_registered_table_is_refused() -> None:
 
 def test_the_rows_of_a_tenant_need_a_name_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     table = replace(_tables[Attachment], order=("id",))
-    monkeypatch.delitem(_tables, Attachment)
+    forget(monkeypatch, Attachment)
     assert "no unique constraint" in _refused(table)
 
 
@@ -124,7 +124,7 @@ def test_a_key_of_another_table_is_refused() -> None:
 
 def test_w008_rows_of_sessions_that_nobody_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.check_app_tables() == []
-    monkeypatch.delitem(_tables, Page)
+    forget(monkeypatch, Page)
     (message,) = checks.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.W008", Page)
     assert "notebook.Page" in message.msg
@@ -142,7 +142,7 @@ def test_e013_a_column_without_a_form_in_an_export(monkeypatch: pytest.MonkeyPat
         def __str__(self) -> str:
             return ""
 
-    monkeypatch.setitem(_tables, Timed, AppTable(Timed, record="timed"))
+    describe(monkeypatch, AppTable(Timed, record="timed"))
     (message,) = checks.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.E013", Timed)
     assert "DurationField duration" in message.msg
@@ -195,10 +195,10 @@ def test_rows_of_no_session_are_found(book: CommittedDatabase) -> None:
 
 
 def test_rows_of_a_tenant_are_examined(book: CommittedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(db: object, keys: list[int]) -> list[tuple[int, str]]:
+    def check(db: object, keys: Collection[int]) -> list[tuple[int, str]]:
         return [(key, "too small") for key in keys]
 
-    monkeypatch.setitem(_tables, Attachment, replace(_tables[Attachment], check=check))
+    describe(monkeypatch, replace(_tables[Attachment], check=check))
     ((name, finding),) = _findings(book, tenant=book.tenant).items()
     assert name == "app-rows-unsound notebook_attachment"
     (sample,) = finding.samples

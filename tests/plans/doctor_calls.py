@@ -7,7 +7,7 @@ from typing import Final
 
 from django.db.models import Model
 
-from helix_store.doctor import CHECKS
+from helix_store.doctor import all_checks
 from helix_store.doctor.readable import READABLE
 from helix_store.doctor.registry import Check
 from helix_store.doctor.scope import Scope
@@ -49,6 +49,6 @@ def _of_one_session(check: Check) -> Call:
 
 
 DOCTOR_CALLS: Final = [
-    *(_of_page(check) for check in CHECKS if check.of is not None),
+    *(_of_page(check) for check in all_checks() if check.of is not None),
     *(_of_one_session(check) for check in READABLE),
 ]
