@@ -49,10 +49,12 @@ class AppTable:
     names the columns that an export leaves out, with the reason. The key and ``parent`` are left out always.
 
     ``branch`` gives a branch of a session its rows, in the transaction of the branch; without it a branch
-    has none. ``before_delete`` is called with the keys of sessions in the transaction that deletes them,
-    while their rows are there: for rows that several sessions share. It returns how many rows of which model
-    it deleted. ``of_sessions`` gets the rows of a table of a tenant and the sessions that an export is
-    limited to, and returns the rows that these sessions need; without it such an export has none of them.
+    has none. ``before_delete`` is called with the keys of sessions in the transaction that deletes their
+    rows, while the rows are there: for what several sessions share. It returns how many rows of which model
+    it deleted. Both are called only for sessions with rows in this table.
+
+    ``of_sessions`` gets the rows of a table of a tenant and the sessions that an export is limited to, and
+    returns the rows that these sessions need; without it such an export has none of them.
 
     ``check`` is for ``helix_doctor``. It gets keys of sessions, or of rows of a table of a tenant, and yields
     the key and what is wrong.
@@ -132,6 +134,8 @@ def _problems(table: AppTable) -> Iterable[str]:
         return
     if not table.is_of_tenant and not _is_to_session(parent):
         yield f"{table.parent} is not a foreign key to the session with on_delete=CASCADE"
+    if table.is_of_tenant and (table.branch is not None or table.before_delete is not None):
+        yield "branch and before_delete are for rows of sessions"
     if not isinstance(options.pk, AutoField):
         yield "its primary key is not a BigAutoField"
     if parent.null:

@@ -23,7 +23,7 @@ from django.urls import URLResolver, get_resolver
 from helix_store import conf
 from helix_store.app_tables import registered_tables
 from helix_store.models import Session
-from helix_store.sessions.database.trees import children_of_sessions
+from helix_store.sessions.database.children import children_of_sessions
 from helix_store.transfer.layout import app_part
 
 __all__ = [

@@ -20,7 +20,7 @@ from helix_store.models import (
     SubSessionRef,
     UsageEntry,
 )
-from helix_store.sessions.database.trees import children_of_sessions
+from helix_store.sessions.database.children import children_of_sessions
 
 __all__ = [
     "ANONYMISE_USAGE",

@@ -19,8 +19,8 @@ from helix_store.core.payloads import decode_object
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.models import Lock, Session, Stream, StreamChunk
+from helix_store.sessions.database.children import children_of_sessions
 from helix_store.sessions.database.rows import first_row
-from helix_store.sessions.database.trees import children_of_sessions
 
 __all__ = [
     "DoomedStream",

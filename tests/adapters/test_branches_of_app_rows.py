@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
 
-from helix_store.adapters import AppTable, Branch
+from helix_store.adapters import AppTable, Branch, copy_rows
 from helix_store.exceptions import SessionExists
 from helix_store.stores import DatabaseStateStore
 from tests.adapters.conftest import MakeNotebook, describe, fill
@@ -80,12 +81,13 @@ def test_a_branch_that_fails_has_no_rows(
     fill(book)
     store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
 
-    def fails(model: object, given: Branch) -> None:
+    def fails(model: type[Model], given: Branch) -> None:
+        copy_rows(model, given)
         raise ImproperlyConfigured
 
     pages = Page.objects.using(committed_db.alias).filter(session__tenant=committed_db.tenant)
     number = pages.count()
-    describe(monkeypatch, AppTable(Attachment, record="notebook_zz", order=("digest",), branch=fails))
+    describe(monkeypatch, AppTable(Page, record="notebook_page", order=("name",), branch=fails))
     with pytest.raises(ImproperlyConfigured):
         store.branch_session(book.session_id, new_session_id="branch")
     assert store.load_state("branch") is None

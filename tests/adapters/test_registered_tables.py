@@ -78,9 +78,10 @@ def test_another_description_of_a_registered_table_is_refused() -> None:
 
 
 def test_the_rows_of_a_tenant_need_a_name_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = replace(_tables[Attachment], order=("id",))
+    table = _tables[Attachment]
     forget(monkeypatch, Attachment)
-    assert "no unique constraint" in _refused(table)
+    assert "no unique constraint" in _refused(replace(table, order=("id",)))
+    assert "rows of sessions" in _refused(replace(table, branch=_tables[Page].branch))
 
 
 @isolate_apps("tests.adapters.third_party")

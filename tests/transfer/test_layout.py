@@ -9,7 +9,7 @@ from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
 from helix_store.models import Checkpoint, CheckpointKind, UsageEntry
-from helix_store.sessions.database.trees import children_of_sessions
+from helix_store.sessions.database.children import children_of_sessions
 from helix_store.transfer.layout import NOT_EXPORTED, PARTS, TABLES, parts_of_sessions, tables, units
 
 MODELS = [

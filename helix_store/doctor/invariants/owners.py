@@ -13,7 +13,7 @@ from helix_store.doctor.registry import by_statement, each, fault, over
 from helix_store.doctor.scope import Scope, fetched, read_keys
 from helix_store.engine.database import Database
 from helix_store.models import Session, Stream, UsageEntry
-from helix_store.sessions.database.trees import cascades_of
+from helix_store.sessions.database.children import cascades_of
 
 __all__ = ["CHECKS", "CHILDREN", "stream_faults", "table_of"]
 

@@ -9,26 +9,28 @@ from django.db.models import Model
 
 from helix_store.app_tables import Branch, registered_tables
 from helix_store.engine.database import Database
+from helix_store.sessions.database.children import children_with_rows
 
 __all__ = ["branch_rows", "let_go"]
 
 
 def branch_rows(branch: Branch) -> None:
     """Give the new session the rows that each table has for a branch. Call in its transaction."""
-    for table in registered_tables("session"):
-        if table.branch is not None:
+    tables = [table for table in registered_tables("session") if table.branch is not None]
+    filled = children_with_rows(branch.db, [branch.source]) if tables else []
+    models = {child.related_model for child in filled}
+    for table in tables:
+        if table.branch is not None and table.model in models:
             table.branch(table.model, branch)
 
 
-def let_go(
-    db: Database, keys: Collection[int], models: Collection[type[Model]] | None = None
-) -> Counter[type[Model]]:
-    """Call what tables want called before rows of these sessions are deleted, those of ``models`` or all.
+def let_go(db: Database, keys: Collection[int], models: Collection[type[Model]]) -> Counter[type[Model]]:
+    """Call what tables want called before rows of these sessions in the tables of ``models`` are deleted.
 
     Returns how many rows it deleted. Call in the transaction of the deletion.
     """
     deleted: Counter[type[Model]] = Counter()
-    for table in registered_tables():
-        if table.before_delete is not None and (models is None or table.model in models):
+    for table in registered_tables("session"):
+        if table.before_delete is not None and table.model in models:
             deleted.update(table.before_delete(db, keys) or {})
     return deleted

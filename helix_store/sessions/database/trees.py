@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from django.db.models import CASCADE, Model
+from django.db.models import Model
 
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
@@ -15,14 +14,13 @@ from helix_store.models import (
     UsageEntry,
 )
 from helix_store.sessions.database.app_rows import let_go
+from helix_store.sessions.database.children import children_with_rows
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.sql import FOREST_KEYS, TREE_KEYS
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
 __all__ = [
     "TreeBusy",
-    "cascades_of",
-    "children_of_sessions",
     "delete_locked_sessions",
     "delete_tree",
     "forest_keys",
@@ -78,27 +76,15 @@ def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage:
     deleted: Rows = Counter()
     if not locked:
         return deleted
-    deleted += let_go(db, locked)
+    children = children_with_rows(db, locked)
+    deleted += let_go(db, locked, [child.related_model for child in children])
     stream_ids = streams_of(db, locked)
     usage = UsageEntry.objects.using(db.alias).filter(session_id__in=locked)
     if not keep_usage:
         deleted[UsageEntry], _ = usage.delete()
-    for relation in children_of_sessions():
+    for relation in children:
         rows = relation.related_model._base_manager.using(db.alias)
         deleted[relation.related_model] += rows.filter(**{f"{relation.field.name}__in": locked}).delete()[0]
     usage.update(session=None)
     deleted[Session] = Session.objects.using(db.alias).filter(pk__in=locked)._raw_delete(db.alias)
     return deleted + delete_orphaned_streams(db, stream_ids)
-
-
-def children_of_sessions() -> list[Any]:
-    """Every table whose rows go with their session; read off the models so that none can be forgotten."""
-    return cascades_of(Session)
-
-
-def cascades_of(model: type[Model]) -> list[Any]:
-    """The relations to a model whose rows go with its rows."""
-    # Hidden ones too: with related_name="+" no attribute of the model leads to the rows.
-    fields: list[Any] = model._meta.get_fields(include_hidden=True)
-    relations = (field for field in fields if field.auto_created and not field.concrete)
-    return [relation for relation in relations if relation.on_delete is CASCADE]
