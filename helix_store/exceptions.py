@@ -196,6 +196,8 @@ class FencedOutError(HelixStoreError):
     """A newer holder has the lock; this worker must stop."""
 
     code = "fenced_out"
+    # By this name, LangGraph's proposed clauses of write ownership know the error of any checkpointer.
+    is_stale_write_owner_error: ClassVar[bool] = True
     token: int
     current_token: int
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -22,13 +23,23 @@ from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph import deltas, pages, sql, upkeep
 from helix_store.contrib.langgraph.encoding import Place, encoded_checkpoint, encoded_writes
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.locks.database import DatabaseLockManager, hold_fence
+from helix_store.locks.lock import Lock
 
 __all__ = ["DjangoSaver"]
 
 _AGENT_TYPE: Final = "langgraph"
+
+
+class _Owned(NamedTuple):
+    """The thread that a saver owns, and the fencing token of its term."""
+
+    session_id: str
+    fencing_token: int
 
 
 class DjangoSaver(BaseCheckpointSaver[str]):
@@ -55,7 +66,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         # None is strict; the argument left out would ask the environment.
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=list(allow) or None))
         self._adapter = SessionAdapter(_AGENT_TYPE, using, tenant=tenant)
-        self._fencing_token: int | None = None
+        self._owned: _Owned | None = None
 
     @property
     def tenant(self) -> str:
@@ -144,8 +155,11 @@ class DjangoSaver(BaseCheckpointSaver[str]):
     def _store(
         self, place: Place, config: RunnableConfig, statement: Statement, columns: dict[str, Any], locked: Any
     ) -> None:
-        db = self._adapter.db
-        if self._fencing_token is None and db.has_fast_writes:
+        db, owned = self._adapter.db, self._owned
+        if owned is not None and owned.session_id != place.session_id:
+            reason = "this saver owns another thread; claim this one too"
+            raise InvalidPayload(path="config/configurable/thread_id", reason=reason)
+        if owned is None and db.has_fast_writes:
             names = {"tenant": db.tenant, "session_id": place.session_id}
             if db.try_write(statement, {**columns, **names}):
                 return
@@ -153,17 +167,46 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         def write(session: LockedSession) -> None:
             locked(session, columns)
 
+        token = owned.fencing_token if owned else None
         try:
-            self._adapter.write(place.session_id, write, create=False, fencing_token=self._fencing_token)
+            self._adapter.write(place.session_id, write, create=False, fencing_token=token)
         except SessionNotFound:
             self._adapter.ensure(place.session_id, **_about_thread(config))
             # The session may be deleted in between: a write creates it then, and is not lost.
-            self._adapter.write(place.session_id, write, fencing_token=self._fencing_token)
+            self._adapter.write(place.session_id, write, fencing_token=token)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """A version after ``current``. The random part tells versions of two branches from each other."""
         number = 0 if current is None else int(str(current).split(".")[0])
         return f"{number + 1:032}.{random.random():016}"  # noqa: S311  no secret
+
+    # --- Ownership ---
+
+    def claim_write_ownership(self, thread_id: str) -> DjangoSaver:
+        """A saver that alone may write to a thread, until somebody claims the thread again.
+
+        It takes over the lock with the name of the thread's session, in one statement: writes of the former
+        owner are refused with `FencedOutError`, and leave nothing. A worker that drives the session by a turn
+        or a lock of its own is superseded too, and supersedes. Savers that claimed nothing are not checked.
+        """
+        _, session_id = Place.ids_of_thread(thread_id)
+        return self._owner(session_id, self._locks.take_over(session_id))
+
+    def check_write_ownership(self) -> None:
+        """Raise `FencedOutError` if this saver was superseded. Nothing to check without a claim."""
+        if self._owned is not None:
+            session_id, token = self._owned
+            db = self._adapter.db
+            db.transaction(lambda: hold_fence(db, session_id, guard(fencing_token=token)))
+
+    @property
+    def _locks(self) -> DatabaseLockManager:
+        return DatabaseLockManager(self._adapter.db.using, tenant=self.tenant)
+
+    def _owner(self, session_id: str, lock: Lock) -> DjangoSaver:
+        owner = copy.copy(self)
+        owner._owned = _Owned(session_id, lock.fencing_token)
+        return owner
 
     # --- Threads ---
 
@@ -245,6 +288,15 @@ class DjangoSaver(BaseCheckpointSaver[str]):
     ) -> None:
         """Async version of `put_writes`."""
         await in_thread_to_the_end(lambda: self.put_writes(config, writes, task_id, task_path))
+
+    async def aclaim_write_ownership(self, thread_id: str) -> DjangoSaver:
+        """Async version of `claim_write_ownership`."""
+        _, session_id = Place.ids_of_thread(thread_id)
+        return self._owner(session_id, await self._locks.atake_over(session_id))
+
+    async def acheck_write_ownership(self) -> None:
+        """Async version of `check_write_ownership`."""
+        await in_thread(self.check_write_ownership)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Async version of `delete_thread`."""
