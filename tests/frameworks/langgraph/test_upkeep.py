@@ -1,0 +1,204 @@
+"""Copying, pruning and deleting threads, also those with channels that are stored as deltas."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+
+from helix_store.contrib.langgraph import DjangoSaver
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.exceptions import InvalidPayload
+from helix_store.stores import DatabaseStateStore
+from tests.databases import CommittedDatabase
+from tests.frameworks.langgraph.graphs import config_of, put, put_chain
+
+TABLES = (LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
+
+
+@pytest.fixture
+def saver(committed_db: CommittedDatabase) -> DjangoSaver:
+    return DjangoSaver(committed_db.alias, tenant=committed_db.tenant)
+
+
+def _ids(saver: DjangoSaver, thread_id: str = "thread", **filters: Any) -> list[str]:
+    return [
+        each.checkpoint["id"] for each in saver.list({"configurable": {"thread_id": thread_id}}, **filters)
+    ]
+
+
+def _id(config: Any) -> str:
+    return str(config["configurable"]["checkpoint_id"])
+
+
+def _count(db: CommittedDatabase, model: Any) -> int:
+    return int(model._base_manager.using(db.alias).filter(session__tenant=db.tenant).count())
+
+
+def test_keep_latest_keeps_what_the_newest_checkpoint_needs(
+    saver: DjangoSaver, committed_db: CommittedDatabase
+) -> None:
+    chain = put_chain(saver, "thread", 4)
+    for config in chain:
+        saver.put_writes(config, [("log", 1)], "task")
+    not_stored_yet = config_of("thread", "ffffffff-0000-6000-8000-000000000000")
+    saver.put_writes(not_stored_yet, [("log", 2)], "task")
+    put_chain(saver, "other", 2)
+    saver.prune(["thread", "unknown"])
+    saver.prune(["thread"])
+    assert _ids(saver) == [_id(chain[-1])]
+    (found,) = saver.list(config_of("thread"))
+    assert found.parent_config is None
+    assert found.pending_writes == [("task", "log", 1)]
+    assert found.checkpoint["channel_values"] == {"log": [0, 1, 2, 3]}
+    # Two values and two checkpoints of the other thread; the write that came before its checkpoint.
+    assert [_count(committed_db, model) for model in TABLES] == [3, 3, 2]
+
+
+def test_the_call_of_a_subgraph_goes_with_its_checkpoint(saver: DjangoSaver) -> None:
+    first, second = put_chain(saver, "thread", 2)
+    past = put(saver, config_of("thread", namespace="child:1"), parents={"": _id(first)})
+    current = put(saver, config_of("thread", namespace="child:2"), parents={"": _id(second)})
+    early = put(saver, config_of("thread", namespace="child:3"), parents={"": "not stored yet"})
+    lasting = put(saver, config_of("thread", namespace="child"), parents={"": _id(first)})
+    saver.prune(["thread"])
+    kept = {_id(each) for each in (second, current, early, lasting)}
+    assert set(_ids(saver)) == kept
+    assert saver.get_tuple(past) is None
+
+
+def test_a_strategy_must_be_known(saver: DjangoSaver) -> None:
+    with pytest.raises(InvalidPayload):
+        saver.prune(["thread"], strategy="keep_all")
+    with pytest.raises(InvalidPayload):
+        saver.prune("thread")
+
+
+def test_the_values_of_other_runs_stay(saver: DjangoSaver, committed_db: CommittedDatabase) -> None:
+    first = put(saver, config_of("thread"), {"log": [1]}, new={"log": "1"}, run_id="one")
+    second = put(saver, first, {"log": [1], "x": []}, new={"x": "1"}, versions={"log": "1"}, run_id="two")
+    saver.put_writes(first, [("log", 1)], "task")
+    saver.delete_for_runs(["one", "unknown"])
+    (found,) = saver.list(config_of("thread"))
+    assert found.config == second
+    assert found.checkpoint["channel_values"] == {"log": [1], "x": []}
+    assert [_count(committed_db, model) for model in (LangGraphValue, LangGraphWrite)] == [2, 0]
+    saver.delete_for_runs(["two"])
+    assert _count(committed_db, LangGraphValue) == 0
+
+
+def test_a_copy_is_a_thread_of_its_own(saver: DjangoSaver) -> None:
+    chain = put_chain(saver, "thread", 3)
+    saver.put_writes(chain[-1], [("log", 1)], "task")
+    long_id = "copy/" * 100
+    saver.copy_thread("thread", long_id)
+    saver.copy_thread("thread", long_id)
+    saver.copy_thread("unknown", "nothing")
+    saver.delete_thread("thread")
+    copied = list(saver.list(config_of(long_id)))
+    assert [each.checkpoint["id"] for each in copied] == [_id(each) for each in reversed(chain)]
+    assert copied[0].pending_writes == [("task", "log", 1)]
+    assert copied[0].checkpoint["channel_values"] == {"log": [0, 1, 2]}
+    assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {long_id}
+
+
+def test_deleting_a_thread_keeps_the_session_of_the_application(
+    saver: DjangoSaver, committed_db: CommittedDatabase
+) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store.create_session("thread", agent_type="assistant")
+    put_chain(saver, "thread", 2)
+    saver.delete_thread("thread")
+    assert store.session_exists("thread")
+    assert _ids(saver) == []
+    put_chain(saver, "own", 2)
+    saver.delete_thread("own")
+    assert not store.session_exists("own")
+
+
+def test_a_branch_of_a_session_is_a_copy_of_its_thread(
+    saver: DjangoSaver, committed_db: CommittedDatabase
+) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store.create_session("thread", agent_type="assistant")
+    chain = put_chain(saver, "thread", 2)
+    store.branch_session("thread", new_session_id="branch")
+    assert _ids(saver, "branch") == [_id(each) for each in reversed(chain)]
+
+
+# --- Delta channels --------------------------------------------------------------------------------
+
+
+class State(TypedDict):
+    log: Annotated[list[str], DeltaChannel(operator.iadd, snapshot_frequency=4)]
+
+
+def _graph(checkpointer: Any) -> Any:
+    builder = StateGraph(State)
+    builder.add_node("say", lambda state: {"log": [f"step {len(state['log'])}"]})
+    builder.add_edge(START, "say")
+    return builder.compile(checkpointer=checkpointer)
+
+
+def _run(checkpointer: Any, turns: int) -> Any:
+    graph = _graph(checkpointer)
+    for turn in range(turns):
+        graph.invoke({"log": [f"turn {turn}"]}, config_of("thread"))
+    return graph
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+def test_keep_latest_keeps_the_ancestors_that_a_delta_channel_needs(saver: DjangoSaver, turns: int) -> None:
+    graph = _run(saver, turns)
+    before = graph.get_state(config_of("thread")).values
+    stored = len(_ids(saver))
+    saver.prune(["thread"])
+    assert graph.get_state(config_of("thread")).values == before
+    assert len(before["log"]) == 2 * turns
+    if turns == 8:
+        assert len(_ids(saver)) < stored
+    graph.invoke({"log": ["more"]}, config_of("thread"))
+    assert len(graph.get_state(config_of("thread")).values["log"]) == 2 * turns + 2
+
+
+def test_the_history_of_a_delta_channel_is_that_of_the_memory_saver(saver: DjangoSaver) -> None:
+    memory = InMemorySaver()
+    _run(memory, 6)
+    # The same checkpoints and writes in both.
+    for found in reversed(list(memory.list(config_of("thread")))):
+        parent = found.parent_config or config_of("thread")
+        versions = found.checkpoint["channel_versions"]
+        saver.put(parent, found.checkpoint, found.metadata, versions)
+        for index, (task_id, channel, value) in enumerate(found.pending_writes or []):
+            saver.put_writes(found.config, [(channel, value)], f"{index:03}{task_id}")
+    for found in memory.list(config_of("thread")):
+        expected = memory.get_delta_channel_history(config=found.config, channels=["log", "absent"])
+        history = saver.get_delta_channel_history(config=found.config, channels=["log", "absent"])
+        assert history.keys() == expected.keys()
+        for channel, entry in expected.items():
+            assert history[channel].get("seed") == entry.get("seed")
+            assert [write[1:] for write in history[channel]["writes"]] == [w[1:] for w in entry["writes"]]
+
+
+def test_a_long_history_is_read_in_pages(saver: DjangoSaver) -> None:
+    configs = [config_of("thread")]
+    for step in range(150):
+        configs.append(put(saver, configs[-1], new={"log": f"{step:04}"}, step=step))
+        saver.put_writes(configs[-1], [("log", step)], "task")
+    history = saver.get_delta_channel_history(config=configs[-1], channels=["log"])
+    assert [value for _, _, value in history["log"]["writes"]] == list(range(149))
+    assert "seed" not in history["log"]
+    assert saver.get_delta_channel_history(config=config_of("none"), channels=["log"]) == {
+        "log": {"writes": []}
+    }
+
+
+def test_a_copy_of_a_delta_thread_has_its_value(saver: DjangoSaver) -> None:
+    graph = _run(saver, 3)
+    expected = graph.get_state(config_of("thread")).values
+    saver.copy_thread("thread", "copy")
+    assert graph.get_state(config_of("copy")).values == expected
