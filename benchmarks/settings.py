@@ -48,7 +48,7 @@ DATABASES = {
         "OPTIONS": SQLITE_OPTIONS,
     },
 }
-INSTALLED_APPS = ["django.contrib.contenttypes", "helix_store"]
+INSTALLED_APPS = ["django.contrib.contenttypes", "helix_store", "helix_store.contrib.langgraph"]
 USE_TZ = True
 SECRET_KEY = "benchmarks"  # noqa: S105  signs cursors for the length of a run
 HELIX_STORE: dict[str, Any] = {

@@ -160,8 +160,12 @@ class DjangoSaver(BaseCheckpointSaver[str]):
             reason = "this saver owns another thread; claim this one too"
             raise InvalidPayload(path="config/configurable/thread_id", reason=reason)
         if owned is None and db.has_fast_writes:
-            names = {"tenant": db.tenant, "session_id": place.session_id}
-            if db.try_write(statement, {**columns, **names}):
+            parameters = {**columns, "tenant": db.tenant, "session_id": place.session_id}
+            if db.try_write(statement, parameters):
+                return
+            # The thread is new. Else the statement was given up, and the portable form tries again.
+            self._adapter.ensure(place.session_id, **_about_thread(config))
+            if db.try_write(statement, parameters):
                 return
 
         def write(session: LockedSession) -> None:

@@ -73,9 +73,7 @@ class DjangoSession(Branches):
         if items:
             await _with_plain_items(self._append, items)
 
-    async def pop_item(
-        self, *, wrapper: RunContextWrapper[Any] | None = None
-    ) -> TResponseInputItem | None:
+    async def pop_item(self, *, wrapper: RunContextWrapper[Any] | None = None) -> TResponseInputItem | None:
         """Delete the newest item of the branch and return it. No two callers get the same one.
 
         Newer items that cannot be read are deleted too.
