@@ -26,6 +26,7 @@ from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
+    Item,
     Message,
     Run,
     Session,
@@ -93,6 +94,7 @@ def payloads(scope: Scope) -> Iterator[Fault]:
     for model, order, columns, read in (
         (Message, ("sequence",), ("payload",), decode_object),
         (StagedChange, ("step_id", "tool_call_id"), ("payload",), lambda text: decode_staged([text])),
+        (Item, ("lane", "pk"), ("payload",), decode),
         (Run, ("turn",), ("error",), decode),
         (SubSessionRef, ("sub_session_id",), ("remote", "output", "error"), decode),
     ):

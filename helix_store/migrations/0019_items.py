@@ -5,7 +5,7 @@ from django.db import migrations, models
 from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._operations import RefuseToLose, compress_quickly
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
@@ -53,5 +53,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        compress_quickly("item", "payload"),
         RefuseToLose("item"),
     ]

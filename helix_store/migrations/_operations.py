@@ -26,6 +26,7 @@ _HOW_TO_REMOVE: Final = {
     "subsessionref": "Delete their sessions with delete_session().",
     "checkpoint": "Delete their threads with SnapshotCheckpointer.delete_threads().",
     "usageentry": "Delete them with DatabaseUsageStore.delete().",
+    "item": "Delete them with ItemLog.clear_all(), or their sessions with delete_session().",
     "lock": "Release these locks with force_release().",
     "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
     "stream": "Delete them with delete_stream().",

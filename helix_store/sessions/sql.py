@@ -15,13 +15,14 @@ from typing import Final
 
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Checkpoint, Lock, Message, Run, Session, StagedChange, SubSessionRef
+from helix_store.models import Checkpoint, Item, Lock, Message, Run, Session, StagedChange, SubSessionRef
 from helix_store.sessions.layout import STATE_COLUMNS, WRITTEN_COLUMNS
 from helix_store.sessions.rules import SUPERSEDED
 
 __all__ = [
     "CHECKPOINT_COLUMNS",
     "COMPARE_AND_SET_STATUS",
+    "COPY_ITEMS",
     "COPY_MESSAGES",
     "CURRENT_COLUMNS",
     "ENDED_RUN_COLUMNS",
@@ -44,6 +45,7 @@ __all__ = [
 
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
+_ITEM: Final = table(Item)
 _MESSAGE: Final = table(Message)
 _STAGED: Final = table(StagedChange)
 _REF: Final = table(SubSessionRef)
@@ -207,6 +209,13 @@ COPY_MESSAGES: Final = Statement(
         INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
         SELECT %(target)s, sequence, role, payload, created_at FROM {_MESSAGE}
         WHERE session_id = %(source)s AND sequence <= %(count)s ORDER BY sequence"""
+)
+
+COPY_ITEMS: Final = Statement(
+    f"""
+        INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at)
+        SELECT %(target)s, lane, key, payload, created_at FROM {_ITEM}
+        WHERE session_id = %(source)s AND created_at <= %(until)s ORDER BY lane, id"""
 )
 
 ENDED_RUN_COLUMNS: Final = tuple(field.attname for field in Run._meta.concrete_fields)

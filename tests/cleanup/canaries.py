@@ -18,6 +18,7 @@ from helix_store.core.payloads import encode
 from helix_store.models import (
     Checkpoint,
     InterruptRequest,
+    Item,
     Lock,
     Message,
     Operation,
@@ -34,7 +35,7 @@ from tests.postgres import installed_program
 
 __all__ = ["CHILDREN", "Canaries", "canary", "dumps", "text_columns"]
 
-CHILDREN: Final = (Run, Message, StagedChange, Operation, InterruptRequest, SubSessionRef, Checkpoint)
+CHILDREN: Final = (Run, Message, Item, StagedChange, Operation, InterruptRequest, SubSessionRef, Checkpoint)
 
 
 def canary() -> str:

@@ -15,6 +15,7 @@ from helix_store.checkpointers.snapshots.claims import Claim
 from helix_store.core import moments
 from helix_store.core.types import SessionState, SessionStatus, StepInfo
 from helix_store.handles import SessionHandle
+from helix_store.items import ItemLog
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -37,6 +38,7 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "streams": DatabaseStreamManager,
     "stream writer": StreamWriter,
     "graph": GraphCheckpointStore,
+    "items": ItemLog,
     "snapshots": SnapshotCheckpointer,
     "claim": Claim,
 }
@@ -155,6 +157,16 @@ class Faces:
         latest = self.graph.get_latest_checkpoint("g")
         assert latest is not None
         return latest.checkpoint_id
+
+    @cached_property
+    def items(self) -> ItemLog:
+        log = ItemLog("i", using=self.database.alias, tenant=self.database.tenant)
+        log.append(["first", "second", "third"], keys=["key", None, None])
+        return log
+
+    @property
+    def new_items(self) -> ItemLog:
+        return ItemLog("new", using=self.database.alias, tenant=self.database.tenant)
 
     @cached_property
     def snapshots(self) -> SnapshotCheckpointer:
@@ -513,6 +525,24 @@ _GRAPH: Final[Calls] = {
     ),
 }
 
+_ITEMS: Final[Calls] = {
+    "append": lambda f: partial(f.items.append, ["fourth"]),
+    "append in a new session": lambda f: partial(f.new_items.append, ["first"]),
+    "append of 1,000 items": lambda f: partial(f.items.append, range(1_000)),
+    "put": lambda f: partial(f.items.put, "key", "changed"),
+    "pop": lambda f: f.items.pop,
+    "pop of the third": lambda f: partial(f.items.pop, lambda payload: payload == "first"),
+    "replace_suffix": lambda f: partial(f.items.replace_suffix, ["third"], ["fourth"]),
+    "copy_to": lambda f: partial(f.items.copy_to, "other"),
+    "clear": lambda f: f.items.clear,
+    "clear_all": lambda f: f.items.clear_all,
+    "delete_lane": lambda f: partial(f.items.delete_lane, ""),
+    "tail": lambda f: f.items.tail,
+    "get": lambda f: partial(f.items.get, "key"),
+    "count": lambda f: f.items.count,
+    "lanes": lambda f: f.items.lanes,
+}
+
 _SNAPSHOTS: Final[Calls] = {
     "put": _of("snapshots", "put", "thread", {"version": 1}),
     "put of a new thread": _of("snapshots", "put", "new", {"version": 1}),
@@ -539,6 +569,7 @@ CALLS: Final[dict[str, Calls]] = {
     "streams": _STREAMS,
     "stream writer": _WRITER,
     "graph": _GRAPH,
+    "items": _ITEMS,
     "snapshots": _SNAPSHOTS,
     "claim": _CLAIM,
 }

@@ -314,6 +314,7 @@ LEFT: Final = (
         )
         for table, column, rows in (
             ("message", "payload", "session_id = [=steps]"),
+            ("item", "payload", "TRUE"),
             ("staged_change", "payload", "TRUE"),
             ("run", "error", "TRUE"),
             ("sub_session_ref", "output", "TRUE"),

@@ -16,6 +16,7 @@ from django.db.models import F, Field, JSONField, Model, Q
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import SessionState, StepInfo
+from helix_store.items import ItemLog
 from helix_store.models import Session, Stream
 from helix_store.models.fields import PayloadField
 from helix_store.stores import DatabaseStateStore, DatabaseStreamManager, DatabaseUsageStore
@@ -129,6 +130,8 @@ class World:
             state.custom_state["n"], state.output = number, {"answer": number}
             message = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
             store.save_state_and_promote_staging(name, state, [message], StepInfo(f"step-{number}", number))
+        log = ItemLog(name, using=self.database.alias, tenant=self.database.tenant)
+        log.append([{"role": "user", "content": "hello"}] * 2, keys=["key", None])
         ref = {"sub_session_id": f"{name}-child", "agent_type": "t", "remote": {"a": 1}, "output": [1]}
         store.add_sub_session_refs(name, [{**ref, "error": {"b": 2}}])
         pending: dict[str, dict[str, Any]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Final
 
 from django.db.models import QuerySet
 
@@ -57,9 +58,11 @@ from helix_store.sessions.requests import (
     NewSession,
 )
 from helix_store.sessions.rules import branched_state
-from helix_store.sessions.sql import CHECKPOINT_COLUMNS, CURRENT_COLUMNS, LATEST_CHECKPOINT
+from helix_store.sessions.sql import CHECKPOINT_COLUMNS, COPY_ITEMS, CURRENT_COLUMNS, LATEST_CHECKPOINT
 
 __all__ = ["DatabaseCheckpoints"]
+
+_END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class DatabaseCheckpoints(DatabaseOperations):
@@ -136,6 +139,9 @@ class DatabaseCheckpoints(DatabaseOperations):
         branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=moments.now())
         target = session_key(self.db, request.new_session_id)
         copy_messages(self.db, source=head.pk, target=target, count=boundary)
+        is_of_now = request.checkpoint_id is None and request.message_index is None
+        until = _END_OF_TIME if is_of_now else source.updated_at
+        self.db.execute(COPY_ITEMS, {"source": head.pk, "target": target, "until": until})
         branch_rows(
             Branch(
                 self.db,
