@@ -26,7 +26,19 @@ _FILES: Final = (
 _LEFT_OUT: Final = "close or corrupt or file_lock or failed_ or rollback or post_commit"
 """Tests that reach into connections, files and tables of ``SQLiteSession``."""
 
-FAILS: Final[dict[str, str]] = {}
+_THREADS: Final = "it looks into the connections of SQLiteSession"
+_NATIVE: Final = "EncryptedSession authenticates before it pops for isinstance(session, SQLiteSession) alone"
+
+FAILS: Final[dict[str, str]] = {
+    "test_sqlite_session_reaps_connections_from_exited_worker_threads": _THREADS,
+    "test_sqlite_session_keeps_connections_of_live_worker_threads": _THREADS,
+    "test_encrypted_pop_wrong_key_preserves_recoverable_history[False]": _NATIVE,
+    "test_encrypted_pop_wrong_key_preserves_recoverable_history[True]": _NATIVE,
+    "test_encrypted_pop_rechecks_authentication_after_expired_tail": _NATIVE,
+    "test_encrypted_pop_authentication_is_atomic_with_concurrent_mutations[append]": _NATIVE,
+    "test_encrypted_pop_authentication_is_atomic_with_concurrent_mutations[clear]": _NATIVE,
+    "test_encrypted_pop_wrong_key_preserves_row_identity": _NATIVE,
+}
 """Tests that no session but ``SQLiteSession`` can pass, with the reason."""
 
 
@@ -34,7 +46,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     name = parser.parse_args().database
-    command = [sys.executable, "-m", "pytest", "-q", "-rsxXfE", "--tb=line", "--no-header", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rsxXfE",
+        "--tb=line",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+    ]
     own = {"HELIX_TEST_DATABASES": name}
     corpus = subprocess.run(
         [*command, str(Path(__file__).with_name("openai_agents_corpus.py"))],

@@ -6,3 +6,19 @@ class OpenAIAgentsConfig(AppConfig):
     label = "helix_store_openai_agents"
     verbose_name = "OpenAI Agents"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from helix_store.app_tables import AppTable, register_table
+        from helix_store.contrib.openai_agents.models import OpenAIRunState
+
+        register_table(
+            AppTable(
+                OpenAIRunState,
+                record="openai_run_state",
+                order=("state_id",),
+                not_exported={
+                    "claim_owner": "A claim of a process that works on the other database.",
+                    "claim_expires_at": "A claim of a process that works on the other database.",
+                },
+            )
+        )

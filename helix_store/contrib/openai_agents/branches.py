@@ -70,7 +70,7 @@ class Branches:
         self._log = self._log_of(branch_id)
 
     async def delete_branch(self, branch_id: str, force: bool = False) -> None:
-        """Delete the items of a branch. ``force`` is needed for the current one; ``main`` cannot be deleted."""
+        """Delete the items of a branch, never of ``main``. ``force`` is needed for the current branch."""
         if branch_id == _MAIN:
             raise ValueError("The main branch cannot be deleted.")
         if branch_id == self.branch_id and not force:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agents import RunContextWrapper, SessionSettings, TResponseInputItem
-from agents.memory.session_settings import resolve_session_limit
+from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 
 from helix_store.adapters import session_id_for
 from helix_store.contrib.openai_agents.branches import Branches
@@ -43,7 +43,7 @@ class DjangoSession(Branches):
         fencing_token: int | None = None,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = _settings(session_settings)
+        self.session_settings = coerce_session_settings(session_settings or {})
         self.fencing_token = fencing_token
         log = ItemLog(session_id_for(session_id), branch, using=using, tenant=tenant, agent_type=AGENT_TYPE)
         super().__init__(log, using=using)
@@ -127,7 +127,3 @@ async def _with_plain_items(store: Callable[[list[Any]], Any], items: list[Any])
         if plain is None or plain == items:
             raise
         await store(plain)
-
-
-def _settings(given: SessionSettings | dict[str, Any] | None) -> SessionSettings:
-    return given if isinstance(given, SessionSettings) else SessionSettings(**(given or {}))

@@ -1,0 +1,51 @@
+"""Runs of OpenAI Agents SDK that wait for an approval."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.models import Session
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+
+__all__ = ["OpenAIRunState"]
+
+
+class OpenAIRunState(models.Model):
+    """The text of a ``RunState``, who may answer it until when, and who resumes it.
+
+    ``payload`` holds the text as a JSON string, so that any text is kept exactly. The claim is over at
+    ``claim_expires_at``; ``resumed_at`` says that a claim was finished.
+    """
+
+    session = models.ForeignKey(
+        Session,
+        on_delete=models.CASCADE,
+        related_name="openai_run_states",
+        db_constraint=False,
+        db_index=False,
+    )
+    state_id = IdentifierField()
+    payload = PayloadField()
+    size_bytes = models.BigIntegerField()
+    owner = IdentifierField(null=True, blank=True)
+    deadline = MomentField(null=True, blank=True)
+    claim_owner = IdentifierField(null=True, blank=True)
+    claim_token = models.BigIntegerField(default=0)
+    claim_expires_at = MomentField(null=True, blank=True)
+    resumed_at = MomentField(null=True, blank=True)
+    created_at = MomentField()
+
+    class Meta:
+        db_table = table_name("openai_run_state")
+        verbose_name = _("run state")
+        verbose_name_plural = _("run states")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "state_id"], name=constraint_name("openai_state_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.state_id)

@@ -1,0 +1,257 @@
+"""Runs that wait for an approval: the exact text of a ``RunState``, and the right to resume it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from helix_store import conf
+from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
+from helix_store.contrib.openai_agents import sql
+from helix_store.core import moments, validation
+from helix_store.core.ids import new_id
+from helix_store.core.payloads import decode, encode, size_of
+from helix_store.core.types import Duration
+from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.clocks import as_utc
+from helix_store.engine.database import Rows
+from helix_store.engine.statement import Statement
+from helix_store.exceptions import (
+    ConflictError,
+    IntegrityFault,
+    LockLostError,
+    SessionNotFound,
+)
+from helix_store.locks.rules import ttl_milliseconds
+
+if TYPE_CHECKING:
+    from agents import RunState
+
+__all__ = ["RunStateClaim", "RunStateStore", "StoredRunState"]
+
+_TTL_MS: Final = 60_000
+_LISTED: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRunState:
+    """A stored run. ``owner`` is who may answer it, ``claim_owner`` the newest resumer.
+
+    ``text`` is ``None`` in a list.
+    """
+
+    session_id: str
+    state_id: str
+    size_bytes: int
+    owner: str | None
+    deadline: datetime | None
+    claim_owner: str | None
+    claim_expires_at: datetime | None
+    resumed_at: datetime | None
+    created_at: datetime
+    text: str | None = None
+
+
+class RunStateStore:
+    """The runs that wait, each a row of its session.
+
+    A text is returned as it was saved, character for character: ``RunState.from_string(agent, text)``
+    continues the run in any process. It may hold credentials, as the SDK says; access to the table is access
+    to them.
+    """
+
+    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+        self._sessions = SessionAdapter("openai_agents", using, tenant=tenant)
+
+    def save(
+        self,
+        session_id: str,
+        state: RunState[Any, Any] | str,
+        *,
+        state_id: str | None = None,
+        owner: str | None = None,
+        deadline: datetime | None = None,
+    ) -> str:
+        """Store a run that waits, and return its id; a new one, unless it is given.
+
+        Only ``owner`` may claim it, where there is one, and nobody after ``deadline``. The first row creates
+        the session. Raises `ConflictError` for an id that the session has with another text, so that a repeat
+        is safe; `InvalidPayload`; `LimitExceeded` beyond ``max_state_bytes``.
+        """
+        text = state if isinstance(state, str) else state.to_string()
+        payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
+        chosen = new_id() if state_id is None else validation.identifier(state_id, "state_id")
+        columns = {
+            "state_id": chosen,
+            "payload": payload,
+            "size_bytes": size_of(payload),
+            "owner": validation.optional_identifier(owner, "owner"),
+            "deadline": _deadline(deadline),
+        }
+
+        def insert(session: LockedSession) -> str:
+            at = moments.now()
+            if session.db.execute(sql.SAVE, {**columns, "session": session.key, "at": at}):
+                return chosen
+            rows = session.db.execute(sql.LOAD, self._names(session_id, chosen))
+            if [row[-1] for row in rows] == [payload]:
+                return chosen
+            raise ConflictError("The session has another run state with this id.")
+
+        return self._sessions.write(session_id_for(session_id), insert)
+
+    def load(self, session_id: str, state_id: str) -> StoredRunState | None:
+        """Return a stored run with its text, or ``None``. One query; it takes no claim."""
+        validation.identifier(state_id, "state_id")
+        for row in self._sessions.db.read(sql.LOAD, self._names(session_id, state_id)):
+            return _stored(session_id, row, text=_text(row[-1]))
+        return None
+
+    def waiting(self, session_id: str, *, limit: int = 50) -> list[StoredRunState]:
+        """List the runs of a session that wait, oldest first, at most 200, without their texts. One query."""
+        parameters = self._names(session_id, "") | {"limit": validation.page_limit(limit, maximum=_LISTED)}
+        return [_stored(session_id, row) for row in self._sessions.db.read(sql.WAITING, parameters)]
+
+    def claim(
+        self,
+        session_id: str,
+        state_id: str,
+        *,
+        resumer: str,
+        owner: str | None = None,
+        ttl_ms: Duration = _TTL_MS,
+    ) -> RunStateClaim | None:
+        """Take the right to resume a run for a term on the database's clock; ``None`` when it is refused.
+
+        It is refused while another claim runs, after a finished one, after the deadline, and for another
+        ``owner`` than that of the run. Of many callers at once one gets it.
+        """
+        term = ttl_milliseconds(ttl_ms)
+        names = {
+            "resumer": validation.identifier(resumer, "resumer"),
+            "owner": validation.optional_identifier(owner, "owner"),
+        }
+        rows = self._write(session_id, state_id, sql.CLAIM, {**names, "ttl_ms": term})
+        for token, expires_at, payload in rows:
+            return RunStateClaim(
+                self, session_id, state_id, resumer, token, as_utc(expires_at), _text(payload), term
+            )
+        return None
+
+    def delete(self, session_id: str, state_id: str) -> bool:
+        """Delete a run, claimed or not, and return whether it was there. Safe to repeat."""
+        return bool(self._write(session_id, state_id, sql.DELETE, {}))
+
+    def _write(
+        self, session_id: str, state_id: str, statement: Statement, parameters: Mapping[str, Any]
+    ) -> Rows:
+        validation.identifier(state_id, "state_id")
+
+        def run(session: LockedSession) -> Rows:
+            return session.db.execute(statement, {**parameters, "session": session.key, "state_id": state_id})
+
+        try:
+            return self._sessions.write(session_id_for(session_id), run, create=False)
+        except SessionNotFound:
+            return []
+
+    def _names(self, session_id: str, state_id: str) -> dict[str, Any]:
+        tenant = self._sessions.tenant
+        return {"tenant": tenant, "session_id": session_id_for(session_id), "state_id": state_id}
+
+    asave = settled_twin(save)
+    aload = async_twin(load)
+    awaiting = async_twin(waiting)
+    aclaim = settled_twin(claim)
+    adelete = settled_twin(delete)
+
+
+class RunStateClaim:
+    """The right to resume one run. When the resumer dies, the run can be claimed after the term."""
+
+    def __init__(
+        self,
+        store: RunStateStore,
+        session_id: str,
+        state_id: str,
+        resumer: str,
+        token: int,
+        expires_at: datetime,
+        text: str,
+        ttl_ms: int,
+    ) -> None:
+        self._store = store
+        self._ttl_ms = ttl_ms
+        self.session_id = session_id
+        self.state_id = state_id
+        self.resumer = resumer
+        self.token = token
+        self.expires_at = expires_at
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"<RunStateClaim on {self.state_id} of {self.resumer!r}>"
+
+    def refresh(self, ttl_ms: Duration | None = None) -> datetime:
+        """Restart the term and return its new end. Raises `LockLostError` when the term is over."""
+        term = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        rows = self._write(sql.REFRESH, {"ttl_ms": term})
+        if not rows:
+            raise LockLostError(name=self.state_id, fencing_token=self.token)
+        self._ttl_ms, self.expires_at = term, as_utc(rows[0][0])
+        return self.expires_at
+
+    def done(self) -> bool:
+        """Mark the run as resumed: nobody can claim it again. In your transaction, both happen or neither.
+
+        It also works after the term. Returns ``False`` when the run was claimed again, released or deleted.
+        """
+        return bool(self._write(sql.FINISH, {}))
+
+    def release(self) -> bool:
+        """Make the run available again; ``False`` when the term was over."""
+        return bool(self._write(sql.RELEASE, {}))
+
+    def _write(self, statement: Statement, parameters: Mapping[str, Any]) -> Rows:
+        parameters = {**parameters, "token": self.token}
+        return self._store._write(self.session_id, self.state_id, statement, parameters)
+
+    arefresh = settled_twin(refresh)
+    adone = settled_twin(done)
+    arelease = settled_twin(release)
+
+
+def _deadline(value: datetime | None) -> datetime | None:
+    if value is None:
+        return None
+    milliseconds = validation.epoch_milliseconds(value, "deadline")
+    return validation.milliseconds_to_datetime(milliseconds)
+
+
+def _text(payload: str) -> str:
+    text = decode(payload)
+    if type(text) is not str:
+        raise IntegrityFault("A stored run state is not a text; other rows are not affected.")
+    return text
+
+
+def _stored(session_id: str, row: tuple[Any, ...], text: str | None = None) -> StoredRunState:
+    state_id, size_bytes, owner, deadline, claim_owner, claim_expires_at, resumed_at, created_at, *_ = row
+    return StoredRunState(
+        session_id=session_id,
+        state_id=state_id,
+        size_bytes=size_bytes,
+        owner=owner,
+        deadline=_utc(deadline),
+        claim_owner=claim_owner,
+        claim_expires_at=_utc(claim_expires_at),
+        resumed_at=_utc(resumed_at),
+        created_at=as_utc(created_at),
+        text=text,
+    )
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else as_utc(moment)
