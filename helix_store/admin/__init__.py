@@ -1,6 +1,7 @@
 """Pages of Django admin: they read models, and write by operations of the public stores only."""
 
 from helix_store.admin.checkpoints import CheckpointAdmin
+from helix_store.admin.items import ItemAdmin
 from helix_store.admin.locks import LockAdmin
 from helix_store.admin.messages import MessageAdmin
 from helix_store.admin.runs import RunAdmin
@@ -10,6 +11,7 @@ from helix_store.admin.usage import UsageEntryAdmin
 
 __all__ = [
     "CheckpointAdmin",
+    "ItemAdmin",
     "LockAdmin",
     "MessageAdmin",
     "RunAdmin",

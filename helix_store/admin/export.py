@@ -20,6 +20,7 @@ from helix_store.admin.operations import NoInput, Operation, Outcome
 from helix_store.models import (
     Checkpoint,
     InterruptRequest,
+    Item,
     Lock,
     Message,
     Run,
@@ -40,6 +41,7 @@ __all__ = ["EXPORTED_MODELS", "export_sessions"]
 EXPORTED_MODELS: Final[tuple[type[Model], ...]] = (
     Session,
     Message,
+    Item,
     Checkpoint,
     Run,
     StagedChange,

@@ -9,6 +9,7 @@ from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.models import (
     Checkpoint,
+    Item,
     Lock,
     Message,
     Run,
@@ -19,7 +20,7 @@ from helix_store.models import (
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 
-MODELS = (Session, Message, Checkpoint, Run, Lock, UsageEntry, Stream)
+MODELS = (Session, Message, Item, Checkpoint, Run, Lock, UsageEntry, Stream)
 """The models with pages of their own."""
 
 
@@ -84,6 +85,9 @@ def write_rows_beside(session: Session, text: str) -> None:
         updated_at=now,
         ended_at=now,
     )
+    Item.objects.using(alias).create(
+        session=session, lane=text[:1_000], key=text[:1_000], payload=encode([text]), created_at=now
+    )
     Lock.objects.using(alias).create(tenant=session.tenant, name=f"{session.session_id} {text}", owner=text)
     UsageEntry.objects.using(alias).create(
         tenant=session.tenant,
@@ -106,6 +110,7 @@ def rows_of(session: Session) -> list[Any]:
     return [
         session,
         Message.objects.using(alias).filter(session=session).only("pk").latest("sequence"),
+        Item.objects.using(alias).filter(session=session).only("pk").latest("pk"),
         Checkpoint.objects.using(alias).filter(session=session).only("pk").latest("version"),
         Run.objects.using(alias).filter(session=session).only("pk").latest("turn"),
         Lock.objects.using(alias).filter(tenant=session.tenant).latest("pk"),

@@ -66,7 +66,9 @@ def main() -> int:
     with _database(name) as settings:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(_ROOT / "tests" / "upstream" / "plugins"), str(_ROOT)]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(_ROOT / "tests" / "upstream" / "plugins"), str(_ROOT), os.environ.get("PYTHONPATH", "")]
+            ),
             "HELIX_UPSTREAM_DATABASE": json.dumps(settings),
             "HELIX_UPSTREAM_FAILS": json.dumps(FAILS),
             "OPENAI_API_KEY": "not-used",

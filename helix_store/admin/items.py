@@ -1,0 +1,63 @@
+"""Items of sessions in lanes: the list with the start of each, and the page of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.base import OF_SESSION, SessionChildAdmin
+from helix_store.admin.elements import identifier, json_block, one_line
+from helix_store.admin.messages import PREVIEW_SOURCE, message_preview
+from helix_store.admin.payloads import PayloadText, payload_of
+from helix_store.admin.times import stamp
+from helix_store.models import Item
+
+__all__ = ["ItemAdmin"]
+
+_PREVIEW_LENGTH = 180
+
+
+@admin.register(Item)
+class ItemAdmin(SessionChildAdmin):
+    list_display = ("lane_name", "item_key", "preview", "of_session", "written_at")
+    list_display_links = ("lane_name", "preview")
+    ordering = ("-pk",)
+    fields = ("of_session", "lane_name", "item_key", "written_at", "document")
+    readonly_fields = ("of_session", "lane_name", "item_key", "written_at", "document")
+
+    def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
+        """The newest first; the items of one session lane by lane, as they were added."""
+        return ("session_id", "lane", "pk") if OF_SESSION in request.GET else self.ordering
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
+        items: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
+        return items
+
+    @admin.display(description="lane")
+    def lane_name(self, item: Item) -> SafeString:
+        return identifier(item.lane or "-")
+
+    @admin.display(description="key")
+    def item_key(self, item: Item) -> SafeString:
+        return identifier(item.key or "-")
+
+    @admin.display(description=_("created"))
+    def written_at(self, item: Item) -> SafeString:
+        return stamp(item.created_at)
+
+    @admin.display(description=_("message"))
+    def preview(self, item: Any) -> SafeString | str:
+        """What the item says where it is a message, else its JSON."""
+        start = item.payload_start
+        return message_preview(start) or one_line(start, _PREVIEW_LENGTH)
+
+    @admin.display(description=_("as stored"))
+    def document(self, item: Item) -> SafeString | str:
+        return json_block(payload_of(item, "payload"))
