@@ -63,7 +63,27 @@ def _of_old_snapshot(method: str, **options: Any) -> Make:
     return make
 
 
+def _of_items(method: str, *arguments: Any, **options: Any) -> Make:
+    return lambda world: partial(getattr(world.items_of(BUSY, "branch"), method), *arguments, **options)
+
+
+def _items_before_an_old_one(world: World) -> Callable[[], object]:
+    log = world.items_of(BUSY, "branch")
+    return partial(log.tail, PAGE, before=log.tail()[100].position)
+
+
 CHECKPOINTER_CALLS: Final = [
+    # Items
+    Call("items tail", _of_items("tail", PAGE)),
+    Call("items tail before an old one", _items_before_an_old_one),
+    Call("items get", _of_items("get", "key-800")),
+    Call("items pop", _of_items("pop")),
+    Call("items append", _of_items("append", [1], keys=["new"])),
+    Call("items put", _of_items("put", "key-800", 2)),
+    Call("items replace_suffix", _of_items("replace_suffix", [1, 1], [2])),
+    # Counting reads the index.
+    Call("items count", _of_items("count"), reads=_ALL_OF_A_SESSION),
+    Call("items lanes", _of_items("lanes"), reads=_ALL_OF_A_SESSION, sorts=2),
     # Sessions of graphs
     Call("graph list_sessions", _of_graph("list_sessions", limit=PAGE)),
     Call("graph list_sessions, far page", _further_on("list_sessions")),

@@ -14,10 +14,12 @@ from django.db import connections
 from django.db.models import Model
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
+from helix_store.items import ItemLog
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
     InterruptRequest,
+    Item,
     Lock,
     Message,
     Operation,
@@ -87,6 +89,9 @@ class World:
     def graph(self) -> GraphCheckpointStore:
         return GraphCheckpointStore(self.database.alias, tenant=self.database.tenant)
 
+    def items_of(self, session_id: str, lane: str = "") -> ItemLog:
+        return ItemLog(session_id, lane, using=self.database.alias, tenant=self.database.tenant)
+
     @cached_property
     def snapshots(self) -> SnapshotCheckpointer:
         return SnapshotCheckpointer(self.database.alias, tenant=self.database.tenant)
@@ -123,6 +128,7 @@ def write_templates(world: World) -> None:
     world.usage.record_entries(kind(TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
     world.graph.save_checkpoint(TEMPLATE, step=1)
     world.snapshots.put(TEMPLATE, {"version": 1})
+    world.items_of(TEMPLATE).append([1], keys=["key"])
     async_to_sync(world.streams.create_writer)(TEMPLATE, "run", "agent")
     world.streams.write_sync(TEMPLATE, [{"type": "text_delta"}])
 
@@ -188,10 +194,15 @@ class _Copies:
             self._copy(Session, SESSIONS, {"tenant": f"'{self._tenant}{suffix}'", **shared})
 
     def of_histories(self) -> None:
-        """Messages and checkpoints."""
+        """Messages, items and checkpoints."""
         for spread in (_FEW_EACH, _LONG_ONES):
             number, at = spread.row, self._moment(spread.row)
             self._copy_to(spread, Message, {"sequence": number, "created_at": at})
+            lanes = {
+                "lane": f"CASE {number} % 2 WHEN 0 THEN 'branch' ELSE '' END",
+                "key": f"'key-' || {number}",
+            }
+            self._copy_to(spread, Item, lanes)
             for kind in (CheckpointKind.STEP, CheckpointKind.GRAPH, CheckpointKind.SNAPSHOT):
                 in_two = f"CASE {number} % 2 WHEN 0 THEN 'sub' ELSE '' END"
                 changed = {

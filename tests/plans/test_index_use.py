@@ -60,6 +60,8 @@ SERVED: Final = {
     "helix_stream_ended_idx": "prune",
     "helix_stream_keep_idx": "prune",
     "helix_chunk_seq_uniq": "read_after",
+    "helix_item_key_uniq": "items get",
+    "helix_item_lane_idx": "items tail",
 }
 """By index, a call that needs it."""
 

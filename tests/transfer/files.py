@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from helix_store.core.types import StepInfo
+from helix_store.items import ItemLog
 from helix_store.models import Checkpoint
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
@@ -41,6 +42,9 @@ def fill(database: CommittedDatabase) -> None:
         session__tenant=database.tenant, base__isnull=False
     )
     assert deltas.exists()
+    for lane in ("", "lane é"):
+        log = ItemLog(state.session_id, lane, using=database.alias, tenant=database.tenant)
+        log.append([{"role": "user", "content": "é \x00 \ud800"}, 1.0, None], keys=["key é", None, None])
     usage = DatabaseUsageStore(database.alias, tenant=database.tenant)
     store.create_session("gone", agent_type="agent")
     usage.record_entry(tokens("gone", prompt=3, cost_usd="0.000000000001"))
