@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from helix_store.core import validation
 from helix_store.core.limits import MAX_LANE_BYTES
@@ -13,10 +12,7 @@ from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.exceptions import HelixStoreError, InvalidPayload
 
-__all__ = ["entry_from", "key_of", "usage_of", "with_numbers_as_text"]
-
-_AS_TEXT: Final = "~json"
-"""The only field of the payload of an entry with a number that JSON has not: 1e400 is read as infinity."""
+__all__ = ["key_of", "usage_of"]
 
 
 def key_of(entry: Mapping[str, Any]) -> str | None:
@@ -26,27 +22,6 @@ def key_of(entry: Mapping[str, Any]) -> str | None:
         return validation.text(uuid, "uuid", limit=MAX_LANE_BYTES) or None
     except HelixStoreError:
         return None
-
-
-def with_numbers_as_text(entries: Sequence[Any]) -> list[Any]:
-    """The entries as payloads of items, after `InvalidPayload`: numbers may be larger than those of JSON."""
-    return [_as_text(entry) for entry in entries]
-
-
-def _as_text(entry: Any) -> Any:
-    try:
-        text = json.dumps(entry)
-        # Equal, unless it holds something else that is not JSON, which is left to be refused.
-        return {_AS_TEXT: text} if json.loads(text) == entry else entry
-    except (TypeError, ValueError, RecursionError):
-        return entry
-
-
-def entry_from(payload: Any) -> Any:
-    """The entry that became a payload."""
-    if isinstance(payload, dict) and payload.keys() == {_AS_TEXT}:
-        return json.loads(payload[_AS_TEXT])
-    return payload
 
 
 # --- Usage -----------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from claude_agent_sdk.types import (
 )
 
 from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.contrib.claude_agent.entries import entry_from, key_of, usage_of, with_numbers_as_text
+from helix_store.contrib.claude_agent.entries import key_of, usage_of
 from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_part
 from helix_store.contrib.claude_agent.models import ClaudeSession
+from helix_store.contrib.numbers import from_payload, with_numbers_as_text
 from helix_store.core import validation
 from helix_store.core.payloads import decode_object, encode
 from helix_store.core.validation import datetime_to_milliseconds
@@ -118,7 +119,7 @@ class DjangoSessionStore(SessionStore):
         try:
             self._write(transcript, partial(self._append_locked, transcript, entries, entries))
         except InvalidPayload:
-            payloads = with_numbers_as_text(entries)
+            payloads = [with_numbers_as_text(entry) for entry in entries]
             self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
 
     def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], R]) -> R:
@@ -141,7 +142,7 @@ class DjangoSessionStore(SessionStore):
             return
         if added < len(entries):
             # The lane is locked: its newest items are those that were not there before.
-            entries = [entry_from(item.payload) for item in log.tail(added)]
+            entries = [from_payload(item.payload) for item in log.tail(added)]
         now_ms = datetime_to_milliseconds(database_now(session.db))
         self._fold_locked(transcript, entries, session, now_ms)
         if self._records_usage:
@@ -184,7 +185,7 @@ class DjangoSessionStore(SessionStore):
         before: int | None = None
         with self._adapter.db.snapshot():
             while items := log.tail(_PAGE, before=before):
-                pages.append([entry_from(item.payload) for item in items])
+                pages.append([from_payload(item.payload) for item in items])
                 if len(items) < _PAGE:
                     break
                 before = items[0].position

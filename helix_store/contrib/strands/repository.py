@@ -1,0 +1,258 @@
+"""The session repository of Strands Agents in the database of the project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db.models import Subquery
+from strands.session.session_repository import SessionRepository
+from strands.types.exceptions import SessionException
+from strands.types.session import Session, SessionAgent, SessionMessage
+
+from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
+from helix_store.contrib.numbers import from_payload, with_numbers_as_text
+from helix_store.contrib.strands.threads import beside_the_loop
+from helix_store.contrib.strands.usage import usage_of
+from helix_store.core import validation
+from helix_store.core.payloads import decode
+from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.engine.clocks import database_now
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.items import ItemLog
+from helix_store.models import Item
+from helix_store.models import Session as StoredSession
+from helix_store.usage.database import DatabaseUsageStore
+
+if TYPE_CHECKING:
+    from strands.multiagent import MultiAgentBase
+
+__all__ = ["DjangoSessionRepository"]
+
+Document = dict[str, Any]
+
+_SESSION: Final = "session"
+_AGENTS: Final = "agents"
+_MULTI_AGENTS: Final = "multi_agents"
+
+
+class DjangoSessionRepository(SessionRepository):
+    """Sessions of Strands as items of sessions, in the database ``using`` and one tenant.
+
+    A session of Strands is one session here. Its agents are items of a lane, and the messages of each agent
+    are a lane. Every write is one transaction under the session's lock. What the model's responses spent goes
+    to the usage ledger in the same transaction, for the name ``model``, unless that is ``None``. ``user_id``
+    is that of the sessions that the repository creates. May be called beside a running event loop, which
+    waits. Raises `SessionException` of Strands for what does not exist or exists already, and the errors of
+    this package.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "strands",
+        user_id: str | None = None,
+        model: str | None = "unknown",
+    ) -> None:
+        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
+        self._user_id = validation.optional_identifier(user_id, "user_id")
+        self._model = validation.optional_identifier(model, "model")
+
+    @staticmethod
+    def session_id_of(session_id: str) -> str:
+        """The id of the session in this store: a derived one where that of Strands is too long."""
+        return session_id_for(session_id)
+
+    # --- Sessions ----------------------------------------------------------------------------------
+
+    def create_session(self, session: Session, **kwargs: Any) -> Session:
+        """Create a session, also in one that the application created with this id."""
+        document = _plain(session.to_dict())
+
+        def create(locked: LockedSession) -> None:
+            log = self._log(locked.session_id, _SESSION)
+            if log.get(_SESSION) is not None:
+                raise SessionException(f"Session {session.session_id} already exists")
+            _put(log, _SESSION, document)
+
+        def ensure_and_create(session_id: str) -> None:
+            if self._user_id is not None:
+                self._adapter.ensure(session_id, user_id=self._user_id)
+            self._adapter.write(session_id, create)
+
+        beside_the_loop(partial(ensure_and_create, session_id_for(session.session_id)))
+        return session
+
+    def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
+        document = self._read(session_id, _SESSION, _SESSION)
+        # A branch of a session holds the document of its source.
+        return None if document is None else Session.from_dict({**document, "session_id": session_id})
+
+    def delete_session(self, session_id: str, **kwargs: Any) -> None:
+        """Delete a session with its agents, messages and usage. Safe to repeat.
+
+        Of a session that the application created, the items go and the session stays.
+        """
+        beside_the_loop(partial(self._adapter.delete, session_id_for(session_id), Item))
+
+    # --- Agents ------------------------------------------------------------------------------------
+
+    def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
+        agent_id, document = session_agent.agent_id, _plain(session_agent.to_dict())
+
+        def create(locked: LockedSession) -> None:
+            log = self._log(locked.session_id, _AGENTS)
+            if log.get(agent_id) is not None:
+                raise SessionException(f"Agent {agent_id} already exists in session {session_id}")
+            _put(log, agent_id, document)
+
+        self._write(session_id, create)
+
+    def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
+        document = self._read(session_id, _AGENTS, agent_id)
+        return None if document is None else SessionAgent.from_dict(document)
+
+    def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
+        """Replace the stored agent, but for its ``created_at``."""
+        agent_id = session_agent.agent_id
+        self._replace(session_id, _AGENTS, agent_id, session_agent.to_dict(), f"Agent {agent_id}")
+
+    # --- Messages ----------------------------------------------------------------------------------
+
+    def create_message(
+        self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
+    ) -> None:
+        """Add a message and record its usage. Of two processes that add one id, the second gets an error."""
+        lane, key = _messages(agent_id), _message_key(session_message.message_id)
+        document = _plain(session_message.to_dict())
+
+        def create(locked: LockedSession) -> None:
+            if self._log(locked.session_id, _AGENTS).get(agent_id) is None:
+                raise SessionException(f"Agent {agent_id} does not exist in session {session_id}")
+            log = self._log(locked.session_id, lane)
+            if log.get(key) is not None:
+                name = f"Message {session_message.message_id} of agent {agent_id}"
+                raise SessionException(f"{name} already exists in session {session_id}")
+            _put(log, key, document)
+            self._record_usage(locked, document["message"])
+
+        self._write(session_id, create)
+
+    def read_message(
+        self, session_id: str, agent_id: str, message_id: int, **kwargs: Any
+    ) -> SessionMessage | None:
+        document = self._read(session_id, _messages(agent_id), _message_key(message_id))
+        return None if document is None else SessionMessage.from_dict(document)
+
+    def update_message(
+        self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
+    ) -> None:
+        """Replace the stored message, but for its ``created_at``."""
+        lane, key = _messages(agent_id), _message_key(session_message.message_id)
+        name = f"Message {session_message.message_id} of agent {agent_id}"
+        self._replace(session_id, lane, key, session_message.to_dict(), name)
+
+    def list_messages(
+        self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
+    ) -> list[SessionMessage]:
+        """The messages of an agent by their ids, without the first ``offset``. One query."""
+        lane, start = _messages(agent_id), validation.page_offset(offset)
+        end = None if limit is None else start + validation.query_number(limit, "limit")
+
+        def read(db: Database) -> list[str]:
+            session = StoredSession.objects.filter(tenant=db.tenant, session_id=session_id_for(session_id))
+            items = Item.objects.using(db.alias).filter(
+                session_id=Subquery(session.values("pk")), lane=lane, key__isnull=False
+            )
+            return list(items.order_by("key").values_list("payload", flat=True)[start:end])
+
+        texts = beside_the_loop(partial(self._adapter.read, read))
+        return [SessionMessage.from_dict(from_payload(decode(text))) for text in texts]
+
+    # --- Graphs and swarms -------------------------------------------------------------------------
+
+    def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
+        """Store the state of a graph or swarm, in the place of an older one with its id."""
+        name, state = multi_agent.id, _plain(multi_agent.serialize_state())
+        self._write(session_id, lambda locked: _put(self._log(locked.session_id, _MULTI_AGENTS), name, state))
+
+    def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> Document | None:
+        return self._read(session_id, _MULTI_AGENTS, multi_agent_id)
+
+    def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
+        name, state = multi_agent.id, multi_agent.serialize_state()
+        self._replace(session_id, _MULTI_AGENTS, name, state, f"MultiAgent state {name}")
+
+    # --- Items -------------------------------------------------------------------------------------
+
+    def _read(self, session_id: str, lane: str, key: str) -> Document | None:
+        item = beside_the_loop(partial(self._log(session_id_for(session_id), lane).get, key))
+        document: Document | None = None if item is None else from_payload(item.payload)
+        return document
+
+    def _replace(self, session_id: str, lane: str, key: str, given: Document, name: str) -> None:
+        document = _plain(given)
+
+        def replace(locked: LockedSession) -> None:
+            log = self._log(locked.session_id, lane)
+            stored = log.get(key)
+            if stored is None:
+                raise SessionException(f"{name} does not exist in session {session_id}")
+            created = {"created_at": from_payload(stored.payload).get("created_at")}
+            _put(log, key, {**document, **created} if lane != _MULTI_AGENTS else document)
+
+        self._write(session_id, replace)
+
+    def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
+        write = partial(self._adapter.write, session_id_for(session_id), call, create=False)
+        try:
+            beside_the_loop(write)
+        except SessionNotFound as exc:
+            raise SessionException(f"Session {session_id} does not exist") from exc
+
+    def _record_usage(self, locked: LockedSession, message: Document) -> None:
+        if self._model is None:
+            return
+        entry = usage_of(
+            message,
+            session_id=locked.session_id,
+            agent_type=self._adapter.agent_type,
+            model=self._model,
+            now_ms=datetime_to_milliseconds(database_now(locked.db)),
+        )
+        if entry is not None:
+            DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+
+    def _log(self, session_id: str, lane: str) -> ItemLog:
+        return ItemLog(session_id, lane, using=self._adapter.db.using, tenant=self._adapter.tenant)
+
+
+def _put(log: ItemLog, key: str, document: Document) -> None:
+    try:
+        log.put(key, document)
+    except InvalidPayload:
+        log.put(key, with_numbers_as_text(document))
+
+
+def _plain(document: Any) -> Document:
+    """The document as JSON has it: its enumerations as texts, its tuples as lists."""
+    try:
+        plain: Document = json.loads(json.dumps(document, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise InvalidPayload(path="", reason="Python cannot write it as JSON") from exc
+    return plain
+
+
+def _messages(agent_id: str) -> str:
+    """The lane of the messages of an agent."""
+    return f"messages/{agent_id}"
+
+
+def _message_key(message_id: int) -> str:
+    """Keys are ordered as texts, and so by the number."""
+    return f"{validation.whole_number(message_id, 'message_id'):019d}"

@@ -1,0 +1,56 @@
+"""What a message of Strands says of usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from helix_store.core import validation
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.exceptions import InvalidPayload
+
+__all__ = ["usage_of"]
+
+
+def usage_of(
+    message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str, now_ms: int
+) -> UsageEntry | None:
+    """The ledger's entry of a model's response; ``None`` for a message without usage.
+
+    Its id is that of the message, so that a copy in another session does not count again.
+    """
+    match message:
+        case {"metadata": {"usage": dict(usage)}}:
+            pass
+        case _:
+            return None
+    prompt, completion = _count(usage, "inputTokens"), _count(usage, "outputTokens")
+    cached = _count(usage, "cacheReadInputTokens")
+    if prompt + completion != _count(usage, "totalTokens"):
+        # This provider reports cached tokens beside those of the input.
+        prompt += cached + _count(usage, "cacheWriteInputTokens")
+    if not prompt + completion:
+        return None
+    return UsageEntry(
+        kind=UsageKind.TOKENS,
+        id=_id_of(message),
+        session_id=session_id,
+        step_count=0,
+        timestamp=now_ms,
+        source=UsageSource(type="agent", name=agent_type),
+        model=model,
+        tokens=TokenCounts(prompt=prompt, completion=completion, cached=cached, total=prompt + completion),
+    )
+
+
+def _id_of(message: Mapping[str, Any]) -> str | None:
+    try:
+        return validation.identifier(f"strands:{message['tracking_id']}", "id")
+    except (KeyError, InvalidPayload):
+        return None
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if type(value) is int and 0 < value < 2**40 else 0
