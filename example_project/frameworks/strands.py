@@ -11,7 +11,7 @@ from strands.session import RepositorySessionManager
 
 from helix_store.contrib.strands import DjangoSessionRepository
 
-__all__ = ["ScriptedModel", "agent_of"]
+__all__ = ["ScriptedModel", "agent_of", "weather"]
 
 
 @tool

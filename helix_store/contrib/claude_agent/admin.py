@@ -1,0 +1,48 @@
+"""Claude sessions: the list by project, and the page of one with its summary."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.amounts import number
+from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.elements import NOTHING, json_block, narrow
+from helix_store.admin.payloads import payload_of
+from helix_store.admin.times import stamp
+from helix_store.contrib.claude_agent.models import ClaudeSession
+from helix_store.core.payloads import size_of
+from helix_store.core.validation import milliseconds_to_datetime
+
+__all__ = ["ClaudeSessionAdmin"]
+
+
+@admin.register(ClaudeSession)
+class ClaudeSessionAdmin(SessionChildAdmin):
+    list_display = ("claude_id", "project", "of_session", "written_at")
+    list_display_links = ("claude_id",)
+    ordering = ("-id",)
+    link_lookups = (*SessionChildAdmin.link_lookups, "project_key__exact")
+    fields = ("claude_session_id", "project_key", "of_session", "written_at", "size", "document")
+    readonly_fields = ("of_session", "written_at", "size", "document")
+
+    @admin.display(description=_("Claude session"))
+    def claude_id(self, row: ClaudeSession) -> SafeString:
+        return narrow(row.claude_session_id)
+
+    @admin.display(description=_("project"))
+    def project(self, row: ClaudeSession) -> SafeString:
+        return narrow(row.project_key)
+
+    @admin.display(description=_("written"))
+    def written_at(self, row: ClaudeSession) -> SafeString | str:
+        return NOTHING if row.mtime_ms is None else stamp(milliseconds_to_datetime(row.mtime_ms))
+
+    @admin.display(description=_("bytes"))
+    def size(self, row: ClaudeSession) -> str:
+        return number(size_of(payload_of(row, "summary") or ""))
+
+    @admin.display(description=_("summary"))
+    def document(self, row: ClaudeSession) -> SafeString | str:
+        return json_block(payload_of(row, "summary"))
