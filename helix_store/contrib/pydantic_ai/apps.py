@@ -6,3 +6,8 @@ class PydanticAIConfig(AppConfig):
     label = "helix_store_pydantic_ai"
     verbose_name = "Pydantic AI"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from helix_store.contrib.pydantic_ai.tables import register_tables
+
+        register_tables()

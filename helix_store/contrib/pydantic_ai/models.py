@@ -1,0 +1,100 @@
+"""The tables of conversations: a record names the newest entry of its history, and forks share entries."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.models import Session
+from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+
+__all__ = ["Conversation", "ConversationEntry", "ConversationFamily"]
+
+
+class ConversationFamily(models.Model):
+    """The conversations that may share entries: one and its forks.
+
+    Every write holds a share of this row. What deletes conversations locks it, so that an entry cannot go
+    while a fork begins to point at it.
+    """
+
+    tenant = IdentifierField(default="", blank=True)
+    family = IdentifierField()
+
+    class Meta:
+        db_table = table_name("pydantic_family")
+        verbose_name = _("conversation family")
+        verbose_name_plural = _("conversation families")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "family"], name=constraint_name("pydantic_family_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.family)
+
+
+class Conversation(models.Model):
+    """The record of a conversation: a narrow copy of what is looked up, and the exact text of all of it.
+
+    ``head_id`` and ``branches`` are the entries that it reaches its history from.
+    """
+
+    session = models.OneToOneField(
+        Session, on_delete=models.CASCADE, related_name="pydantic_conversation", db_constraint=False
+    )
+    tenant = IdentifierField(default="", blank=True)
+    family = IdentifierField()
+    head_id = IdentifierField(null=True, blank=True)
+    branches = models.JSONField(default=list, blank=True)
+    revision = IdentifierField()
+    # The scope, or for one that is no identifier the name that `scope_name` gives it.
+    scope = IdentifierField(null=True, blank=True)
+    updated_at = MomentField()
+    document = PayloadField()
+
+    class Meta:
+        db_table = table_name("pydantic_record")
+        verbose_name = _("conversation")
+        verbose_name_plural = _("conversations")
+        indexes = [
+            models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_family_idx")),
+            models.Index(
+                fields=["tenant", "scope", "-updated_at", "id"], name=constraint_name("pydantic_scope_idx")
+            ),
+            models.Index(fields=["tenant", "-updated_at", "id"], name=constraint_name("pydantic_newest_idx")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.revision)
+
+
+class ConversationEntry(models.Model):
+    """One message, and the entry before it. An entry never changes."""
+
+    tenant = IdentifierField(default="", blank=True)
+    entry_id = IdentifierField()
+    family = IdentifierField()
+    parent_id = IdentifierField(null=True, blank=True)
+    kind = IdentifierField()
+    payload = PayloadField()
+    size_bytes = models.BigIntegerField()
+    created_at = MomentField()
+
+    class Meta:
+        db_table = table_name("pydantic_entry")
+        verbose_name = _("conversation entry")
+        verbose_name_plural = _("conversation entries")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "entry_id"], name=constraint_name("pydantic_entry_uniq")
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["tenant", "family"], name=constraint_name("pydantic_entry_idx")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.entry_id)

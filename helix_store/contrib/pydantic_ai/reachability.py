@@ -1,0 +1,218 @@
+"""Which entries conversations reach from their heads and branches, and the deletion of all others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from django.db.models import Model, QuerySet
+from django.db.models.expressions import RawSQL
+
+from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.statement import Statement, table
+
+__all__ = [
+    "entries_of_sessions",
+    "families_of_sessions",
+    "faults_of_conversations",
+    "faults_of_entries",
+    "release_entries",
+]
+
+_FAMILY: Final = table(ConversationFamily)
+_CONVERSATION: Final = table(Conversation)
+_ENTRY: Final = table(ConversationEntry)
+
+
+# --- Deletion ------------------------------------------------------------------------------------------
+
+
+def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
+    """Delete the entries that only conversations of these sessions reach, before the sessions go.
+
+    Call it in a transaction. It locks the families of the conversations: a fork that begins meanwhile waits
+    for the commit, and one that was first keeps what it reaches.
+    """
+    keys = list_parameter(db, list(sessions))
+    families: dict[str, list[str]] = defaultdict(list)
+    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": keys}):
+        families[tenant].append(family)
+    entries = emptied = 0
+    for tenant, names in sorted(families.items()):
+        chosen = {"tenant": tenant, "families": list_parameter(db, names)}
+        db.execute(_LOCK_FAMILIES, chosen)
+        # Separate statements: these see what the lock has waited for.
+        entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
+        emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
+    return {ConversationEntry: entries, ConversationFamily: emptied}
+
+
+# --- Exports -------------------------------------------------------------------------------------------
+
+
+def entries_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
+    """Of the rows of `ConversationEntry`, those in a history of a conversation of these sessions."""
+    chosen, params = sessions.values("pk").query.get_compiler(using=rows.db).as_sql()
+    condition = f"c.session_id IN ({chosen})"
+    postgresql, sqlite = _reached((condition, condition))
+    return rows.filter(
+        pk__in=_RawSQL(f"{postgresql} SELECT id FROM reached", f"{sqlite} SELECT id FROM reached", params * 2)
+    )
+
+
+def families_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
+    """Of the rows of `ConversationFamily`, those with a conversation of these sessions."""
+    conversations = Conversation._base_manager.using(rows.db).filter(session__in=sessions.values("pk"))
+    return rows.filter(family__in=conversations.values("family"))
+
+
+class _RawSQL(RawSQL):
+    """SQL with a text for each database."""
+
+    def __init__(self, postgresql: str, sqlite: str, params: Any) -> None:
+        super().__init__(postgresql, params)
+        self.sqlite = sqlite
+
+    def as_sqlite(self, compiler: Any, connection: Any) -> Any:
+        return f"({self.sqlite})", self.params
+
+
+# --- The doctor ----------------------------------------------------------------------------------------
+
+
+def faults_of_conversations(db: Database, sessions: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Sessions whose conversation has a head or a branch that is not stored."""
+    for session, entry_id in db.execute(_MISSING_TIPS, {"sessions": list_parameter(db, list(sessions))}):
+        yield session, f"the conversation ends with the entry {entry_id}, which is not stored"
+
+
+def faults_of_entries(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Entries that no conversation reaches, and those whose parent is not stored."""
+    chosen = {"keys": list_parameter(db, list(keys))}
+    for key, parent_id in db.execute(_ORPHANS, chosen):
+        yield key, f"the entry before it, {parent_id}, is not stored"
+    for (key,) in db.execute(_UNREACHED, chosen):
+        yield key, "no conversation reaches the entry"
+
+
+# --- Statements ----------------------------------------------------------------------------------------
+
+
+def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
+    """The entries in a history of the conversations ``c``, as the table ``reached(id, tenant, parent_id)``.
+
+    For PostgreSQL and for SQLite, as is the condition. OFFSET 0 keeps PostgreSQL from joining with the whole
+    table: each entry is one look-up by its id.
+    """
+    postgresql, sqlite = conversations
+    before = (
+        f"SELECT id, tenant, parent_id FROM {_ENTRY} WHERE tenant = {{0}}.tenant AND entry_id = {{0}}.{{1}}"
+    )
+    joined = f"CROSS JOIN {_ENTRY} AS e ON e.tenant = {{0}}.tenant AND e.entry_id = {{0}}.{{1}}"
+    return (
+        f"""WITH RECURSIVE tip(tenant, entry_id) AS (
+            SELECT c.tenant, c.head_id FROM {_CONVERSATION} AS c WHERE {postgresql}
+            UNION
+            SELECT c.tenant, left_at.entry_id
+            FROM {_CONVERSATION} AS c, jsonb_array_elements_text(c.branches) AS left_at(entry_id)
+            WHERE {postgresql}
+        ), reached(id, tenant, parent_id) AS (
+            SELECT e.* FROM tip, LATERAL ({before.format("tip", "entry_id")} OFFSET 0) AS e
+            UNION
+            SELECT e.* FROM reached, LATERAL ({before.format("reached", "parent_id")} OFFSET 0) AS e
+        )""",
+        f"""WITH RECURSIVE tip(tenant, entry_id) AS (
+            SELECT c.tenant, c.head_id FROM {_CONVERSATION} AS c WHERE {sqlite}
+            UNION
+            SELECT c.tenant, left_at.value
+            FROM {_CONVERSATION} AS c, json_each(c.branches) AS left_at
+            WHERE {sqlite}
+        ), reached(id, tenant, parent_id) AS (
+            SELECT e.id, e.tenant, e.parent_id FROM tip {joined.format("tip", "entry_id")}
+            UNION
+            SELECT e.id, e.tenant, e.parent_id FROM reached {joined.format("reached", "parent_id")}
+        )""",
+    )
+
+
+def _statement(text: str, *conditions: tuple[str, str], postgresql_end: str = "") -> Statement:
+    """A text with a place for each of the conditions, which the databases write differently."""
+    return Statement(
+        postgresql=text.format(*(condition[0] for condition in conditions)) + postgresql_end,
+        sqlite=text.format(*(condition[1] for condition in conditions)),
+    )
+
+
+_FAMILIES_OF_SESSIONS: Final = _statement(
+    f"SELECT DISTINCT tenant, family FROM {_CONVERSATION} WHERE {{}}",
+    is_in_list("session_id", "sessions", "bigint"),
+)
+_LOCK_FAMILIES: Final = _statement(
+    f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND {{}} ORDER BY family",
+    is_in_list("family", "families", "varchar"),
+    postgresql_end=" FOR UPDATE",
+)
+
+_IN_FAMILIES: Final = is_in_list("c.family", "families", "varchar")
+_IN_SESSIONS: Final = is_in_list("c.session_id", "sessions", "bigint")
+_REMAINING: Final = _reached(
+    (
+        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[0]} AND NOT ({_IN_SESSIONS[0]})",
+        f"c.tenant = %(tenant)s AND {_IN_FAMILIES[1]} AND NOT ({_IN_SESSIONS[1]})",
+    )
+)
+_DELETE_UNREACHED: Final = _statement(
+    f"""{{}} DELETE FROM {_ENTRY} AS e
+        WHERE e.tenant = %(tenant)s AND {{}} AND {{}} RETURNING id""",
+    _REMAINING,
+    is_in_list("family", "families", "varchar"),
+    (
+        "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
+        "id NOT IN (SELECT id FROM reached)",
+    ),
+)
+_DELETE_FAMILIES: Final = _statement(
+    f"""DELETE FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} AND NOT EXISTS (
+        SELECT 1 FROM {_CONVERSATION} AS c WHERE c.tenant = f.tenant AND c.family = f.family AND NOT ({{}})
+    ) RETURNING id""",
+    is_in_list("f.family", "families", "varchar"),
+    _IN_SESSIONS,
+)
+
+_MISSING_TIPS: Final = _statement(
+    f"""SELECT tip.session_id, tip.entry_id FROM (
+        SELECT c.session_id, c.tenant, c.head_id AS entry_id FROM {_CONVERSATION} AS c WHERE {{0}}
+        UNION ALL
+        SELECT c.session_id, c.tenant, left_at.{{1}} FROM {_CONVERSATION} AS c, {{2}} WHERE {{0}}
+    ) AS tip
+    WHERE tip.entry_id IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM {_ENTRY} AS e WHERE e.tenant = tip.tenant AND e.entry_id = tip.entry_id
+    ) ORDER BY 1, 2""",
+    _IN_SESSIONS,
+    ("entry_id", "value"),
+    ("jsonb_array_elements_text(c.branches) AS left_at(entry_id)", "json_each(c.branches) AS left_at"),
+)
+
+_ENTRY_KEYS: Final = is_in_list("e.id", "keys", "bigint")
+_ORPHANS: Final = _statement(
+    f"""SELECT e.id, e.parent_id FROM {_ENTRY} AS e
+        WHERE {{}} AND e.parent_id IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM {_ENTRY} AS before WHERE before.tenant = e.tenant AND before.entry_id = e.parent_id
+        ) ORDER BY e.id""",
+    _ENTRY_KEYS,
+)
+_THEIR_FAMILIES: Final = (
+    f"EXISTS (SELECT 1 FROM {_ENTRY} AS e WHERE e.tenant = c.tenant AND e.family = c.family AND {{}})"
+)
+_UNREACHED: Final = _statement(
+    f"""{{}} SELECT e.id FROM {_ENTRY} AS e WHERE {{}} AND {{}} ORDER BY e.id""",
+    _reached((_THEIR_FAMILIES.format(_ENTRY_KEYS[0]), _THEIR_FAMILIES.format(_ENTRY_KEYS[1]))),
+    _ENTRY_KEYS,
+    (
+        "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
+        "e.id NOT IN (SELECT id FROM reached)",
+    ),
+)

@@ -1,0 +1,90 @@
+"""The SQL of reads and writes of one conversation. `reachability` has that of whole families."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
+from helix_store.engine.expressions import is_in_list
+from helix_store.engine.statement import Statement, table
+from helix_store.models import Session
+from helix_store.sessions.sql import SESSION_BY_ID
+
+__all__ = [
+    "CONVERSATIONS",
+    "CONVERSATION_OF_SESSION",
+    "CONVERSATION_TO_WRITE",
+    "ENTRY",
+    "FAMILIES_OF_ENTRIES",
+    "HISTORY",
+    "HOLD_FAMILY",
+    "SCOPED_CONVERSATIONS",
+]
+
+_FAMILY: Final = table(ConversationFamily)
+_CONVERSATION: Final = table(Conversation)
+_ENTRY: Final = table(ConversationEntry)
+
+_OF_TENANT: Final = "tenant = (SELECT %(tenant)s)"
+
+# --- Reads -------------------------------------------------------------------------------------------
+
+CONVERSATION_OF_SESSION: Final = Statement(
+    f"""
+    SELECT document FROM {_CONVERSATION}
+    WHERE session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})"""
+)
+
+_LISTED: Final = f"SELECT document FROM {_CONVERSATION} WHERE {_OF_TENANT}"
+_NEWEST: Final = "ORDER BY updated_at DESC, id LIMIT %(limit)s"
+CONVERSATIONS: Final = Statement(f"{_LISTED} {_NEWEST}")
+SCOPED_CONVERSATIONS: Final = Statement(f"{_LISTED} AND scope = %(scope)s {_NEWEST}")
+
+_COLUMNS: Final = "entry_id, parent_id, kind, payload"
+
+ENTRY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(entry_id)s")
+
+# OFFSET 0 keeps PostgreSQL from joining with the whole table: each entry is one look-up by its id.
+HISTORY: Final = Statement(
+    postgresql=f"""
+        WITH RECURSIVE history AS (
+            SELECT {_COLUMNS}, 1::bigint AS depth FROM {_ENTRY}
+            WHERE {_OF_TENANT} AND entry_id = %(head_id)s
+            UNION ALL
+            SELECT before.*, history.depth + 1 FROM history, LATERAL (
+                SELECT {_COLUMNS} FROM {_ENTRY}
+                WHERE {_OF_TENANT} AND entry_id = history.parent_id OFFSET 0
+            ) AS before
+            WHERE history.depth < %(limit)s
+        )
+        SELECT {_COLUMNS} FROM history ORDER BY depth DESC""",
+    sqlite=f"""
+        WITH RECURSIVE history AS (
+            SELECT {_COLUMNS}, 1 AS depth FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(head_id)s
+            UNION ALL
+            SELECT e.entry_id, e.parent_id, e.kind, e.payload, history.depth + 1
+            FROM history CROSS JOIN {_ENTRY} AS e
+            WHERE e.{_OF_TENANT} AND e.entry_id = history.parent_id AND history.depth < %(limit)s
+        )
+        SELECT {_COLUMNS} FROM history ORDER BY depth DESC""",
+)
+"""The entries up to ``head_id``, the oldest first, at most ``limit``."""
+
+# --- Writes ------------------------------------------------------------------------------------------
+
+CONVERSATION_TO_WRITE: Final = Statement(
+    f"""
+    SELECT id, family, revision, head_id, branches, document FROM {_CONVERSATION}
+    WHERE session_id = %(session)s"""
+)
+
+_ONE_FAMILY: Final = f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND family = %(family)s"
+HOLD_FAMILY: Final = Statement(postgresql=f"{_ONE_FAMILY} FOR SHARE", sqlite=_ONE_FAMILY)
+"""Until the commit, nothing deletes entries of the family. Those who hold it do not wait for each other."""
+
+
+_ENTRY_IDS: Final = is_in_list("entry_id", "entry_ids", "varchar")
+_FAMILIES_OF_ENTRIES: Final = f"SELECT entry_id, family FROM {_ENTRY} WHERE tenant = %(tenant)s AND"
+FAMILIES_OF_ENTRIES: Final = Statement(
+    postgresql=f"{_FAMILIES_OF_ENTRIES} {_ENTRY_IDS[0]}", sqlite=f"{_FAMILIES_OF_ENTRIES} {_ENTRY_IDS[1]}"
+)

@@ -1,0 +1,179 @@
+"""`DjangoConversationStore`: conversations of Pydantic AI as sessions in a Django database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic_ai.conversation_store import (
+    ConversationConflict,
+    ConversationEntry,
+    ConversationRecord,
+    ConversationStore,
+)
+
+from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
+from helix_store.contrib.pydantic_ai import sql
+from helix_store.contrib.pydantic_ai.ledger import usage_of_save
+from helix_store.contrib.pydantic_ai.models import Conversation
+from helix_store.contrib.pydantic_ai.records import (
+    entries_from,
+    entry_rows,
+    record_from,
+    record_row,
+    scope_name,
+)
+from helix_store.contrib.pydantic_ai.writing import Changed, EntryRow, stored_record, write_record
+from helix_store.core import validation
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.types import BRANCHED_FROM
+from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
+from helix_store.engine.statement import Statement
+from helix_store.exceptions import SessionNotFound
+from helix_store.usage.database import DatabaseUsageStore
+
+__all__ = ["DjangoConversationStore"]
+
+R = TypeVar("R")
+
+
+class DjangoConversationStore(ConversationStore):
+    """A store of conversations in the database ``using`` and one tenant. Each conversation is a session.
+
+    A conversation id that is no session id becomes one by `session_id_for`. The scope that a conversation is
+    created with is the ``user_id`` of its session, so that usage and erasure by user include it; a fork is a
+    branch of its source, and is erased with it.
+    A save is one transaction: the record, its new entries and the usage that it adds to the ledger. Of
+    concurrent saves of one revision one succeeds; the others raise ``ConversationConflict``. A cancelled save
+    or deletion is told so after its transaction has ended.
+
+    A deletion deletes the entries that no other conversation of the tenant reaches, also when the session is
+    deleted by another way, such as cleanup, the admin or an erasure.
+    """
+
+    def __init__(
+        self, using: str | None = None, *, tenant: str = "", agent_type: str = "pydantic_ai"
+    ) -> None:
+        self._sessions = SessionAdapter(agent_type, using, tenant=tenant)
+        self._ledger = DatabaseUsageStore(using, tenant=tenant)
+
+    @property
+    def tenant(self) -> str:
+        return self._sessions.tenant
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """The record of a conversation, or ``None``. One statement."""
+        session_id = session_id_for(conversation_id)
+        records = await self._records(sql.CONVERSATION_OF_SESSION, session_id=session_id)
+        return records[0] if records else None
+
+    async def read_records(
+        self, *, scope: str | None = None, limit: int | None = None
+    ) -> Sequence[ConversationRecord]:
+        """The records of the tenant, or of a scope, newest first. One statement, without the messages."""
+        limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
+        if scope is None:
+            return await self._records(sql.CONVERSATIONS, limit=limit)
+        return await self._records(sql.SCOPED_CONVERSATIONS, scope=scope_name(scope), limit=limit)
+
+    async def write_record(
+        self,
+        record: ConversationRecord,
+        *,
+        new_entries: Sequence[ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Store a record, its new entries and the usage that it adds, or nothing of it.
+
+        Locks the session, and a share of the conversation's family. Raises ``ConversationConflict`` when the
+        stored revision is another one or an entry that the record needs is gone, `InvalidPayload` for an
+        entry id that is taken, and `LimitExceeded`.
+        """
+        session_id = session_id_for(record.conversation_id)
+        row = record_row(record, self._sessions.db.limits)
+        entries = entry_rows(new_entries, self._sessions.db.limits)
+
+        def write(session: LockedSession) -> None:
+            stored = stored_record(session)
+            if (stored.revision if stored is not None else None) != expected_revision:
+                raise Changed
+            write_record(session, row, entries, stored)
+            before = record_from(stored.document) if stored is not None else None
+            self._ledger.record_entries(
+                usage_of_save(session_id, record, before, new_entries, source=self._sessions.agent_type)
+            )
+
+        def create() -> None:
+            self._sessions.ensure(session_id, user_id=row.scope or None, metadata=_origin(record))
+            self._sessions.write(session_id, write, create=False)
+
+        def save() -> None:
+            if expected_revision is None:
+                self._sessions.db.transaction(create)
+            else:
+                self._sessions.write(session_id, write, create=False)
+
+        try:
+            await in_thread_to_the_end(save)
+        except (Changed, SessionNotFound):
+            raise ConversationConflict(record.conversation_id) from None
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Delete a conversation with its session, and the entries that no other conversation reaches.
+
+        Of a session that the application created, only the conversation goes. One transaction.
+        """
+        session_id = session_id_for(conversation_id)
+
+        def check(session: LockedSession) -> None:
+            stored = stored_record(session)
+            if stored is None or stored.revision != expected_revision:
+                raise Changed
+
+        def delete() -> None:
+            self._sessions.write(session_id, check, create=False)
+            self._sessions.delete(session_id, Conversation)
+
+        try:
+            await in_thread_to_the_end(lambda: self._sessions.db.transaction(delete))
+        except (Changed, SessionNotFound):
+            raise ConversationConflict(conversation_id) from None
+
+    async def read_entry(self, entry_id: str) -> ConversationEntry:
+        """The entry with this id; ``KeyError`` for an unknown one."""
+        for entry in await self._entries(sql.ENTRY, entry_id=entry_id):
+            return entry
+        raise KeyError(entry_id)
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """The entries from the first one up to ``head_id``, or the last ``limit`` of them. One statement.
+
+        Raises ``KeyError`` when one of them is not stored.
+        """
+        limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
+        if head_id is None or not limit:
+            return []
+        history = await self._entries(sql.HISTORY, head_id=head_id, limit=limit)
+        if not history:
+            raise KeyError(head_id)
+        if len(history) < limit and history[0].parent_id is not None:
+            raise KeyError(history[0].parent_id)
+        return history
+
+    async def _records(self, statement: Statement, **parameters: object) -> list[ConversationRecord]:
+        rows = await self._rows(statement, parameters)
+        return [record_from(document) for (document,) in rows]
+
+    async def _entries(self, statement: Statement, **parameters: object) -> list[ConversationEntry]:
+        return entries_from([EntryRow(*row) for row in await self._rows(statement, parameters)])
+
+    async def _rows(self, statement: Statement, parameters: dict[str, object]) -> list[tuple[str, ...]]:
+        db = self._sessions.db
+        return await in_thread(lambda: db.read(statement, {"tenant": db.tenant, **parameters}))
+
+
+def _origin(record: ConversationRecord) -> dict[str, str]:
+    """The metadata of the session of a fork: an erasure of its source includes it, as any branch."""
+    if record.forked_from is None or record.head_id is None:
+        return {}
+    return {BRANCHED_FROM: session_id_for(record.forked_from)}

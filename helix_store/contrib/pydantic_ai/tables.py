@@ -1,0 +1,83 @@
+"""What export, import, branches, deletions, erasure and the doctor know of the tables of this app."""
+
+from __future__ import annotations
+
+from django.db.models import Model
+
+from helix_store.adapters import AppTable, Branch, register_table
+from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
+from helix_store.contrib.pydantic_ai.reachability import (
+    entries_of_sessions,
+    families_of_sessions,
+    faults_of_conversations,
+    faults_of_entries,
+    release_entries,
+)
+from helix_store.core import moments
+from helix_store.core.ids import new_id
+from helix_store.core.payloads import decode_object, encode
+
+__all__ = ["fork_to_branch", "register_tables"]
+
+
+def register_tables() -> None:
+    """Register the three tables. An entry is exported once, however many conversations share it."""
+    register_table(
+        AppTable(
+            ConversationFamily,
+            record="pydantic_family",
+            parent="tenant",
+            order=("family",),
+            of_sessions=families_of_sessions,
+        )
+    )
+    register_table(
+        AppTable(
+            ConversationEntry,
+            record="pydantic_entry",
+            parent="tenant",
+            order=("entry_id",),
+            of_sessions=entries_of_sessions,
+            check=faults_of_entries,
+        )
+    )
+    register_table(
+        AppTable(
+            Conversation,
+            record="pydantic_conversation",
+            branch=fork_to_branch,
+            before_delete=release_entries,
+            check=faults_of_conversations,
+        )
+    )
+
+
+def fork_to_branch(model: type[Model], branch: Branch) -> None:
+    """Give a branch of a session a fork of its conversation: the same history, and no branches.
+
+    The lock of the source keeps its entries, and so those of the fork, until the commit.
+    """
+    source = Conversation._base_manager.using(branch.db.alias).filter(session=branch.source).first()
+    if source is None:
+        return
+    record = decode_object(source.document)
+    at = moments.now()
+    revision = new_id()
+    record |= {
+        "conversation_id": branch.target_id,
+        "forked_from": record["conversation_id"],
+        "forked_at": source.head_id,
+        "branches": [],
+        "revision": revision,
+        "updated_at": at.isoformat(),
+    }
+    Conversation._base_manager.using(branch.db.alias).create(
+        session_id=branch.target,
+        tenant=source.tenant,
+        family=source.family,
+        head_id=source.head_id,
+        revision=revision,
+        scope=source.scope,
+        updated_at=at,
+        document=encode(record, limit=branch.db.limits.max_state_bytes, path="record"),
+    )
