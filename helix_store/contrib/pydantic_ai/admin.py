@@ -1,0 +1,112 @@
+"""Conversations and their entries in the admin: read-only, without payloads in lists but for previews."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
+from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
+from helix_store.admin.messages import PREVIEW_SOURCE, message_start
+from helix_store.admin.payloads import PayloadText, payload_of
+from helix_store.admin.times import stamp
+from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
+from helix_store.core.payloads import decode
+from helix_store.exceptions import IntegrityFault
+
+__all__ = ["ConversationAdmin", "ConversationEntryAdmin"]
+
+_PREVIEW_LENGTH: Final = 180
+
+
+@admin.register(Conversation)
+class ConversationAdmin(SessionChildAdmin):
+    list_display = ("of_session", "scope", "revision", "saved")
+    list_display_links = ("revision",)
+    ordering = ("-pk",)
+    fields = ("of_session", "scope", "saved", "revision", "newest", "left_at", "entries", "record")
+    readonly_fields = ("saved", "newest", "left_at", "entries", "record")
+
+    @admin.display(description=_("updated"))
+    def saved(self, conversation: Conversation) -> SafeString:
+        return stamp(conversation.updated_at)
+
+    @admin.display(description=_("newest entry"))
+    def newest(self, conversation: Conversation) -> SafeString | str:
+        return NOTHING if conversation.head_id is None else identifier(conversation.head_id)
+
+    @admin.display(description=_("left branches"))
+    def left_at(self, conversation: Conversation) -> SafeString | str:
+        return json_block(payload_of(conversation, "branches"))
+
+    @admin.display(description=_("entries"))
+    def entries(self, conversation: Conversation) -> SafeString | str:
+        address = self.list_url(
+            ConversationEntry, tenant__exact=conversation.tenant, family__exact=conversation.family
+        )
+        return link(address, str(_("of this conversation and its forks"))) if address else NOTHING
+
+    @admin.display(description=_("as stored"))
+    def record(self, conversation: Conversation) -> SafeString | str:
+        return json_block(payload_of(conversation, "document"))
+
+
+@admin.register(ConversationEntry)
+class ConversationEntryAdmin(ReadOnlyAdmin):
+    list_display = ("entry_id", "preview", "kind", "size", "stored")
+    list_display_links = ("entry_id", "preview")
+    link_lookups = ("tenant__exact", "family__exact")
+    ordering = ("-pk",)
+    fields = ("entry_id", "parent_id", "tenant", "family", "kind", "size", "stored", "document")
+    readonly_fields = ("size", "stored", "document")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
+        entries: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
+        return entries
+
+    @admin.display(description=_("message"))
+    def preview(self, entry: Any) -> SafeString | str:
+        text = _preview(entry.payload_start)
+        return note(str(_("This message cannot be read."))) if text is None else text
+
+    @admin.display(description=_("bytes"))
+    def size(self, entry: ConversationEntry) -> str:
+        return f"{entry.size_bytes:,}"
+
+    @admin.display(description=_("created"))
+    def stored(self, entry: ConversationEntry) -> SafeString:
+        return stamp(entry.created_at)
+
+    @admin.display(description=_("as stored"))
+    def document(self, entry: ConversationEntry) -> SafeString | str:
+        return json_block(payload_of(entry, "payload"))
+
+
+def _preview(start: str) -> str | None:
+    """The texts and the tools of a message whose stored text begins with ``start``, in one line."""
+    try:
+        message = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
+    except IntegrityFault:
+        return None
+    if not isinstance(message, dict):
+        return None
+    parts = message.get("parts")
+    shown = [_part(part) for part in parts] if isinstance(parts, list) else [str(parts)]
+    return one_line(" ".join(shown), _PREVIEW_LENGTH)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    content = part.get("content")
+    if isinstance(content, str):
+        return content
+    tool = part.get("tool_name")
+    return f"→ {tool}" if isinstance(tool, str) else f"[{part.get('part_kind', 'part')}]"
