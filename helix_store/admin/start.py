@@ -11,7 +11,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from django.contrib.admin import AdminSite
-from django.db.models import F, QuerySet
+from django.db.models import F, Max, QuerySet
 from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils import timezone
@@ -29,12 +29,16 @@ from helix_store.admin.payloads import FreeText, start_of, without_payloads
 from helix_store.admin.reasons import CALLS_READ, waits_for
 from helix_store.admin.tenants import known_tenants, of_tenants
 from helix_store.core import moments
+from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Lock, Run, Session, UsageEntry
 from helix_store.usage.reports import usage_report
 
-__all__ = ["Tile", "start_tiles"]
+__all__ = ["NEWEST_LOCKS", "Tile", "oldest_held_lock", "start_tiles"]
 
 _ROWS_SHOWN: Final = 5
+NEWEST_LOCKS: Final = 10_000
+"""Rows of locks in which the oldest held one is looked for."""
+
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _DAYS: Final = 7
@@ -110,7 +114,9 @@ def _deadline(session: Any) -> SafeString:
 
 def _running(page: ReadOnlyAdmin) -> Tile:
     running = Run.objects.running()
-    newest = without_payloads(running.select_related("session"), session=True).order_by("-pk")
+    newest = without_payloads(running.select_related("session"), session=True)
+    # SQLite would pass over all runs in the order of their keys.
+    newest = newest.order_by(NoIndexHint("pk").desc())
     newest = newest.annotate(title_start=start_of("session__title", _TITLE_LENGTH))
     rows = []
     for run in newest[:_ROWS_SHOWN]:
@@ -160,8 +166,7 @@ def _spent(page: ReadOnlyAdmin) -> Tile:
 
 
 def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
-    held = Lock.objects.filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
-    oldest = held.first()
+    oldest = oldest_held_lock()
     rows: list[tuple[Any, Any]] = []
     if oldest is not None:
         rows = [
@@ -179,6 +184,25 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
         rows=rows,
         empty=_("No lock is held."),
     )
+
+
+def oldest_held_lock() -> Lock | None:
+    """The lock that is held longest, of the newest rows and of the sessions that run.
+
+    No index finds held locks: it would be written by each acquisition and each release.
+    """
+    held = Lock.objects.filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
+    highest = Lock.objects.aggregate(key=Max("pk"))["key"] or 0
+    found = [held.filter(pk__gt=highest - NEWEST_LOCKS).first()]
+    if highest > NEWEST_LOCKS:
+        # The keys alone, so that SQLite reads the index of running runs.
+        running = list(Run.objects.running().order_by().values_list("session_id", flat=True)[:_MOST_COUNTED])
+        sessions = list(Session.objects.filter(pk__in=running).values_list("tenant", "session_id"))
+        # A tenant and a name that are not of one session find another held lock, which is as good.
+        tenants, names = ({each[place] for each in sessions} for place in (0, 1))
+        found.append(held.filter(tenant__in=tenants, name__in=names).first())
+    locks = [lock for lock in found if lock is not None and lock.acquired_at is not None]
+    return min(locks, key=lambda lock: (lock.acquired_at, lock.pk), default=None)
 
 
 def _session_link(page: ReadOnlyAdmin, session: Any) -> SafeString:

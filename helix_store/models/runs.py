@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from django.db import models
 from django.db.models import F, Q
@@ -11,15 +11,25 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import InterruptKind, RunStatus
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
-from helix_store.models.sessions import OneOf, Session
+from helix_store.models.sessions import Session
 
 __all__ = ["InterruptRequest", "Run", "SubSessionRef"]
 
 
+class IsWord(models.Lookup):
+    """``=`` with a plain word as a literal, not as a parameter."""
+
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        column, parameters = self.process_lhs(compiler, connection)
+        return f"{column} = '{self.rhs}'", parameters
+
+
 class RunQuerySet(models.QuerySet["Run"]):
     def running(self) -> Self:
-        # As in the condition of the partial index, which SQLite does not match with a parameter.
-        return self.filter(OneOf(F("status"), (RunStatus.RUNNING.value,)))
+        # As in the condition of the partial index: SQLite matches neither a parameter nor IN with it.
+        return self.filter(IsWord(F("status"), RunStatus.RUNNING.value))
 
 
 class Run(models.Model):

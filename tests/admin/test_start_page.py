@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
+from helix_store.admin import start
 from helix_store.core import moments
 from helix_store.models import Lock, Session
 from helix_store.stores import DatabaseLockManager, DatabaseUsageStore
@@ -130,6 +131,23 @@ def test_a_user_sees_the_tiles_of_what_the_user_may_view(
         address = attributes.get("href") or ""
         if tag == "a" and address.startswith("/admin/helix_store/"):
             assert visitor.open(address).status == 200, address
+
+
+def test_the_oldest_lock_is_found_behind_many_newer_rows_if_its_session_runs(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(browser, "long-ago")
+    manager = DatabaseLockManager(browser.database.alias, tenant=browser.database.tenant)
+    manager.acquire("of-no-session", owner="worker-1")
+    for number in range(3):
+        manager.acquire(f"newer-{number}", owner="worker-2")
+    for bound, expected in ((10_000, "works-long-ago"), (2, "works-long-ago")):
+        monkeypatch.setattr(start, "NEWEST_LOCKS", bound)
+        page = _start_page(browser)
+        assert expected in page.text.partition("Oldest lock")[2]
+        whole = [sql for sql in page.statements if Lock._meta.db_table in sql and "MAX" not in sql]
+        assert all('"id" >' in sql or '"name" IN' in sql for sql in whole)
+        assert len(whole) == (1 if bound == 10_000 else 2)
 
 
 def test_an_expired_lease_is_not_the_oldest_lock(browser: Browser) -> None:

@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.test import RequestFactory, override_settings
 
-from helix_store.admin import search
+from helix_store.admin import search, start
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.filters import AgentTypeFilter
 from helix_store.admin.sessions import SessionAdmin
@@ -25,6 +25,7 @@ _SMALL: Final = (
     (BoundedPaginator, "max_rows", 100),
     (AgentTypeFilter, "newest", 100),
     (search, "NEWEST_SEARCHED", 200),
+    (start, "NEWEST_LOCKS", 200),
 )
 """Bounds as small as the tables of the tests: with those of the pages every plan would keep to them."""
 
@@ -96,5 +97,11 @@ ADMIN_CALLS: Final = [
     *(
         Call(f"admin list, {name}", _list_of(page(Session, admin.site)), reads=60 * PAGE, sorts=40 * PAGE)
         for name, page in SessionAdmin.side_lists.items()
+    ),
+    Call(
+        "admin start page, oldest lock",
+        lambda world: _as_superuser(world, {}, lambda request: start.oldest_held_lock()),
+        reads=60 * PAGE,
+        sorts=40 * PAGE,
     ),
 ]
