@@ -26,6 +26,11 @@ def _sign_in(browser: Browser, url: str, database: CommittedDatabase) -> None:
         User.objects.create(
             username="user-clicks", is_staff=True, is_superuser=True, is_active=True, password=password
         )
+    log_in(browser, url)
+
+
+def log_in(browser: Browser, url: str) -> None:
+    """As the user that `_sign_in` has made, in one more window."""
     browser.open(f"{url}/admin/login/?next=/admin/helix_store/session/")
     browser.fill("#id_username", "user-clicks")
     browser.fill("#id_password", "secret")
