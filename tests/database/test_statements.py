@@ -43,7 +43,6 @@ def sent_by(alias: str, call: Callable[[], Any]) -> list[str]:
     return [sql for sql in sent if not sql.startswith(TRANSACTION_CONTROL)]
 
 
-
 def messages(count: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": f"message {index}"} for index in range(count)]
 

@@ -71,12 +71,6 @@ def add_a_session(alias: str) -> Callable[[], object]:
     return lambda: store.delete_session("s")
 
 
-def add_an_item(alias: str) -> Callable[[], object]:
-    log = ItemLog("s", using=alias)
-    log.append([1])
-    return log.clear_all
-
-
 def add_usage_of_a_deleted_session(alias: str) -> Callable[[], object]:
     add_a_session(alias)
     usage = DatabaseUsageStore(alias)

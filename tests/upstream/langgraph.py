@@ -100,7 +100,7 @@ def main() -> int:
             return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
         with _Connections(server["url"]) as connections:
             code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
-    print(f"{connections.peak} connections at most")  # noqa: T201  the report
+    print(f"{connections.peak} connections at most")
     return code or int(connections.peak > _MOST_CONNECTIONS)
 
 
