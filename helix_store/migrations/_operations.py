@@ -30,7 +30,6 @@ _HOW_TO_REMOVE: Final = {
     "lock": "Release these locks with force_release().",
     "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
     "stream": "Delete them with delete_stream().",
-    "item": "Delete their sessions with delete_session(), or clear them with ItemLog.clear().",
 }
 
 
