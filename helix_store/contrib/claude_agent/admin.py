@@ -1,4 +1,4 @@
-"""Claude sessions: the list by project, and the page of one with its summary."""
+"""Claude sessions: the list, and the page of one with its summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class ClaudeSessionAdmin(SessionChildAdmin):
     list_display = ("claude_id", "project", "of_session", "written_at")
     list_display_links = ("claude_id",)
     ordering = ("-id",)
-    link_lookups = (*SessionChildAdmin.link_lookups, "project_key__exact")
     fields = ("claude_session_id", "project_key", "of_session", "written_at", "size", "document")
     readonly_fields = ("of_session", "written_at", "size", "document")
 

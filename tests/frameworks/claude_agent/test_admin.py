@@ -28,7 +28,7 @@ def browser(empty_db: CommittedDatabase) -> Iterator[Browser]:
 def stored(db: CommittedDatabase, sessions: int = 1) -> ClaudeSession:
     store = DjangoSessionStore(db.alias, tenant=db.tenant)
     for number in range(sessions):
-        key = {**KEY, "session_id": f"{KEY['session_id']}{number}"}
+        key: Any = {**KEY, "session_id": f"{KEY['session_id']}{number}"}
         entry: Any = {"type": "user", "uuid": "a", "message": {"content": "Find <the> bug"}}
         asyncio.run(store.append(key, [entry]))
     return ClaudeSession.objects.using(db.alias).order_by("id")[0]
