@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.claims import claim_of
-from helix_store.admin.elements import NOTHING, link, narrow, one_line, under
+from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, under
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter
 from helix_store.admin.lookups import OrderedChangeList
@@ -83,16 +83,14 @@ class CheckpointerTable(SessionTable):
     def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
         raise NotImplementedError
 
-    @admin.display(description=_("all checkpoints"))
-    def all_checkpoints(self, session: Any) -> SafeString | str:
-        if session.newest is None:
-            return NOTHING
-        return link(self.list_url(Checkpoint, **{OF_SESSION: session.pk}), gettext("open"))
-
     def checkpoint_link(self, checkpoint: Checkpoint, label: str) -> SafeString:
+        """The newest checkpoint, and under it the way to all of its session."""
         version = gettext("version %(number)s") % {"number": f"{checkpoint.version:,}"}
         return format_html(
-            "{}{}", link(self.page_url(Checkpoint, checkpoint.pk), narrow(label)), under(version)
+            '{}<span class="helix-under">{}, {}</span>',
+            link(self.page_url(Checkpoint, checkpoint.pk), label),
+            version,
+            link(self.list_url(Checkpoint, **{OF_SESSION: checkpoint.session_id}), gettext("show all")),
         )
 
 
@@ -101,8 +99,8 @@ class GraphSessions(CheckpointerTable):
 
     agent_type = GRAPH_AGENT_TYPE
     heading = _("Graph sessions")
-    list_display = ("name", "place", "newest_node", "messages", "all_checkpoints", "changed")
-    of_other_models: ClassVar = {"newest_node": Checkpoint, "all_checkpoints": Checkpoint}
+    list_display = ("name", "place", "newest_node", "messages", "changed")
+    of_other_models: ClassVar = {"newest_node": Checkpoint}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         sessions: QuerySet[Any] = super().get_queryset(request)
@@ -124,7 +122,7 @@ class GraphSessions(CheckpointerTable):
         if checkpoint is None:
             return None
         node = one_line(checkpoint.step_id or "", _TEXT_LENGTH) or gettext("no node")
-        return self.checkpoint_link(checkpoint, node)
+        return self.checkpoint_link(checkpoint, narrow(node))
 
     @admin.display(description=_("messages"))
     def messages(self, session: Session) -> SafeString:
@@ -136,10 +134,8 @@ class SnapshotThreads(CheckpointerTable):
 
     agent_type = SNAPSHOT_AGENT_TYPE
     heading = _("Snapshots")
-    list_display = ("name", "newest_snapshot", "size", "claim", "all_checkpoints", "changed")
-    of_other_models: ClassVar = dict.fromkeys(
-        ("newest_snapshot", "size", "claim", "all_checkpoints"), Checkpoint
-    )
+    list_display = ("name", "newest_snapshot", "size", "claim", "changed")
+    of_other_models: ClassVar = dict.fromkeys(("newest_snapshot", "size", "claim"), Checkpoint)
 
     def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
         return checkpoints.filter(kind=CheckpointKind.SNAPSHOT, namespace="").order_by("-version")
@@ -147,7 +143,11 @@ class SnapshotThreads(CheckpointerTable):
     @admin.display(description=_("newest snapshot"), empty_value=NOTHING)
     def newest_snapshot(self, session: Any) -> SafeString | None:
         checkpoint = session.newest
-        return None if checkpoint is None else self.checkpoint_link(checkpoint, checkpoint.checkpoint_id)
+        return (
+            None
+            if checkpoint is None
+            else self.checkpoint_link(checkpoint, short_id(checkpoint.checkpoint_id))
+        )
 
     @admin.display(description=_("size"), empty_value=NOTHING)
     def size(self, session: Any) -> str | None:

@@ -114,9 +114,9 @@ class CheckpointAdmin(SessionChildAdmin):
     def size(self, checkpoint: Checkpoint) -> str:
         return f"{checkpoint.size_bytes:,}"
 
-    @admin.display(description=_("status"), empty_value="-")
-    def status_badge(self, checkpoint: Checkpoint) -> SafeString | None:
-        return badge(checkpoint.status) if checkpoint.status else None
+    @admin.display(description=_("status"))
+    def status_badge(self, checkpoint: Checkpoint) -> SafeString | str:
+        return badge(checkpoint.status) if checkpoint.status else NOTHING
 
     @admin.display(description=_("claim"))
     def claim(self, checkpoint: Checkpoint) -> SafeString:

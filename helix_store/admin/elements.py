@@ -160,7 +160,9 @@ def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None)
     except (IntegrityFault, RecursionError):
         return note(gettext("The stored text cannot be read as JSON."))
     line_count = text.count("\n") + 1
-    words = gettext("more than %(count)s lines of JSON") if is_cut else gettext("%(count)s lines of JSON")
+    words = ngettext("%(count)s line of JSON", "%(count)s lines of JSON", line_count)
+    if is_cut:
+        words = gettext("more than %(count)s lines of JSON")
     return format_html(
         '<details class="helix-json"{}><summary>{}</summary><pre>{}</pre>{}</details>',
         " open" if len(text) <= _OPEN_UP_TO else "",

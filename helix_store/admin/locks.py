@@ -112,10 +112,10 @@ class LockAdmin(OperatedList):
     def lease_ends(self, lock: Lock) -> SafeString | None:
         return None if lock.expires_at is None else distance(lock.expires_at)
 
-    @admin.display(description=_("acquired"), empty_value=NOTHING)
-    def acquired(self, lock: Lock) -> str | None:
-        return None if lock.acquired_at is None else format_time(lock.acquired_at)
+    @admin.display(description=_("acquired"))
+    def acquired(self, lock: Lock) -> str:
+        return NOTHING if lock.acquired_at is None else format_time(lock.acquired_at)
 
-    @admin.display(description=_("lease ends"), empty_value=NOTHING)
-    def lease_end(self, lock: Lock) -> str | None:
-        return None if lock.expires_at is None else format_time(lock.expires_at)
+    @admin.display(description=_("lease ends"))
+    def lease_end(self, lock: Lock) -> str:
+        return NOTHING if lock.expires_at is None else format_time(lock.expires_at)

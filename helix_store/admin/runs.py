@@ -95,9 +95,9 @@ class RunAdmin(SessionChildAdmin):
     def started_exactly(self, run: Run) -> str:
         return format_time(run.started_at)
 
-    @admin.display(description=_("ended"), empty_value=NOTHING)
-    def ended_exactly(self, run: Run) -> str | None:
-        return None if run.ended_at is None else format_time(run.ended_at)
+    @admin.display(description=_("ended"))
+    def ended_exactly(self, run: Run) -> str:
+        return NOTHING if run.ended_at is None else format_time(run.ended_at)
 
     @admin.display(description=_("status"))
     def status_badge(self, run: Run) -> SafeString:

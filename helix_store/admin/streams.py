@@ -104,9 +104,9 @@ class StreamAdmin(OperatedList):
     def updated_at_exactly(self, stream: Stream) -> str:
         return format_time(stream.updated_at)
 
-    @admin.display(description=_("ended"), empty_value=NOTHING)
-    def ended_at_exactly(self, stream: Stream) -> str | None:
-        return None if stream.ended_at is None else format_time(stream.ended_at)
+    @admin.display(description=_("ended"))
+    def ended_at_exactly(self, stream: Stream) -> str:
+        return NOTHING if stream.ended_at is None else format_time(stream.ended_at)
 
     @admin.display(description=_("output"))
     def output_document(self, stream: Any) -> SafeString | str:

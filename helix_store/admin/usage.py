@@ -37,8 +37,43 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     list_filter = (("kind", NamedChoicesFilter), EntryTenantFilter)
     ordering = ("-tenant", "-timestamp", "-id")
     of_other_models = {"of_session": Session}
-    exclude = ("session", "timestamp", "cost_usd")
-    readonly_fields = ("at", "of_session", "exact_cost")
+    fieldsets = (
+        (None, {"fields": ("at", "kind_badge", "exact_cost", "session_name", "of_session", "success")}),
+        (
+            _("Spent on"),
+            {"fields": ("model", "tool_name", "agent_type", "custom_type", "custom_name", "quantity")},
+        ),
+        (
+            _("Tokens"),
+            {
+                "fields": (
+                    "total_tokens",
+                    "prompt_tokens",
+                    "completion_tokens",
+                    "reasoning_tokens",
+                    "cached_tokens",
+                    "duration_ms",
+                )
+            },
+        ),
+        (
+            _("Recorded by"),
+            {
+                "fields": (
+                    "tenant",
+                    "user_id",
+                    "session_agent_type",
+                    "run_id",
+                    "step_count",
+                    "source_type",
+                    "source_name",
+                    "sub_session_id",
+                    "entry_id",
+                )
+            },
+        ),
+    )
+    readonly_fields = ("at", "kind_badge", "exact_cost", "session_name", "of_session", "quantity")
     change_list_template = "admin/helix_store/usage_list.html"
 
     def get_urls(self) -> list[URLPattern]:
@@ -69,11 +104,11 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     def session_name(self, entry: UsageEntry) -> SafeString:
         return short_id(entry.recorded_for)
 
-    @admin.display(description=_("session page"), empty_value=NOTHING)
-    def of_session(self, entry: UsageEntry) -> SafeString | None:
+    @admin.display(description=_("session page"))
+    def of_session(self, entry: UsageEntry) -> SafeString | str:
         # Without a look-up: the key is that of a session, or null after its deletion.
         return (
-            None
+            NOTHING
             if entry.session_id is None
             else link(self.page_url(Session, entry.session_id), gettext("open"))
         )
@@ -96,8 +131,8 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     def exact_cost(self, entry: UsageEntry) -> SafeString:
         return dollars(entry.cost_usd)
 
-    @admin.display(description=_("amount"), empty_value=NOTHING)
-    def quantity(self, entry: UsageEntry) -> str | None:
+    @admin.display(description=_("amount"))
+    def quantity(self, entry: UsageEntry) -> str:
         if entry.amount is None:
-            return None
+            return NOTHING
         return f"{entry.amount:,g} {one_line(entry.custom_unit or '', 20)}".strip()

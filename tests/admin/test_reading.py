@@ -16,6 +16,8 @@ from helix_store.models import (
     Message,
     Run,
     Session,
+    Stream,
+    UsageEntry,
 )
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import MODELS, rows_of, store_of, write_session
@@ -208,3 +210,16 @@ def _plan_of(statement: str, browser: Browser) -> str:
         finally:
             for switch in switches:
                 cursor.execute(f"RESET {switch}")
+
+
+def test_an_empty_value_is_a_dash_and_never_the_word_none(browser: Browser) -> None:
+    rows = rows_of(write_session(browser.database))
+    alias = browser.database.alias
+    Run.objects.using(alias).update(ended_at=None)
+    Stream.objects.using(alias).update(ended_at=None)
+    Checkpoint.objects.using(alias).update(status="")
+    UsageEntry.objects.using(alias).update(session=None)
+    assert len(rows) == len(MODELS)
+    for row in rows[1:]:
+        assert ">None<" not in browser.page_of(row).html, row._meta.model_name
+        assert ">None<" not in browser.list_of(type(row)).html, row._meta.model_name
