@@ -71,11 +71,18 @@ class Campaign:
 
     def check(self, seed: int, trial: Callable[[Trial], None]) -> None:
         """Run one trial and keep its failure for the report."""
-        self.trials += 1
+        faults = []
         try:
             trial(Trial(seed, self.counts))
         except Exception as exc:  # noqa: BLE001  a failure of the trial is a result
-            error = f"{type(exc).__name__}: {exc}"
+            faults.append((seed, f"{type(exc).__name__}: {exc}"))
+        self.add(1, Counter(), faults)
+
+    def add(self, trials: int, counts: Counter[str], faults: list[tuple[int, str]]) -> None:
+        """Add trials that another process has run, and the errors of those that failed by seed."""
+        self.trials += trials
+        self.counts.update(counts)
+        for seed, error in faults:
             self.failures.append({"seed": seed, "error": error, "replay": self.replay(seed)})
 
     def require_success(self) -> None:
