@@ -117,11 +117,13 @@ def _add(plan: Plan, node: dict[str, Any]) -> None:
         return
     kind = node["Node Type"]
     plan.indexes.update({node["Index Name"]} if "Index Name" in node else ())
-    if kind == "Seq Scan":
-        plan.read_whole.append(node["Relation Name"])
     if kind.endswith("Scan") and "Relation Name" in node:
         dropped = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
-        plan.rows_read += round((node["Actual Rows"] + dropped) * loops)
+        rows = node["Actual Rows"] + dropped
+        # An empty table, as those of other apps are here, is scanned whatever its indexes are.
+        if kind == "Seq Scan" and rows:
+            plan.read_whole.append(node["Relation Name"])
+        plan.rows_read += round(rows * loops)
     if kind.endswith("Sort"):
         (sorted_node,) = [each for each in node["Plans"] if each["Parent Relationship"] == "Outer"]
         plan.sorted_rows += round(sorted_node["Actual Rows"] * sorted_node["Actual Loops"])
