@@ -44,7 +44,7 @@ class Thread:
     def __init__(self, saver: BaseCheckpointSaver[Any], name: str) -> None:
         self.saver = saver
         self.start: Any = {"configurable": {"thread_id": name, "checkpoint_ns": ""}}
-        self.config = self.start
+        self.config: Any = self.start
         self.version: Any = None
         self.steps = 0
 

@@ -161,7 +161,8 @@ def test_a_list_reads_one_statement_for_each_page(
 ) -> None:
     chain = put_chain(saver, "thread", 7)
     expected = [each["configurable"]["checkpoint_id"] for each in reversed(chain)]
-    for config in (config_of("thread"), {"configurable": {"thread_id": "thread"}}, None):
+    configs: list[Any] = [config_of("thread"), {"configurable": {"thread_id": "thread"}}, None]
+    for config in configs:
         assert [each.checkpoint["id"] for each in saver.list(config)] == expected
         settings.HELIX_STORE = {**settings.HELIX_STORE, "PAGE_SIZE": 3}
         with CaptureQueriesContext(committed_db.connection) as captured:

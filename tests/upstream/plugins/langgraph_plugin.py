@@ -67,7 +67,8 @@ def _delete_rows() -> None:
     from helix_store.models import Session
 
     with connections["default"].cursor() as cursor:
-        for model in (Session, *(each.related_model for each in Session._meta.related_objects)):
+        models: list[Any] = [Session, *(each.related_model for each in Session._meta.related_objects)]
+        for model in models:
             cursor.execute(f'DELETE FROM "{model._meta.db_table}"')
     connections.close_all()
 

@@ -1,0 +1,118 @@
+"""Read-only pages of checkpoints, values and writes. Lists read neither bodies nor values."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from django.contrib import admin
+from django.db.models import BigIntegerField, F, Func, QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.elements import note, text_block
+from helix_store.admin.times import stamp
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+
+__all__ = ["CheckpointAdmin", "ValueAdmin", "WriteAdmin"]
+
+_LARGEST_PREVIEW: Final = 262_144
+_LONGEST_PREVIEW: Final = 20_000
+
+
+class _Bytes(Func):
+    """The number of bytes of a column, which is not read for it on PostgreSQL."""
+
+    function = "octet_length"
+    output_field = BigIntegerField()
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, function="length", **context)
+
+
+class _StoredAdmin(SessionChildAdmin):
+    """A page of rows with one column of bytes, shown as the plain data that the strict serializer reads."""
+
+    stored: ClassVar[str]
+    ordering = ("-pk",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.defer(self.stored).annotate(stored_bytes=_Bytes(F(self.stored)))
+
+    @admin.display(description=_("bytes"))
+    def size(self, row: Any) -> str:
+        return f"{row.stored_bytes:,}"
+
+    @admin.display(description=_("content"))
+    def content(self, row: Any) -> SafeString:
+        if row.stored_bytes > _LARGEST_PREVIEW:
+            return note(str(_("Too long to be shown.")))
+        shown = _shown(row.type, bytes(getattr(row, self.stored)))
+        return note(str(_("Only the application can read this."))) if shown is None else text_block(shown)
+
+
+def _shown(kind: str, blob: bytes) -> str | None:
+    """A stored value as text; ``None`` for a type that needs a key, for pickles, and for damaged bytes."""
+    if kind not in ("msgpack", "null", "bytes", "bytearray"):
+        return None
+    try:
+        from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+        value = JsonPlusSerializer(allowed_msgpack_modules=None).loads_typed((kind, blob))
+        text = repr(value)
+    except Exception:  # noqa: BLE001  what damaged bytes raise depends on where they are damaged
+        return None
+    return text if len(text) <= _LONGEST_PREVIEW else f"{text[:_LONGEST_PREVIEW]}…"
+
+
+@admin.register(LangGraphCheckpoint)
+class CheckpointAdmin(_StoredAdmin):
+    stored = "body"
+    list_display = ("checkpoint_id", "namespace", "source", "step", "size", "of_session", "written_at")
+    fields = (
+        "of_session",
+        "checkpoint_id",
+        "namespace",
+        "parent_id",
+        "run_id",
+        "source",
+        "step",
+        "written_at",
+        "type",
+        "size",
+        "content",
+    )
+    readonly_fields = ("of_session", "written_at", "size", "content")
+
+    @admin.display(description=_("created"))
+    def written_at(self, checkpoint: LangGraphCheckpoint) -> SafeString:
+        return stamp(checkpoint.created_at)
+
+
+@admin.register(LangGraphValue)
+class ValueAdmin(_StoredAdmin):
+    stored = "blob"
+    list_display = ("channel", "version", "namespace", "type", "size", "of_session")
+    fields = ("of_session", "channel", "version", "namespace", "type", "size", "content")
+    readonly_fields = ("of_session", "size", "content")
+
+
+@admin.register(LangGraphWrite)
+class WriteAdmin(_StoredAdmin):
+    stored = "blob"
+    list_display = ("channel", "checkpoint_id", "task_id", "position", "type", "size", "of_session")
+    fields = (
+        "of_session",
+        "channel",
+        "checkpoint_id",
+        "namespace",
+        "task_id",
+        "task_path",
+        "position",
+        "type",
+        "size",
+        "content",
+    )
+    readonly_fields = ("of_session", "size", "content")
