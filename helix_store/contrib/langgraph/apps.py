@@ -10,6 +10,8 @@ class LangGraphConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from helix_store.contrib.langgraph.sources import register_sources
         from helix_store.contrib.langgraph.tables import register_tables
 
         register_tables()
+        register_sources()

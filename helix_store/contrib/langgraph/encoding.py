@@ -34,6 +34,7 @@ __all__ = [
     "checkpoint_tuple",
     "encoded_checkpoint",
     "encoded_writes",
+    "is_small",
     "read_body",
     "searchable",
 ]
@@ -110,7 +111,7 @@ def encoded_checkpoint(
     """
     rest: dict[str, Any] = dict(checkpoint)
     values: Mapping[str, Any] = rest.pop("channel_values")
-    small = {channel: value for channel, value in values.items() if _is_small(value)}
+    small = {channel: value for channel, value in values.items() if is_small(value)}
     versions = {
         _long_id(channel, "channel_versions"): _long_id(str(version), "channel_versions")
         for channel, version in checkpoint["channel_versions"].items()
@@ -177,7 +178,7 @@ def encoded_writes(
     }
 
 
-def _is_small(value: Any) -> bool:
+def is_small(value: Any) -> bool:
     """Whether a value is written again with each checkpoint, which costs less than a row for it."""
     return type(value) in _INLINE_TYPES or (type(value) is str and len(value) <= _LONGEST_INLINE_TEXT)
 

@@ -10,6 +10,8 @@ class OpenAIAgentsConfig(AppConfig):
     def ready(self) -> None:
         from helix_store.app_tables import AppTable, register_table
         from helix_store.contrib.openai_agents.models import OpenAIRunState
+        from helix_store.contrib.openai_agents.source import SQLiteSessionSource
+        from helix_store.transfer.sources import register_source
 
         register_table(
             AppTable(
@@ -22,3 +24,4 @@ class OpenAIAgentsConfig(AppConfig):
                 },
             )
         )
+        register_source("openai-agents-sqlite", SQLiteSessionSource)

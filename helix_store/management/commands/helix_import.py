@@ -59,9 +59,10 @@ class Command(StoreCommand):
             "--from",
             dest="source",
             nargs=2,
-            metavar=("STORE", "DSN"),
-            help=f"Read the tables of {' or '.join(SOURCES)} in the PostgreSQL database with this connection "
-            "string. It needs no password where ~/.pgpass or a service file has one.",
+            metavar=("STORE", "ADDRESS"),
+            help=f"Read the tables of {' or '.join(SOURCES)}. The address is the connection string of a "
+            "PostgreSQL database, which needs no password where ~/.pgpass or a service file has one, or the "
+            "path of an SQLite file.",
         )
         store.add_argument("--schema", help="The schema of the tables (default: as the store itself).")
         store.add_argument("--table", help="The table, if the store lets you name it (default: its own).")

@@ -3,7 +3,7 @@
 from helix_store.transfer.sources.foreign import ForeignSource
 from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.postgres import SourceUnreadable
-from helix_store.transfer.sources.registry import SOURCES
+from helix_store.transfer.sources.registry import SOURCES, register_source
 from helix_store.transfer.sources.tally import Tally
 
-__all__ = ["SOURCES", "ForeignSource", "Origin", "SourceUnreadable", "Tally"]
+__all__ = ["SOURCES", "ForeignSource", "Origin", "SourceUnreadable", "Tally", "register_source"]

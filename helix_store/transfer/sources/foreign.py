@@ -6,18 +6,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.exceptions import HelixStoreError
 from helix_store.transfer.records import Counts, Problem, Unit
 from helix_store.transfer.sources.origin import Origin
-from helix_store.transfer.sources.postgres import PostgresReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head
 from helix_store.transfer.sources.tally import Tally
 
-__all__ = ["ForeignSource"]
+__all__ = ["ForeignSource", "Reader"]
+
+
+class Reader(Protocol):
+    """Reads a database of another store at one moment."""
+
+    def reading(self) -> AbstractContextManager[None]: ...
+
+    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]: ...
+
+    def one(self, query: str, *values: Any) -> tuple[Any, ...]: ...
+
+    def row_counts(self, *tables: str) -> dict[str, int]: ...
+
 
 _NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifier)
 
@@ -34,7 +46,7 @@ class ForeignSource(ABC):
     sessions_query: ClassVar[str]
     """One row for each session, which begins with its id."""
 
-    def __init__(self, origin: Origin, reader: PostgresReader) -> None:
+    def __init__(self, origin: Origin, reader: Reader) -> None:
         self.tally = Tally()
         self._tenant = validation.tenant(origin.tenant)
         validation.arguments(_NAMES, schema=origin.schema, table=origin.table)
@@ -53,7 +65,7 @@ class ForeignSource(ABC):
 
     def units(self) -> Iterator[Unit]:
         for row in self._reader.rows(self.sessions_query):
-            with ForeignSession(self.kind, row[0]) as session:
+            with self._session(row) as session:
                 head = self._read(session, row)
                 self.tally.add(session.tally)
                 if head is not None:
@@ -65,6 +77,9 @@ class ForeignSource(ABC):
     def left_out(self, exported: Counts) -> Iterator[Problem]:
         """Rows that no session has; after all units."""
 
+    def _session(self, row: tuple[Any, ...]) -> ForeignSession:
+        return ForeignSession(self.kind, row[0])
+
     @abstractmethod
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         """The session itself. Raises `HelixStoreError` if it cannot be imported."""
@@ -72,6 +87,19 @@ class ForeignSource(ABC):
     @abstractmethod
     def _read_parts(self, session: ForeignSession) -> None:
         """Take all rows of the session."""
+
+    def _completed(self, head: Head, session: ForeignSession) -> Head:
+        """The head, with what only the rows tell. Raises `HelixStoreError` as `_head`."""
+        return head
+
+    def _without_table_here(self, *tables: str) -> Iterator[Problem]:
+        """Rows of tables that are left; no problems if the origin accepts that."""
+        for table, count in self._reader.row_counts(*tables).items():
+            self.tally.found[table] += count
+            if count:
+                self.tally.left[table] += count
+                if not self._leaves_tables:
+                    yield Problem(text=f"{table}: {count} left out, because there is no such table here")
 
     def _is_empty(self, session: ForeignSession) -> bool:
         """Whether a session of which rows are left has nothing to import."""
@@ -84,7 +112,12 @@ class ForeignSource(ABC):
             head = self._head(session, row)
         except HelixStoreError as exc:
             reason = str(exc)
+        # Not caught: an error here is one of the source, not of a row.
         self._read_parts(session)
+        try:
+            head = head and self._completed(head, session)
+        except HelixStoreError as exc:
+            head, reason = None, str(exc)
         problems = len(session.tally.problems)
         if head is not None and problems and (self._only_whole or self._is_empty(session)):
             head, reason = None, f"problems in its rows: {problems}"

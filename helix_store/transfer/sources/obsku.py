@@ -70,12 +70,7 @@ class ObskuSource(ForeignSource):
     def left_out(self, exported: Counts) -> Iterator[Problem]:
         """Rows of no session; and entities and facts, unless the origin accepts that they are left."""
         yield from self.tally.compare(self._reader.row_counts(*_IMPORTED))
-        for table, count in self._reader.row_counts(*_WITHOUT_TABLE_HERE).items():
-            self.tally.found[table] += count
-            if count:
-                self.tally.left[table] += count
-                if not self._leaves_tables:
-                    yield Problem(text=f"{table}: {count} left out, because there is no such table here")
+        yield from self._without_table_here(*_WITHOUT_TABLE_HERE)
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         session_id, workspace_id, title, directory, created_at, updated_at, text = row

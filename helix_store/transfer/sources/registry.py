@@ -1,4 +1,4 @@
-"""The stores that an import can read, by name. A new one is one entry here."""
+"""The stores that an import can read, by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from helix_store.transfer.sources.obsku import ObskuSource
 from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.ziro import ZiroSource
 
-__all__ = ["SOURCES"]
+__all__ = ["SOURCES", "register_source"]
 
 SOURCES: Final[dict[str, Callable[[Origin], ForeignSource]]] = {
     "obsku": ObskuSource,
     "ziro": ZiroSource,
 }
+
+
+def register_source(name: str, source: Callable[[Origin], ForeignSource]) -> None:
+    """Let ``helix_import --from`` read one more store. Call it in ``AppConfig.ready()``."""
+    SOURCES[name] = source

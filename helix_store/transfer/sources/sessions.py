@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import chain
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from django.db.models import Model
+
+from helix_store.adapters import session_id_for
+from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
-from helix_store.core.types import CheckpointSource
+from helix_store.core.types import CheckpointSource, SessionState
 from helix_store.core.validation import milliseconds_to_datetime
 from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
+from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
-from helix_store.transfer.layout import CHECKPOINTS, MESSAGES, SESSIONS
+from helix_store.transfer.columns import Table
+from helix_store.transfer.layout import CHECKPOINTS, MESSAGES, SESSIONS, parts_of_sessions
 from helix_store.transfer.records import Record
 from helix_store.transfer.sources.spool import Spool
 from helix_store.transfer.sources.tally import Tally
 
-__all__ = ["ForeignSession", "Head", "moment"]
+__all__ = ["ForeignSession", "Head", "moment", "new_session", "session_of"]
+
+S = TypeVar("S", bound="ForeignSession")
 
 _FIRST_VERSION: Final = 1
 
@@ -33,16 +41,19 @@ class Head(NamedTuple):
 
 
 class ForeignSession:
-    """What was read of one session so far. A context that ends with its last record."""
+    """What was read of one session so far. A context that ends with its last record.
 
-    def __init__(self, kind: str, session_id: str) -> None:
-        self.id = session_id
+    ``source_id`` is its id in the other store, where ``session_id`` is another one here.
+    """
+
+    def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
+        self.source_id = source_id
+        self.id = source_id if session_id is None else session_id
         self.tally = Tally()
         self.message_count = 0
         self.checkpoint_count = 0
-        self._name = f"{kind} {shown_id(session_id)}"
-        self._checkpoints = Spool()
-        self._messages = Spool()
+        self._name = f"{kind} {shown_id(source_id)}"
+        self._spools: defaultdict[str, Spool] = defaultdict(Spool)
 
     def __str__(self) -> str:
         return self._name
@@ -53,8 +64,8 @@ class ForeignSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._checkpoints.close()
-        self._messages.close()
+        for spool in self._spools.values():
+            spool.close()
 
     def take(self, table: str, row: tuple[Any, ...], add: Callable[[str, tuple[Any, ...]], None]) -> None:
         """Add a row by its name, or leave it in the source. Its first column is its id."""
@@ -66,17 +77,39 @@ class ForeignSession:
             self.tally.leave(table, name, exc)
 
     def add_checkpoint(self, **columns: Any) -> None:
-        self._checkpoints.add(CHECKPOINTS.record_from(Checkpoint(**columns)))
+        self.add(CHECKPOINTS, Checkpoint(**columns))
         self.checkpoint_count += 1
 
     def add_message(self, **columns: Any) -> None:
         self.message_count += 1
-        self._messages.add(MESSAGES.record_from(Message(sequence=self.message_count, **columns)))
+        self.add(MESSAGES, Message(sequence=self.message_count, **columns))
+
+    def add(self, table: Table, row: Model) -> None:
+        """Add a row, in the order that the layout of an export has for the rows of its table."""
+        self._spools[table.record].add(table.record_from(row))
 
     def records(self, head: Head, tenant: str) -> Iterator[Record]:
         """All records of the session, in the order of an export."""
-        first = _head_records(head, tenant, message_count=self.message_count)
-        return chain(first, self._checkpoints.records(), self._messages.records())
+        yield from _head_records(head, tenant, message_count=self.message_count)
+        for record in dict.fromkeys(part.table.record for part in parts_of_sessions()):
+            if record in self._spools:
+                yield from self._spools[record].records()
+
+
+def session_of(cls: type[S], kind: str, source_id: str) -> S:
+    """A session of a framework: its id here is that of `session_id_for`, if it can have one."""
+    try:
+        return cls(kind, source_id, session_id_for(source_id))
+    except HelixStoreError:
+        return cls(kind, source_id)
+
+
+def new_session(session_id: str, agent_type: str) -> NewSession:
+    """A session as the adapter of a framework creates it."""
+    state = SessionState(
+        session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
+    )
+    return NewSession(session_id, encode_state(state, AS_STORED))
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:

@@ -1,0 +1,189 @@
+"""What the tables of LangGraph's savers have in common: threads with checkpoints, values and writes."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple
+
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from helix_store.contrib.langgraph.encoding import Place, searchable
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.core import validation
+from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
+from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.transfer.layout import tables
+from helix_store.transfer.sources.foreign import ForeignSource, Reader
+from helix_store.transfer.sources.origin import Origin
+from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
+
+__all__ = ["Channel", "ForeignCheckpoint", "ThreadSession", "ThreadSource", "json_object"]
+
+_AGENT_TYPE: Final = "langgraph"
+_NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
+_OLDEST_FORMAT: Final = 4
+
+
+class Channel(NamedTuple):
+    """A value: its channel at a version, in a namespace."""
+
+    namespace: str
+    channel: str
+    version: str
+
+
+class ForeignCheckpoint(NamedTuple):
+    """A checkpoint as a saver has it. ``small`` are values that it holds itself."""
+
+    checkpoint_id: str
+    namespace: str
+    parent_id: str | None
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+    small: Mapping[str, Any]
+
+
+class ThreadSession(ForeignSession):
+    """``channels`` are the values that were read, with their bytes until a checkpoint refers to them."""
+
+    def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
+        super().__init__(kind, source_id, session_id)
+        self.channels: dict[Channel, int] = {}
+        self.first, self.last = _NO_TIME, datetime.min.replace(tzinfo=UTC)
+
+
+class ThreadSource(ForeignSource):
+    """Threads, each as `DjangoSaver` keeps it. Values and writes are copied as bytes, and never read."""
+
+    kind: ClassVar = "thread"
+    checkpoints_query: ClassVar[str]
+    """Checkpoints of a thread by namespace and id; each begins with its id, namespace and parent."""
+    writes_query: ClassVar[str]
+    """Id and namespace of the checkpoint, then task, position, path, channel, type and bytes."""
+    writes_table: ClassVar[str]
+
+    def __init__(self, origin: Origin, reader: Reader) -> None:
+        if origin.table is not None:
+            raise InvalidQuery("The names of LangGraph's tables are fixed.", path="table")
+        super().__init__(origin, reader)
+        self._serde = JsonPlusSerializer(allowed_msgpack_modules=None)
+        self._tables = tables()
+
+    def _session(self, row: tuple[Any, ...]) -> ThreadSession:
+        return session_of(ThreadSession, self.kind, row[0])
+
+    def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
+        _, session_id = Place.ids_of_thread(row[0])
+        return Head(new_session(session_id, _AGENT_TYPE), _NO_TIME, _NO_TIME)
+
+    def _completed(self, head: Head, session: ForeignSession) -> Head:
+        assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`
+        if session.first is _NO_TIME:
+            raise InvalidPayload(path="thread_id", reason="the thread has no checkpoint that can be imported")
+        return head._replace(created_at=session.first, updated_at=session.last)
+
+    def _read_parts(self, session: ForeignSession) -> None:
+        assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`
+        self._read_values(session)
+        for row in self._reader.rows(self.checkpoints_query, session.source_id):
+            session.take("checkpoints", row, partial(self._add_checkpoint, session))
+        for row in self._reader.rows(self.writes_query, session.source_id):
+            session.take(self.writes_table, row, partial(self._add_write, session))
+
+    @abstractmethod
+    def _read_values(self, session: ThreadSession) -> None:
+        """Add the values of the thread with `_add_value`, by namespace, channel and version."""
+
+    @abstractmethod
+    def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
+        """A row of the checkpoints. Raises `InvalidPayload` for one that cannot be read."""
+
+    def _add_value(self, session: ThreadSession, channel: Channel, kind: str, blob: bytes) -> None:
+        value = LangGraphValue(
+            namespace=_long_id(channel.namespace, "checkpoint_ns"),
+            channel=_long_id(channel.channel, "channel"),
+            version=_long_id(channel.version, "version"),
+            type=validation.identifier(kind, "type"),
+            blob=blob,
+        )
+        session.add(self._tables["langgraph_value"], value)
+        session.channels[channel] = len(blob)
+
+    def _add_checkpoint(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+        found = self._checkpoint(row)
+        if found.parent_id and found.checkpoint.get("v", 0) < _OLDEST_FORMAT:
+            raise InvalidPayload(path="checkpoint/v", reason="the format is older than LangGraph 0.5")
+        at = _moment(found.checkpoint.get("ts"))
+        versions = {
+            channel: str(version)
+            for channel, version in found.checkpoint.get("channel_versions", {}).items()
+            if Channel(found.namespace, channel, str(version)) in session.channels
+        }
+        new = [Channel(found.namespace, channel, version) for channel, version in versions.items()]
+        size = sum(session.channels[channel] for channel in new)
+        session.channels.update(dict.fromkeys(new, 0))
+        body = {"checkpoint": found.checkpoint, "metadata": found.metadata, "values": dict(found.small)}
+        kind, text = self._serde.dumps_typed(body)
+        run_id, step = found.metadata.get("run_id"), found.metadata.get("step")
+        checkpoint = LangGraphCheckpoint(
+            thread_id=None if session.source_id == session.id else session.source_id,
+            namespace=_long_id(found.namespace, "checkpoint_ns"),
+            checkpoint_id=_long_id(found.checkpoint_id, "checkpoint_id"),
+            parent_id=found.parent_id and _long_id(found.parent_id, "parent_checkpoint_id"),
+            run_id=None if run_id is None else _long_id(str(run_id), "metadata/run_id"),
+            source=str(found.metadata.get("source") or "")[:32],
+            step=step if type(step) is int and abs(step) <= MAX_BIGINT else None,
+            metadata=json.loads(
+                searchable({key: value for key, value in found.metadata.items() if key != "writes"})
+            ),
+            versions=json.dumps(versions, ensure_ascii=False),
+            has_deltas="counters_since_delta_snapshot" in found.metadata,
+            type=kind,
+            body=text,
+            size_bytes=len(text) + size,
+            created_at=at,
+        )
+        session.add(self._tables["langgraph_checkpoint"], checkpoint)
+        session.checkpoint_count += 1
+        session.first, session.last = min(session.first, at), max(session.last, at)
+
+    def _add_write(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
+        checkpoint_id, namespace, task_id, position, task_path, channel, kind, blob = row
+        write = LangGraphWrite(
+            namespace=_long_id(namespace, "checkpoint_ns"),
+            checkpoint_id=_long_id(checkpoint_id, "checkpoint_id"),
+            task_id=_long_id(task_id, "task_id"),
+            position=validation.whole_number(position, "idx", minimum=-(2**31), maximum=2**31 - 1),
+            task_path=validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
+            channel=_long_id(channel, "channel"),
+            type=validation.identifier(kind, "type"),
+            blob=blob or b"",
+        )
+        session.add(self._tables["langgraph_write"], write)
+
+
+def json_object(text: Any, path: str) -> dict[str, Any]:
+    """The object of a JSON text. Raises `InvalidPayload`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidPayload(path=path, reason="it is not a readable object")
+    return value
+
+
+def _long_id(value: Any, name: str) -> str:
+    return validation.text(value, name, limit=MAX_LONG_ID_BYTES)
+
+
+def _moment(text: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidPayload(path="checkpoint/ts", reason="it is no time") from None

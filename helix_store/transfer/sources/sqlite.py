@@ -1,0 +1,86 @@
+"""Reading the SQLite file of another store: one moment, read-only, in constant memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from helix_store.transfer.pages import Pace
+from helix_store.transfer.sources.postgres import SourceUnreadable
+
+__all__ = ["SqliteReader"]
+
+_Row = tuple[Any, ...]
+_MOST_ROWS: Final = 500
+
+
+class SqliteReader:
+    """Reads of one connection, all in one transaction that writes nothing."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+        self._connection: sqlite3.Connection | None = None
+        self._pace = Pace(_MOST_ROWS)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Open the file, and show one moment until the end of the block. Raises `SourceUnreadable`."""
+        if not self._file.is_file():
+            raise SourceUnreadable(f"There is no file {self._file}.")
+        with _errors_shown():
+            address = f"{self._file.resolve().as_uri()}?mode=ro"
+            connection = sqlite3.connect(address, uri=True, isolation_level=None)
+        with closing(connection):
+            self._connection = connection
+            try:
+                with _errors_shown():
+                    connection.execute("BEGIN")
+                yield
+            finally:
+                self._connection = None
+
+    def rows(self, query: str, *values: Any) -> Iterator[_Row]:
+        """The rows of a query, in pages that larger rows make shorter."""
+        with _errors_shown():
+            found = self._open.execute(query, values)
+        is_all = False
+        while not is_all:
+            size = self._pace.rows
+            with _errors_shown():
+                page = found.fetchmany(size)
+            self._pace.measure(page)
+            yield from page
+            is_all = len(page) < size
+
+    def one(self, query: str, *values: Any) -> _Row:
+        """The only row of a query."""
+        for row in self.rows(query, *values):
+            return row
+        raise SourceUnreadable
+
+    def row_counts(self, *tables: str) -> dict[str, int]:
+        """The number of rows of each table; of one that does not exist, none."""
+        return {
+            table: self.one(f"SELECT count(*) FROM {table}")[0] if self.has_table(table) else 0
+            for table in tables
+        }
+
+    def has_table(self, name: str) -> bool:
+        return bool(self.one("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", name)[0])
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise SourceUnreadable("The source is read inside of reading() only.")
+        return self._connection
+
+
+@contextmanager
+def _errors_shown() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise SourceUnreadable(f"The source cannot be read: {exc}.") from exc
