@@ -40,11 +40,11 @@ class ItemAdmin(SessionChildAdmin):
         items: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
         return items
 
-    @admin.display(description="lane")
+    @admin.display(description=_("lane"))
     def lane_name(self, item: Item) -> SafeString:
         return identifier(item.lane or "-")
 
-    @admin.display(description="key")
+    @admin.display(description=_("key"))
     def item_key(self, item: Item) -> SafeString:
         return identifier(item.key or "-")
 

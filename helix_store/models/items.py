@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.limits import MAX_LANE_BYTES
@@ -27,8 +28,8 @@ class Item(models.Model):
 
     class Meta:
         db_table = table_name("item")
-        verbose_name = "item"
-        verbose_name_plural = "items"
+        verbose_name = _("item")
+        verbose_name_plural = _("items")
         constraints = [
             models.UniqueConstraint(
                 fields=["session", "lane", "key"],

@@ -27,23 +27,23 @@ class RunStateAdmin(SessionChildAdmin):
     def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
         return ("session_id", "pk") if OF_SESSION in request.GET else self.ordering
 
-    @admin.display(description="run state")
+    @admin.display(description=_("run state"))
     def name(self, state: OpenAIRunState) -> SafeString:
         return identifier(state.state_id)
 
-    @admin.display(description="owner", empty_value="-")
+    @admin.display(description=_("owner"), empty_value="-")
     def answered_by(self, state: OpenAIRunState) -> SafeString | None:
         return identifier(state.owner) if state.owner else None
 
-    @admin.display(description="claimed by", empty_value="-")
+    @admin.display(description=_("claimed by"), empty_value="-")
     def resumer(self, state: OpenAIRunState) -> SafeString | None:
         return identifier(state.claim_owner) if state.claim_owner else None
 
-    @admin.display(description="deadline", empty_value="-")
+    @admin.display(description=_("deadline"), empty_value="-")
     def until(self, state: OpenAIRunState) -> SafeString | None:
         return stamp(state.deadline) if state.deadline else None
 
-    @admin.display(description="resumed", empty_value="-")
+    @admin.display(description=_("resumed"), empty_value="-")
     def resumed(self, state: OpenAIRunState) -> SafeString | None:
         return stamp(state.resumed_at) if state.resumed_at else None
 

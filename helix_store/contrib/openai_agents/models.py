@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.models import Session
@@ -38,8 +39,8 @@ class OpenAIRunState(models.Model):
 
     class Meta:
         db_table = table_name("openai_run_state")
-        verbose_name = "run state"
-        verbose_name_plural = "run states"
+        verbose_name = _("run state")
+        verbose_name_plural = _("run states")
         constraints = [
             models.UniqueConstraint(
                 fields=["session", "state_id"], name=constraint_name("openai_state_uniq")
