@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import identifier, link
@@ -27,6 +28,7 @@ from helix_store.admin.lookups import (
     refuse_surrogates,
 )
 from helix_store.admin.payloads import without_payloads
+from helix_store.admin.tenants import NEWEST_FILTERED
 from helix_store.models import Session
 
 if TYPE_CHECKING:
@@ -103,7 +105,14 @@ class ReadOnlyAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         refuse_surrogates(request)
-        return super().changelist_view(request, extra_context)
+        response = super().changelist_view(request, extra_context)
+        if getattr(request, "is_of_newest", False) and isinstance(response, TemplateResponse):
+            words = gettext(
+                "Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows."
+            )
+            note = words % {"count": f"{NEWEST_FILTERED:,}"}
+            response.context_data = {**(response.context_data or {}), "search_notes": [note]}
+        return response
 
     def changeform_view(
         self,

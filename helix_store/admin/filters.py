@@ -15,10 +15,10 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import one_line
 from helix_store.admin.search import with_tag
-from helix_store.admin.tenants import known_tenants, of_tenants
+from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
 from helix_store.core import moments, validation
 from helix_store.core.types import SESSION_EXPIRED
-from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
 from helix_store.models import Session
 
 __all__ = [
@@ -34,6 +34,8 @@ __all__ = [
     "start_of_day",
 ]
 
+
+TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
 
 _LABEL_LENGTH: Final = 40
 _MOST_EXPIRIES: Final = 1_000
@@ -70,10 +72,16 @@ class TenantFilter(SimpleListFilter):
     parameter_name = "tenant"
     _keeps_order = {"p", "e", "order", "expiry", "q", "tag"}
     """Parameters of a list that needs no tenants: it is read in the order of an index, or by keys."""
+    _is_small = {"waiting"}
+    """Parameters with an index of few rows, which may be read for all tenants."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self._tenants = known_tenants(model_admin.model, model_admin.get_queryset(request).db)
         self._needs_tenants = self.needs_tenants(request)
+        if len(self._tenants) > MOST_TENANTS:
+            self.template = TEXT_FILTER
+            if (value := self.value()) is not None and not _is_tenant(value):
+                raise IncorrectLookupParameters
         # A filter without choices would not filter.
         return [(tenant, tenant or _("no tenant")) for tenant in self._tenants] or [("", "")]
 
@@ -84,7 +92,17 @@ class TenantFilter(SimpleListFilter):
         chosen = self.value()
         if chosen is not None:
             return queryset.filter(tenant=chosen)
-        return of_tenants(queryset, self._tenants) if self._needs_tenants else queryset
+        if not self._needs_tenants:
+            return queryset
+        if len(self._tenants) > MOST_TENANTS:
+            if not self._is_small.isdisjoint(request.GET):
+                return queryset
+            request.is_of_newest = True  # type: ignore[attr-defined]  # for the list, which says so
+        return of_tenants(queryset, self._tenants)
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """A field for one tenant where they are too many for a list of choices."""
+        return _text_choice(self, changelist) if self.template == TEXT_FILTER else super().choices(changelist)
 
     def needs_tenants(self, request: HttpRequest) -> bool:
         """Whether an index by tenant has to find the rows."""
@@ -98,7 +116,8 @@ class EntryTenantFilter(TenantFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         choices = super().lookups(request, model_admin)
-        if self.value() not in {None, *(value for value, _label in choices)}:
+        is_offered = self.value() in {None, *(value for value, _label in choices)}
+        if not is_offered and len(self._tenants) <= MOST_TENANTS:
             raise IncorrectLookupParameters
         return choices
 
@@ -172,7 +191,7 @@ class TagFilter(SimpleListFilter):
 
     title = _("tag")
     parameter_name = "tag"
-    template = "admin/helix_store/text_filter.html"
+    template = TEXT_FILTER
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         if (value := self.value()) is not None:
@@ -187,19 +206,28 @@ class TagFilter(SimpleListFilter):
         return with_tag(queryset, chosen) if chosen else queryset
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """What the template needs: the value, and the other parameters of the address."""
-        others = {
-            name: value
-            for name, value in changelist.get_filters_params().items()
-            if name != self.parameter_name
-        }
-        if changelist.query:
-            others["q"] = changelist.query
-        yield {
-            "value": self.value() or "",
-            "others": [(name, value) for name, values in others.items() for value in _listed(values)],
-            "remove": changelist.get_query_string(remove=[self.parameter_name]),
-        }
+        return _text_choice(self, changelist)
+
+
+def _text_choice(text_filter: Any, changelist: Any) -> Iterator[Any]:
+    """What the template of a text field needs: the value, and the other parameters of the address."""
+    parameter = text_filter.parameter_name
+    others = {name: value for name, value in changelist.get_filters_params().items() if name != parameter}
+    if changelist.query:
+        others["q"] = changelist.query
+    yield {
+        "value": text_filter.value() or "",
+        "others": [(name, value) for name, values in others.items() for value in _listed(values)],
+        "remove": changelist.get_query_string(remove=[parameter]),
+    }
+
+
+def _is_tenant(value: str) -> bool:
+    try:
+        validation.tenant(value)
+    except HelixStoreError:
+        return False
+    return True
 
 
 def _listed(value: Any) -> list[str]:

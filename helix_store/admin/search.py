@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.db.models import Max, QuerySet
 
 from helix_store.admin.lookups import is_searchable
-from helix_store.admin.tenants import known_tenants, of_tenants
+from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import has_tag
 from helix_store.models import Session
@@ -46,7 +46,8 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
         return Found(None if is_searchable(term) else set())
     start, end = term.strip(), term.strip() + _LAST_CHARACTER
     newest, is_bounded = _searchable(sessions)
-    indexed = of_tenants(sessions, known_tenants(Session, sessions.db))
+    tenants = known_tenants(Session, sessions.db)
+    indexed = of_tenants(sessions, tenants) if len(tenants) <= MOST_TENANTS else sessions
     by_index = [indexed.filter(session_id__gte=start, session_id__lt=end)]
     by_index.append(indexed.filter(user_id__isnull=False, user_id__gte=start, user_id__lt=end))
     keys = [

@@ -70,7 +70,8 @@ class SessionTable(OperatedList):
         response = super().changelist_view(request, extra_context)
         found: Found | None = getattr(request, "found", None)
         if found is not None and isinstance(response, TemplateResponse) and response.context_data is not None:
-            response.context_data["search_notes"] = list(_left_out(found))
+            notes = response.context_data.get("search_notes", [])
+            response.context_data["search_notes"] = [*notes, *_left_out(found)]
         return response
 
     @admin.display(description=_("session"))

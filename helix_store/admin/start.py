@@ -27,7 +27,7 @@ from helix_store.admin.elements import distance, link, one_line, short_id
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.payloads import FreeText, start_of, without_payloads
 from helix_store.admin.reasons import CALLS_READ, waits_for
-from helix_store.admin.tenants import known_tenants, of_tenants
+from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
 from helix_store.core import moments
 from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Lock, Run, Session, UsageEntry
@@ -89,7 +89,9 @@ def _readable(sessions: QuerySet[Any]) -> QuerySet[Any]:
 
 def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     tenants = known_tenants(Session, sessions.db)
-    waiting = of_tenants(Session.objects.using(sessions.db).waiting_for_person(), tenants)
+    waiting: QuerySet[Any] = Session.objects.using(sessions.db).waiting_for_person()
+    if len(tenants) <= MOST_TENANTS:  # Else the index of waiting sessions is read as a whole: it is small.
+        waiting = of_tenants(waiting, tenants)
     by_deadline = sessions.filter(pk__in=waiting.values("pk")).order_by(
         F("pending_deadline").asc(nulls_last=True), "pk"
     )

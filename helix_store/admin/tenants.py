@@ -5,15 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Final
 
-from django.db.models import Model, QuerySet
+from django.db.models import Max, Model, QuerySet
 
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["MOST_TENANTS", "known_tenants", "of_tenants"]
+__all__ = ["MOST_TENANTS", "NEWEST_FILTERED", "known_tenants", "of_tenants"]
 
 MOST_TENANTS: Final = 200
-"""Tenants that are looked up. In a table with more, a filter is fast only for a chosen tenant."""
+"""Tenants that are looked up. In a table with more, a filter without a tenant sees the newest rows only."""
+
+NEWEST_FILTERED: Final = 100_000
+"""Rows that a filter looks at where the tenants are too many to look at each."""
 
 
 @lru_cache
@@ -38,9 +41,10 @@ def known_tenants(model: type[Model], using: str) -> list[str]:
 
 
 def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
-    """The same rows for all tenants of the table, in a form that the indexes by tenant serve."""
+    """The same rows in a form that the indexes by tenant serve; of too many tenants, the newest rows."""
     if len(tenants) > MOST_TENANTS:
-        return queryset
+        highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
+        return queryset.filter(pk__gt=highest - NEWEST_FILTERED)
     if len(tenants) == 1:
         return queryset.filter(tenant=tenants[0])
     return queryset.filter(tenant__in=tenants)
