@@ -15,6 +15,7 @@ PUBLIC_NAMES = {
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
     "helix_store.cleanup": """
         CleanupSummary ErasureReceipt erase expired_session_cleanup expired_session_cleanup_batches""",
+    "helix_store.contrib.pydantic_ai": "DjangoConversationStore",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
     "helix_store.contrib.session_search": "IndexSessionSearch",
     "helix_store.core.async_contracts": "AsyncStateStore",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.test import TestModel
 
+import helix_store.contrib.pydantic_ai as package
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Session
 from tests.databases import CommittedDatabase, fresh_tenant
@@ -202,3 +204,11 @@ def test_a_save_is_part_of_the_transaction_of_its_caller(committed_db: Committed
         transaction.set_rollback(True, using=committed_db.alias)
     assert async_to_sync(store_of(committed_db).load)("trip") is None
     assert entry_ids(committed_db) == set()
+
+
+def test_without_the_framework_the_class_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "helix_store.contrib.pydantic_ai.store")
+    monkeypatch.delattr(package, "store")
+    monkeypatch.setitem(sys.modules, "pydantic_ai.conversation_store", None)
+    with pytest.raises(ImportError, match=r"helix_store\[pydantic-ai\]"):
+        package.DjangoConversationStore  # noqa: B018  it is imported when it is asked for

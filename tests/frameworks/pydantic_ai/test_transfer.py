@@ -11,6 +11,7 @@ from django.db import transaction
 
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
 from helix_store.contrib.pydantic_ai.reachability import faults_of_conversations, faults_of_entries
+from helix_store.doctor import diagnose
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
@@ -132,3 +133,19 @@ def test_the_doctor_finds_missing_and_unreached_entries(committed_db: CommittedD
     assert planted(conversations.filter(session__session_id="fork").delete) == (
         ["no conversation reaches the entry"] * 2
     )
+
+
+def test_the_doctor_asks_for_these_faults(committed_db: CommittedDatabase) -> None:
+    _family_of_three(committed_db)
+
+    def found() -> list[tuple[str, int]]:
+        findings = diagnose(using=committed_db.alias, tenant=committed_db.tenant).findings
+        return [(finding.id, finding.count) for finding in findings]
+
+    assert found() == []
+    conversations = Conversation.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
+    # Other tests look at every row.
+    with transaction.atomic(using=committed_db.alias):
+        conversations.filter(session__session_id="fork").delete()
+        assert found() == [("app-rows-unsound", 2)]
+        transaction.set_rollback(True, using=committed_db.alias)
