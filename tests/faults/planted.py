@@ -1,0 +1,158 @@
+"""Stores with one planted fault each, which the checker of histories has to find."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from types import SimpleNamespace
+from typing import Any, Final
+
+from helix_store.core.types import StatusChange, StatusConflict
+from helix_store.exceptions import StaleStateError
+from helix_store.stores import InMemoryLockManager, InMemoryStateStore
+
+__all__ = ["PLANTED", "GivesTokensTwice"]
+
+_NTH: Final = 3
+
+
+class _Planted(InMemoryStateStore):
+    """Calls ``super`` and is wrong at each third call that counts."""
+
+    calls = 0
+
+    def _is_due(self) -> bool:
+        self.calls += 1
+        return self.calls % _NTH == 0
+
+    def _step(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return super().save_state_and_promote_staging(*arguments, **options)
+
+
+class IgnoresTheVersion(_Planted):
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        return self._step(arguments, {**options, "expected_version": None})
+
+
+class IgnoresTheFence(_Planted):
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        return self._step(arguments, {**options, "fencing_token": None})
+
+
+class ForgetsSteps(_Planted):
+    """Acknowledges what it does not write."""
+
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        if self._is_due():
+            return SimpleNamespace(new_version=options["expected_version"] + 1)
+        return self._step(arguments, options)
+
+
+class RefusesAfterWriting(_Planted):
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        commit = self._step(arguments, options)
+        if self._is_due():
+            raise StaleStateError(options["expected_version"], commit.new_version)
+        return commit
+
+
+class LosesMessagesOfSteps(_Planted):
+    def save_state_and_promote_staging(
+        self, key: Any, state: Any, messages: Any, *rest: Any, **o: Any
+    ) -> Any:
+        return self._step((key, state, [] if self._is_due() else messages, *rest), options)
+
+
+class LosesStatesOfSteps(_Planted):
+    def save_state_and_promote_staging(self, key: Any, state: Any, *rest: Any, **options: Any) -> Any:
+        if self._is_due():
+            state.custom_state = {"list": state.custom_state["list"][:-2]}
+        return self._step((key, state, *rest), options)
+
+
+class DoublesMessages(_Planted):
+    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(key, messages * 2 if self._is_due() else messages, **options)
+
+
+class LosesMessages(_Planted):
+    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+        if self._is_due():
+            return self.get_message_count(key) + len(messages)
+        return super().append_messages(key, messages, **options)
+
+
+class StoresHalfOfTheMessages(_Planted):
+    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(key, messages[:1] if self._is_due() else messages, **options)
+
+
+class TurnsMessagesRound(_Planted):
+    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(key, messages[::-1] if self._is_due() else messages, **options)
+
+
+class CountsWrongly(_Planted):
+    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(key, messages, **options) - self._is_due()
+
+
+class GivesVersionsTwice(_Planted):
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        commit = self._step(arguments, options)
+        if self._is_due():
+            return dataclasses.replace(commit, new_version=commit.new_version - 1)
+        return commit
+
+
+class ReadsOldStates(_Planted):
+    old: Any = None
+
+    def load_state(self, session_id: str) -> Any:
+        if self._is_due() and self.old is not None:
+            return copy.deepcopy(self.old)
+        state = super().load_state(session_id)
+        self.old = self.old or copy.deepcopy(state)
+        return state
+
+
+class ReadsUncommittedMessages(_Planted):
+    def get_messages(self, session_id: str, **options: Any) -> Any:
+        page = super().get_messages(session_id, **options)
+        if self._is_due():
+            page.messages.append({"role": "user", "content": -1})
+        return page
+
+
+class ShowsMessagesOutOfOrder(_Planted):
+    def get_messages(self, session_id: str, **options: Any) -> Any:
+        page = super().get_messages(session_id, **options)
+        page.messages[:2] = page.messages[1::-1]
+        return page
+
+
+class SetsAnyStatus(_Planted):
+    def compare_and_set_status(self, session_id: str, expected: Any, status: Any, **options: Any) -> Any:
+        return StatusChange(new_version=self.update_status(session_id, status))
+
+
+class ReportsAnotherStatus(_Planted):
+    """Looks a second time for what has caused the refusal, and finds that of a later moment."""
+
+    def compare_and_set_status(self, session_id: str, expected: Any, status: Any, **options: Any) -> Any:
+        answer = super().compare_and_set_status(session_id, expected, status, **options)
+        if isinstance(answer, StatusConflict):
+            (wrong,) = expected
+            return dataclasses.replace(answer, current_status=type(answer.current_status)(wrong))
+        return answer
+
+
+PLANTED: Final[list[type[InMemoryStateStore]]] = [
+    each for each in list(globals().values()) if isinstance(each, type) and issubclass(each, _Planted)
+][1:]
+
+
+class GivesTokensTwice(InMemoryLockManager):
+    def acquire(self, *arguments: Any, **options: Any) -> Any:
+        lock = super().acquire(*arguments, **options)
+        return None if lock is None else SimpleNamespace(fencing_token=lock.fencing_token // 4)
