@@ -58,7 +58,7 @@ class RefusesAfterWriting(_Planted):
 
 class LosesMessagesOfSteps(_Planted):
     def save_state_and_promote_staging(
-        self, key: Any, state: Any, messages: Any, *rest: Any, **o: Any
+        self, key: Any, state: Any, messages: Any, *rest: Any, **options: Any
     ) -> Any:
         return self._step((key, state, [] if self._is_due() else messages, *rest), options)
 
