@@ -58,43 +58,45 @@ class RefusesAfterWriting(_Planted):
 
 class LosesMessagesOfSteps(_Planted):
     def save_state_and_promote_staging(
-        self, key: Any, state: Any, messages: Any, *rest: Any, **options: Any
+        self, session_id: Any, state: Any, append_messages: Any, step: Any, **options: Any
     ) -> Any:
-        return self._step((key, state, [] if self._is_due() else messages, *rest), options)
+        return self._step((session_id, state, [] if self._is_due() else append_messages, step), options)
 
 
 class LosesStatesOfSteps(_Planted):
-    def save_state_and_promote_staging(self, key: Any, state: Any, *rest: Any, **options: Any) -> Any:
+    def save_state_and_promote_staging(
+        self, session_id: Any, state: Any, append_messages: Any, step: Any, **options: Any
+    ) -> Any:
         if self._is_due():
             state.custom_state = {"list": state.custom_state["list"][:-2]}
-        return self._step((key, state, *rest), options)
+        return self._step((session_id, state, append_messages, step), options)
 
 
 class DoublesMessages(_Planted):
-    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
-        return super().append_messages(key, messages * 2 if self._is_due() else messages, **options)
+    def append_messages(self, session_id: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(session_id, messages * 2 if self._is_due() else messages, **options)
 
 
 class LosesMessages(_Planted):
-    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
+    def append_messages(self, session_id: Any, messages: Any, **options: Any) -> int:
         if self._is_due():
-            return self.get_message_count(key) + len(messages)
-        return super().append_messages(key, messages, **options)
+            return self.get_message_count(session_id) + len(messages)
+        return super().append_messages(session_id, messages, **options)
 
 
 class StoresHalfOfTheMessages(_Planted):
-    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
-        return super().append_messages(key, messages[:1] if self._is_due() else messages, **options)
+    def append_messages(self, session_id: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(session_id, messages[:1] if self._is_due() else messages, **options)
 
 
 class TurnsMessagesRound(_Planted):
-    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
-        return super().append_messages(key, messages[::-1] if self._is_due() else messages, **options)
+    def append_messages(self, session_id: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(session_id, messages[::-1] if self._is_due() else messages, **options)
 
 
 class CountsWrongly(_Planted):
-    def append_messages(self, key: Any, messages: Any, **options: Any) -> int:
-        return super().append_messages(key, messages, **options) - self._is_due()
+    def append_messages(self, session_id: Any, messages: Any, **options: Any) -> int:
+        return super().append_messages(session_id, messages, **options) - self._is_due()
 
 
 class GivesVersionsTwice(_Planted):
@@ -147,7 +149,7 @@ class ReportsAnotherStatus(_Planted):
         return answer
 
 
-PLANTED: Final[list[type[InMemoryStateStore]]] = [
+PLANTED: Final[list[type[_Planted]]] = [
     each for each in list(globals().values()) if isinstance(each, type) and issubclass(each, _Planted)
 ][1:]
 
