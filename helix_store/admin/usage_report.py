@@ -32,7 +32,7 @@ __all__ = ["csv_response", "report_response"]
 _GROUPS_SHOWN: Final = 20
 _GROUPS_OF_CSV: Final = 100_000
 _LONGEST_PERIOD: Final = timedelta(days=366)
-_DEFAULT_DAYS: Final = 30
+_DEFAULT_DAYS: Final = 7
 _PERIODS: Final = ((1, _("Today")), (7, _("7 days")), (30, _("30 days")), (90, _("90 days")))
 _NAME_LENGTH: Final = 60
 _LONGEST_NAME: Final = 255

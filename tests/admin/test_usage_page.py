@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
+from helix_store.admin.filters import start_of_day
 from helix_store.models import UsageEntry
 from helix_store.stores import DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
@@ -170,3 +171,10 @@ def test_the_page_needs_the_permission_to_view_usage(visitor: Browser) -> None:
         assert visitor.open(reverse(f"admin:helix_store_usageentry_{view}")).status == 403
     visitor.sign_in(permissions.get(codename="view_usageentry"))
     assert _open(visitor).status == 200
+
+
+def test_the_page_begins_with_the_past_week(browser: Browser) -> None:
+    page = browser.open(reverse("admin:helix_store_usageentry_report"))
+    fields = {given.get("name"): given.get("value") for tag, given in page.elements.started if tag == "input"}
+    assert fields["since"] == str(start_of_day(days_ago=6).date())
+    assert fields["until"] == str(start_of_day().date())
