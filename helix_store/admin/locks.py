@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import (
@@ -86,13 +87,12 @@ class LockAdmin(OperatedList):
 
     @admin.display(description=_("lock"))
     def title(self, lock: Lock) -> SafeString:
-        name = narrow(one_line(lock.name, _NAME_LENGTH))
-        return format_html("{}{}", name, under(lock.tenant) if lock.tenant else "")
+        return format_html("{}{}", short_id(lock.name), under(lock.tenant) if lock.tenant else "")
 
     @admin.display(description=_("session"), empty_value=NOTHING)
     def of_session(self, lock: Any) -> SafeString | None:
         key = lock.session_key
-        return None if key is None else link(self.page_url(Session, key), short_id(lock.name))
+        return None if key is None else link(self.page_url(Session, key), gettext("open"))
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
