@@ -43,7 +43,7 @@ class DjangoSession(Branches):
         fencing_token: int | None = None,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = coerce_session_settings(session_settings or {})
+        self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
         self.fencing_token = fencing_token
         log = ItemLog(session_id_for(session_id), branch, using=using, tenant=tenant, agent_type=AGENT_TYPE)
         super().__init__(log, using=using)
