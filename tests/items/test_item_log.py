@@ -152,7 +152,7 @@ def test_pop_deletes_what_validate_refuses(log: ItemLog) -> None:
 
     def validate(payload: Any) -> bool:
         asked.append(payload)
-        return {"good": True, 1: False}[payload]
+        return {"good": True, 1: False, "bad": False}[payload]
 
     popped = log.pop(validate)
     assert popped is not None
