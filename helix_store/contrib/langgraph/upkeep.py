@@ -119,7 +119,7 @@ def _is_past(body: Body, roots: Iterable[str], newest: str | None) -> bool:
     return parents.get("") in roots and parents.get("") != newest
 
 
-def _body(serde: SerializerProtocol, row: tuple[str, bytes]) -> Body:
+def _body(serde: SerializerProtocol, row: tuple[str, Any]) -> Body:
     kind, body = row
     return read_body(serde, kind, bytes(body))
 
