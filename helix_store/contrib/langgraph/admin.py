@@ -38,8 +38,9 @@ class _StoredAdmin(SessionChildAdmin):
     ordering = ("-pk",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request)
-        return rows.defer(self.stored).annotate(stored_bytes=_Bytes(F(self.stored)))
+        rows: Any = super().get_queryset(request).defer(self.stored)
+        measured: QuerySet[Any] = rows.annotate(stored_bytes=_Bytes(F(self.stored)))
+        return measured
 
     @admin.display(description=_("bytes"))
     def size(self, row: Any) -> str:

@@ -25,12 +25,12 @@ def put(
 ) -> Any:
     """Put a checkpoint whose new channels have the versions ``new``, by default all channels version 1."""
     values = values or {}
-    new = dict.fromkeys(values, "1") if new is None else new
+    changed: Any = dict.fromkeys(values, "1") if new is None else new
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = values
-    checkpoint["channel_versions"] = {**(versions or {}), **new}
+    checkpoint["channel_versions"] = {**(versions or {}), **changed}
     known: Any = {"source": "loop", "step": 0, "parents": {}, **metadata}
-    return saver.put(config, checkpoint, known, new)
+    return saver.put(config, checkpoint, known, changed)
 
 
 def put_chain(saver: BaseCheckpointSaver[str], thread_id: str, count: int, **metadata: Any) -> list[Any]:

@@ -39,7 +39,7 @@ def _database() -> dict[str, Any]:
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": options}
     name = f"langgraph_{_WORKER}"
     with psycopg.connect(given["url"], autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a name of ours
+        connection.execute(f"CREATE DATABASE {name}")
     address = environ.Env.db_url_config(given["url"])
     pool = {"pool": {"min_size": 0, "max_size": 4, "timeout": 30}}
     return {**address, "NAME": name, "OPTIONS": pool}
