@@ -165,7 +165,8 @@ class DjangoSaver(BaseCheckpointSaver[str]):
                 return
             # The thread is new. Else the statement was given up, and the portable form tries again.
             self._adapter.ensure(place.session_id, **_about_thread(config))
-            if db.try_write(statement, parameters):
+            # Asked again: it opens the connection that the call before gave back.
+            if db.has_fast_writes and db.try_write(statement, parameters):
                 return
 
         def write(session: LockedSession) -> None:
