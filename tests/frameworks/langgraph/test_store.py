@@ -244,7 +244,7 @@ def test_a_search_shows_the_last_written_first(committed_db: CommittedDatabase) 
         ({"n": {"x": {"$ne": 1}}}, {"deep"}),
         ({"n": [1, {"$gt": 1}]}, set()),
         ({"n": "\ud83d\ude00\udc00"}, set()),
-        ({"n": "~", "more": "\ud83d\ude00"}, {"~"}),
+        ({"n": "é", "more": "\ud83d\ude00"}, {"~"}),
         ({'n" OR 1=1 --': "2"}, set()),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_filter_compares_values_of_json(
         "null": {"n": None},
         "none": {"m": 2},
         "deep": {"n": {"x": {"y": "2"}}},
-        "~": {"n": "~", "more": "\ud83d\ude00"},
+        "~": {"n": "é", "more": "\ud83d\ude00"},
     }
     for key, value in values.items():
         store.put(USER, key, value)
