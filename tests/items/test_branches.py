@@ -8,7 +8,7 @@ from tests.databases import CommittedDatabase
 
 def test_a_branch_has_the_items_up_to_its_checkpoint(committed_db: CommittedDatabase) -> None:
     names = {"using": committed_db.alias, "tenant": committed_db.tenant}
-    store = DatabaseStateStore(**names)
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
     state = store.create_session("s", agent_type="t")
     ItemLog("s", "lane", **names).append(["a", "b"], keys=["1", None])
     commit = store.save_state_and_promote_staging("s", state, [], StepInfo("step", 1))
