@@ -11,13 +11,18 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "helix_store"
 
 PUBLIC_NAMES = {
+    "helix_store.adapters": "LockedSession SessionAdapter copy_rows session_id_for",
     "helix_store.checkpointers": """
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
     "helix_store.cleanup": """
         CleanupSummary ErasureReceipt erase expired_session_cleanup expired_session_cleanup_batches""",
+    "helix_store.contrib.claude_agent": "DjangoSessionStore",
+    "helix_store.contrib.langgraph": "DjangoSaver DjangoStore",
+    "helix_store.contrib.openai_agents": "DjangoSession RunStateClaim RunStateStore StoredRunState",
     "helix_store.contrib.pydantic_ai": "DjangoConversationStore",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
     "helix_store.contrib.session_search": "IndexSessionSearch",
+    "helix_store.contrib.strands": "DjangoSessionRepository",
     "helix_store.core.async_contracts": "AsyncStateStore",
     "helix_store.core.contracts": "StateStore UsageStore require_state_store",
     "helix_store.core.dicts": "MessageDict StagedChangesDict ToolCallDict UsageEntryDict",
@@ -53,6 +58,8 @@ PUBLIC_NAMES = {
 
 # The path, and the room that the names are defined in.
 RE_EXPORTED_NAMES = {
+    ("helix_store.adapters", "helix_store.app_tables"): "AppTable Branch register_table registered_tables",
+    ("helix_store.adapters", "helix_store.engine"): "Database Statement",
     ("helix_store.retention", "helix_store.streams"): "prune_streams",
     ("helix_store.retention", "helix_store.cleanup"): "RetentionReport apply_retention",
     ("helix_store.retention", "helix_store.core"): "RetentionPolicy",

@@ -15,10 +15,11 @@ from tests.test_layout import ALL_NAMES
 
 ROOT = Path(__file__).parent.parent
 
-# What a caller of the stores does not need: tables, contract suites, and functions with names for one module.
+# What a caller of the stores does not need: adapters and their parts, tables, contract suites, and functions with names for one module.
 LONG_PATH_ONLY = {
-    "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
-    "helix_store.contrib.session_search": "IndexSessionSearch",
+    **{path: names for (path, _), names in ALL_NAMES.items() if path.startswith("helix_store.contrib.")},
+    "helix_store.adapters": "LockedSession SessionAdapter copy_rows session_id_for AppTable Branch"
+    " register_table registered_tables Database Statement",
     "helix_store.core.ids": "checkpoint_id parse_checkpoint_id",
     "helix_store.core.payloads": "decode encode",
     "helix_store.core.typed_json": "dumps loads",

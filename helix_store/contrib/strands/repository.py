@@ -167,7 +167,7 @@ class DjangoSessionRepository(SessionRepository):
         def read(db: Database) -> list[str]:
             session = StoredSession.objects.filter(tenant=db.tenant, session_id=session_id_for(session_id))
             items = Item.objects.using(db.alias).filter(
-                session_id=Subquery(session.values("pk")), lane=lane, key__isnull=False
+                session_id=Subquery(session.values("pk")[:1]), lane=lane, key__isnull=False
             )
             return list(items.order_by("key").values_list("payload", flat=True)[start:end])
 
