@@ -15,7 +15,7 @@ from tests.test_layout import ALL_NAMES
 
 ROOT = Path(__file__).parent.parent
 
-# What a caller of the stores does not need: adapters and their parts, tables, contract suites, and functions with names for one module.
+# What a caller of the stores does not need: adapters, tables, contract suites, and functions for one module.
 LONG_PATH_ONLY = {
     **{path: names for (path, _), names in ALL_NAMES.items() if path.startswith("helix_store.contrib.")},
     "helix_store.adapters": "LockedSession SessionAdapter copy_rows session_id_for AppTable Branch"

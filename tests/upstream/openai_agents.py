@@ -7,12 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from tests.upstream.databases import NAMES, database
 from tests.upstream.sdists import unpacked
 
 __all__ = ["FAILS"]
@@ -44,7 +42,7 @@ FAILS: Final[dict[str, str]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument("--database", choices=NAMES, default="sqlite")
     name = parser.parse_args().database
     command = [
         sys.executable,
@@ -63,7 +61,7 @@ def main() -> int:
         env={**os.environ, **own},
         check=False,
     )
-    with _database(name) as settings:
+    with database(name) as settings:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(
@@ -81,29 +79,6 @@ def main() -> int:
             check=False,
         )
     return corpus.returncode or suite.returncode
-
-
-@contextmanager
-def _database(name: str) -> Iterator[dict[str, Any]]:
-    if name == "postgres":
-        import environ
-
-        from tests.postgres import PostgresCluster
-
-        with PostgresCluster() as cluster:
-            address = environ.Env.db_url_config(cluster.url)
-            yield {**address, "ENGINE": "django.db.backends.postgresql"}
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield {
-            "ENGINE": "django.db.backends.sqlite3",
-            "NAME": str(Path(folder) / "db.sqlite3"),
-            "OPTIONS": {
-                "transaction_mode": "IMMEDIATE",
-                "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL",
-            },
-        }
 
 
 if __name__ == "__main__":
