@@ -45,7 +45,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _POSTGRES_NAME_LENGTH = 63
-_LONGEST_SUFFIX = len("langgraph_checkpoint_id_seq")
+_LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
 
 def configured() -> dict[str, Any]:

@@ -54,7 +54,11 @@ OLDEST_LOCKED: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id > %(after)s
         ORDER BY id LIMIT %(limit)s"""
 )
-BY_KEY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ITEM} WHERE {_READ} AND {_LANE} AND key = %(key)s")
+# A range of one key: only the index of keys has its order, and PostgreSQL does not take that of lanes instead.
+BY_KEY: Final = Statement(
+    f"""SELECT {_COLUMNS} FROM {_ITEM}
+        WHERE {_READ} AND {_LANE} AND key >= %(key)s AND key <= %(key)s ORDER BY key LIMIT 1"""
+)
 COUNT: Final = Statement(f"SELECT count(*) FROM {_ITEM} WHERE {_READ} AND {_LANE}")
 COUNT_LANES: Final = Statement(
     f"SELECT lane, count(*) FROM {_ITEM} WHERE {_READ} GROUP BY lane ORDER BY lane"

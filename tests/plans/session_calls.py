@@ -130,12 +130,12 @@ SESSION_CALLS: Final = [
     ),
     # Whatever was staged goes.
     Call("restore_checkpoint", _of_old_checkpoint("restore_checkpoint"), reads=_ALL_OF_A_SESSION),
-    # Back from the newest checkpoint to the one at the message.
+    # Back from the newest checkpoint to the one at the message, and every item is asked for its time.
     Call(
         "branch_session at a message",
         _of_store("branch_session", BUSY, message_index=20),
-        reads=_ALL_OF_A_SESSION,
-        sorts=PAGE,
+        reads=_ALL_OF_A_SESSION + 2 * LONG,
+        sorts=_ALL_OF_A_SESSION,
     ),
     # Over those that are kept, and over all of the session's rows for the deltas from those that go.
     Call("prune_checkpoints", _of_store("prune_checkpoints", BUSY, keep=LONG - 20), reads=4 * LONG),

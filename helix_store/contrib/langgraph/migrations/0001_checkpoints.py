@@ -52,12 +52,12 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "LangGraph checkpoint",
                 "verbose_name_plural": "LangGraph checkpoints",
-                "db_table": table_name("langgraph_checkpoint"),
+                "db_table": table_name("lg_checkpoint"),
                 "indexes": [
                     models.Index(
                         condition=models.Q(("run_id__isnull", False)),
                         fields=["run_id"],
-                        name=constraint_name("lg_checkpoint_run_idx"),
+                        name=constraint_name("lg_run_idx"),
                     )
                 ],
                 "constraints": [
@@ -96,7 +96,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "LangGraph value",
                 "verbose_name_plural": "LangGraph values",
-                "db_table": table_name("langgraph_value"),
+                "db_table": table_name("lg_value"),
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("session", "namespace", "channel", "version"),
@@ -136,7 +136,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "LangGraph write",
                 "verbose_name_plural": "LangGraph writes",
-                "db_table": table_name("langgraph_write"),
+                "db_table": table_name("lg_write"),
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("session", "namespace", "checkpoint_id", "task_id", "position"),

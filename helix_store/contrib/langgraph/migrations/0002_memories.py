@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "LangGraph memory",
                 "verbose_name_plural": "LangGraph memories",
-                "db_table": table_name("langgraph_memory"),
+                "db_table": table_name("lg_memory"),
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("tenant", "namespace", "key"), name=constraint_name("lg_memory_uniq")

@@ -48,7 +48,7 @@ class LangGraphCheckpoint(models.Model):
     created_at = MomentField()
 
     class Meta:
-        db_table = table_name("langgraph_checkpoint")
+        db_table = table_name("lg_checkpoint")
         verbose_name = _("LangGraph checkpoint")
         verbose_name_plural = _("LangGraph checkpoints")
         constraints = [
@@ -61,7 +61,7 @@ class LangGraphCheckpoint(models.Model):
             models.Index(
                 fields=["run_id"],
                 condition=Q(run_id__isnull=False),
-                name=constraint_name("lg_checkpoint_run_idx"),
+                name=constraint_name("lg_run_idx"),
             ),
         ]
 
@@ -86,7 +86,7 @@ class LangGraphValue(models.Model):
     blob = models.BinaryField()
 
     class Meta:
-        db_table = table_name("langgraph_value")
+        db_table = table_name("lg_value")
         verbose_name = _("LangGraph value")
         verbose_name_plural = _("LangGraph values")
         constraints = [
@@ -123,7 +123,7 @@ class LangGraphWrite(models.Model):
     blob = models.BinaryField()
 
     class Meta:
-        db_table = table_name("langgraph_write")
+        db_table = table_name("lg_write")
         verbose_name = _("LangGraph write")
         verbose_name_plural = _("LangGraph writes")
         constraints = [

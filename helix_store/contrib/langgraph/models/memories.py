@@ -30,7 +30,7 @@ class LangGraphMemory(models.Model):
     value = PayloadField()
 
     class Meta:
-        db_table = table_name("langgraph_memory")
+        db_table = table_name("lg_memory")
         verbose_name = _("LangGraph memory")
         verbose_name_plural = _("LangGraph memories")
         constraints = [
