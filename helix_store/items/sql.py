@@ -54,7 +54,7 @@ OLDEST_LOCKED: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id > %(after)s
         ORDER BY id LIMIT %(limit)s"""
 )
-# A range of one key: only the index of keys has its order, and PostgreSQL does not take that of lanes instead.
+# A range of one key: only the index of keys has its order, so PostgreSQL does not take that of lanes.
 BY_KEY: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM}
         WHERE {_READ} AND {_LANE} AND key >= %(key)s AND key <= %(key)s ORDER BY key LIMIT 1"""

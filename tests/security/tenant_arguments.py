@@ -131,7 +131,16 @@ OPTIONAL: Final = {
     *("keep_chunks", "keep_usage", "kind", "kinds", "limit", "message_index", "mode", "node_id"),
     *("node_results", "now", "offset", "order", "order_by", "output", "pending", "pending_nodes", "reason"),
     *("result", "source", "start_sequence", "status", "step_count", "step_range", "supersede", "tokens_in"),
-    *("tokens_out", "tool_calls", "tool_results", "tracing", "ttl_ms", "version", "with_history"),
+    *(
+        "timeout_ms",
+        "tokens_out",
+        "tool_calls",
+        "tool_results",
+        "tracing",
+        "ttl_ms",
+        "version",
+        "with_history",
+    ),
 }
 """Optional parameters that identify nothing; they keep their defaults."""
 

@@ -20,6 +20,7 @@ from helix_store.contrib.row_level_security import EnableRowLevelSecurity
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.exceptions import NotSupportedOnBackend
+from helix_store.items import ItemLog
 from helix_store.models import Lock, Session
 from helix_store.stores import (
     DatabaseLockManager,
@@ -130,6 +131,7 @@ def live(alias: str, tenant: str) -> None:
     async_to_sync(write)()
     assert [stored.sequence for stored in streams.read_after("session", 0)] == [1]
     assert len(store.list_sessions().sessions) == 2
+    assert ItemLog("session", using=alias, tenant=tenant).append(["item"], keys=["key"]) == 1
     Notebook("project", "session", alias, tenant=tenant).write("page", 1, b"attachment")
 
 
