@@ -71,7 +71,7 @@ async def main() -> None:
     for question in ("What is the capital of France?", "And its river?"):
         result = await Runner.run(guide, question, session=session)
         await session.store_run_usage(result)
-    print(len(await session.get_items()), "items,", await session.get_session_usage())  # noqa: T201
+    print(len(await session.get_items()), "items,", await session.get_session_usage())
 
     states = RunStateStore()
     waiting = await Runner.run(banker, "Send 5 dollars to Bob")
@@ -80,7 +80,7 @@ async def main() -> None:
     if claim is not None:
         state: Any = await RunState.from_string(banker, claim.text)
         state.approve(state.get_interruptions()[0])
-        print((await Runner.run(banker, state)).final_output)  # noqa: T201
+        print((await Runner.run(banker, state)).final_output)
         await claim.adone()
 
 

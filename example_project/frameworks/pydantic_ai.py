@@ -71,10 +71,10 @@ async def main() -> None:
     store = DjangoConversationStore()
     await store.delete("pydantic-ai-example")
     for question in ("How is Lisbon?", "Book it."):
-        print(await ask(store, "pydantic-ai-example", question, user="ada"))  # noqa: T201
-    print(await book(store, "pydantic-ai-example", approved=True, user="ada"))  # noqa: T201
+        print(await ask(store, "pydantic-ai-example", question, user="ada"))
+    print(await book(store, "pydantic-ai-example", approved=True, user="ada"))
     fork = await store.fork("pydantic-ai-example", at=2)
-    print(await ask(store, fork.conversation_id, "And in winter?", user="ada"))  # noqa: T201
+    print(await ask(store, fork.conversation_id, "And in winter?", user="ada"))
 
 
 if __name__ == "__main__":

@@ -342,9 +342,11 @@ def _of_psycopg(name: str) -> Any:
 
 def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) -> Parameters:
     if type(parameters) is dict:
+        # A list is for the form of PostgreSQL. The query log of DEBUG would bind it here too.
         return {
             name: stored_moment(connection, value) if type(value) is datetime else value
             for name, value in parameters.items()
+            if type(value) is not list
         }
     return [stored_moment(connection, value) if type(value) is datetime else value for value in parameters]
 
