@@ -132,6 +132,7 @@ if TYPE_CHECKING:
         StreamClosed,
         StreamNotFound,
         StreamTruncated,
+        TenantMoved,
         TurnInterrupted,
     )
     from helix_store.handles import SessionHandle, Step, Turn
@@ -260,6 +261,7 @@ __all__ = [
     "SubSessionRef",
     "Submission",
     "SubmissionOutcome",
+    "TenantMoved",
     "Timestamp",
     "TokenCounts",
     "TokenCountsDict",
@@ -341,7 +343,7 @@ _NAMES_BY_HOME: Final = {
         InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
         NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionBusy SessionExists SessionNotFound
         StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
-        StreamTruncated TurnInterrupted""",
+        StreamTruncated TenantMoved TurnInterrupted""",
     "helix_store.handles": "SessionHandle Step Turn",
     "helix_store.items": "ItemLog",
     "helix_store.signals": "session_answered session_expired session_failed session_finished",

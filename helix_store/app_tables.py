@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
@@ -13,7 +14,7 @@ from django.db.models import CASCADE, AutoField, ForeignKey, Model, QuerySet, Un
 if TYPE_CHECKING:
     from helix_store.engine.database import Database
 
-__all__ = ["RESERVED_RECORDS", "AppTable", "Branch", "register_table", "registered_tables"]
+__all__ = ["RECORD_KEY", "RESERVED_RECORDS", "AppTable", "Branch", "register_table", "registered_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,14 @@ class AppTable:
     ``branch`` gives a branch of a session its rows, in the transaction of the branch; without it a branch
     has none. ``before_delete`` is called with the keys of sessions in the transaction that deletes their
     rows, while the rows are there: for what several sessions share. It returns how many rows of which model
-    it deleted. Both are called only for sessions with rows in this table.
+    it deleted. ``foresee`` returns what it would delete, for a dry run, and only reads. All three are called
+    only for sessions with rows in this table.
 
     ``of_sessions`` gets the rows of a table of a tenant and the sessions that an export is limited to, and
     returns the rows that these sessions need; without it such an export has none of them.
+
+    ``sweep`` deletes the rows of one tenant that have expired at a time, and returns their number. A cleanup
+    calls it for each tenant with rows in a table of tenants, outside of a transaction.
 
     ``check`` is for ``helix_doctor``. It gets keys of sessions, or of rows of a table of a tenant, and yields
     the key and what is wrong.
@@ -68,7 +73,9 @@ class AppTable:
     not_exported: Mapping[str, str] = field(default_factory=dict, hash=False)
     branch: Callable[[type[Model], Branch], object] | None = None
     before_delete: Callable[[Database, Collection[int]], Counts | None] | None = None
+    foresee: Callable[[Database, Collection[int]], Counts | None] | None = None
     of_sessions: Callable[[QuerySet[Any], QuerySet[Any]], QuerySet[Any]] | None = None
+    sweep: Callable[[Database, datetime], int] | None = None
     check: Callable[[Database, Collection[int]], Iterable[tuple[int, str]]] | None = None
 
     @property
@@ -81,6 +88,9 @@ class AppTable:
         fields = self.model._meta.concrete_fields
         return frozenset(each.name for each in fields if each.primary_key or each.attname == self.parent)
 
+
+RECORD_KEY: Final = "record"
+"""The key of a line of an export that names its record."""
 
 RESERVED_RECORDS: Final = frozenset(
     {
@@ -134,8 +144,10 @@ def _problems(table: AppTable) -> Iterable[str]:
         return
     if not table.is_of_tenant and not _is_to_session(parent):
         yield f"{table.parent} is not a foreign key to the session with on_delete=CASCADE"
-    if table.is_of_tenant and (table.branch is not None or table.before_delete is not None):
-        yield "branch and before_delete are for rows of sessions"
+    if table.is_of_tenant and (table.branch or table.before_delete or table.foresee):
+        yield "branch, before_delete and foresee are for rows of sessions"
+    if not table.is_of_tenant and table.sweep is not None:
+        yield "sweep is for rows of a tenant"
     if not isinstance(options.pk, AutoField):
         yield "its primary key is not a BigAutoField"
     if parent.null:
@@ -153,6 +165,9 @@ def _problems(table: AppTable) -> Iterable[str]:
     for each in options.concrete_fields:
         if isinstance(each, ForeignKey) and each is not parent and each.name not in table.not_exported:
             yield f"{each.name} is a key of one database; name it in not_exported, or refer to a column"
+    for each in options.concrete_fields:
+        if each.name == RECORD_KEY and each.name not in (*table.implied, *table.not_exported):
+            yield f"an export names the record under {RECORD_KEY}; give the column another name"
     for each in options.concrete_fields:
         is_stored = each.null or each.has_default() or each.name in table.implied
         if each.name in table.not_exported and not is_stored:

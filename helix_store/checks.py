@@ -11,17 +11,19 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 from django.urls import URLResolver, get_resolver
 
 from helix_store import conf
 from helix_store.app_tables import registered_tables
+from helix_store.engine.aliases import alias_of, app_aliases
+from helix_store.engine.poolers import dropped_search_path
 from helix_store.models import Session
 from helix_store.sessions.database.children import children_of_sessions
 from helix_store.transfer.layout import app_part
@@ -33,6 +35,7 @@ __all__ = [
     "check_database_alias",
     "check_postgres_durability",
     "check_row_level_security",
+    "check_search_path",
     "check_settings",
     "check_sqlite_settings",
     "check_sqlite_version",
@@ -57,6 +60,10 @@ _AVOID_WAL: Final = (
     "and writers wait for each other."
 )
 _DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
+_UNLOGGED: Final = """
+    SELECT c.relname FROM pg_catalog.pg_class AS c
+    WHERE c.relname = ANY(%s::text[]) AND c.relpersistence = 'u' AND pg_catalog.pg_table_is_visible(c.oid)
+    ORDER BY c.relname"""
 
 
 @register("helix_store")
@@ -108,19 +115,27 @@ def _wrong_values() -> Iterable[str]:
         if not isinstance(conf.get(name), dict):
             yield f'HELIX_STORE["{name}"] must be a dict.'
     if isinstance(conf.get("STREAMS"), dict):
-        try:
-            conf.stream_options()
-        except ImproperlyConfigured as exc:
-            yield str(exc)
+        yield from _wrong_stream_options()
     permission = conf.get("STREAM_PERMISSION")
     if permission is not None and not isinstance(permission, str):
         yield 'HELIX_STORE["STREAM_PERMISSION"] must be None or the dotted path of a callable.'
 
 
+def _wrong_stream_options() -> Iterable[str]:
+    try:
+        options = conf.stream_options()
+    except ImproperlyConfigured as exc:
+        yield str(exc)
+        return
+    for alias in options.named_aliases:
+        if alias not in connections or connections[alias].vendor != "postgresql":
+            yield f'HELIX_STORE["STREAMS"]["listen_database"]: DATABASES has no PostgreSQL {alias!r}.'
+
+
 @register("helix_store")
 def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
     """E003: the database of sessions is not in DATABASES."""
-    alias = router.db_for_write(Session)
+    alias = alias_of("")
     if alias in connections:
         return []
     return [
@@ -307,14 +322,19 @@ def _includes(app_name: str, resolver: URLResolver) -> bool:
 def check_postgres_durability(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E010: commits return before they are on disk. E011: a crash can corrupt the database."""
+    """E010: commits return before they are on disk. E011, E014: a crash can corrupt or empty the tables."""
     messages: list[CheckMessage] = []
     for connection in _store_connections("postgresql"):
         if connection.alias not in (databases or ()):
             continue
         with connection.cursor() as cursor:
-            cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
-            synchronous_commit, fsync = cursor.fetchone()
+            cursor.execute(
+                "SELECT current_setting('synchronous_commit'), current_setting('fsync'), "
+                "current_setting('full_page_writes')"
+            )
+            synchronous_commit, *of_files = cursor.fetchone()
+            cursor.execute(_UNLOGGED, [_tables()])
+            unlogged = [name for (name,) in cursor.fetchall()]
         if synchronous_commit == "off":
             messages.append(
                 Error(
@@ -324,16 +344,49 @@ def check_postgres_durability(
                     id="helix_store.E010",
                 )
             )
-        if fsync == "off":
-            messages.append(
-                Error(
-                    f"The PostgreSQL database {connection.alias!r} runs with fsync=off: "
-                    "a crash can corrupt it.",
-                    hint="Switch fsync on.",
-                    id="helix_store.E011",
-                )
+        messages += [
+            Error(
+                f"The PostgreSQL database {connection.alias!r} runs with {name}=off: a crash can corrupt it.",
+                hint=f"Switch {name} on.",
+                id="helix_store.E011",
             )
+            for name, value in zip(("fsync", "full_page_writes"), of_files, strict=True)
+            if value == "off"
+        ]
+        messages += [
+            Error(
+                f"The table {name} in the PostgreSQL database {connection.alias!r} is UNLOGGED: a crash "
+                "empties it.",
+                hint=f"Run ALTER TABLE {name} SET LOGGED.",
+                id="helix_store.E014",
+            )
+            for name in unlogged
+        ]
     return messages
+
+
+def _tables() -> list[str]:
+    """The app's tables, and those that other apps have registered."""
+    own = apps.get_app_config("helix_store").get_models(include_auto_created=True)
+    return [model._meta.db_table for model in (*own, *(table.model for table in registered_tables()))]
+
+
+@register(Tags.database, "helix_store")
+def check_search_path(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E015: a pooler has dropped the search path that the settings ask for."""
+    return [
+        Error(
+            f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
+            f'{dropped.asked}, but the server uses "{dropped.actual}": a pooler has dropped the option, '
+            "so that tables of another schema are read and written.",
+            hint="Use a database or a role for each schema: ALTER ROLE … SET search_path = ….",
+            id="helix_store.E015",
+        )
+        for connection in _store_connections("postgresql")
+        if connection.alias in (databases or ()) and (dropped := dropped_search_path(connection))
+    ]
 
 
 @register(Tags.database, "helix_store")
@@ -374,10 +427,8 @@ def _store_connections(vendor: str, only: str | None = None) -> list[BaseDatabas
     """Connections of the databases that may have the app's tables, or of one of them."""
     return [
         connections[alias]
-        for alias in connections
-        if connections[alias].vendor == vendor
-        and router.allow_migrate_model(alias, Session)
-        and only in (None, alias)
+        for alias in app_aliases()
+        if connections[alias].vendor == vendor and only in (None, alias)
     ]
 
 
@@ -397,6 +448,7 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         check_connections_under_asgi,
         check_stream_permission,
         check_postgres_durability,
+        check_search_path,
         check_table_prefix,
     ]
     return of_settings + [message for check in checks for message in check(databases=[alias], only=alias)]

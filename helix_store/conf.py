@@ -130,9 +130,9 @@ def limits(given: Limits | None = None) -> Limits:
 
 
 def stream_options() -> StreamOptions:
-    """The options of ``HELIX_STORE["STREAMS"]`` over the defaults."""
+    """The options of ``HELIX_STORE["STREAMS"]``, in small or capital letters, over the defaults."""
     try:
-        return StreamOptions(**get("STREAMS"))
+        return StreamOptions(**{str(name).lower(): value for name, value in get("STREAMS").items()})
     except (TypeError, ValueError) as exc:
         raise ImproperlyConfigured(f'HELIX_STORE["STREAMS"]: {exc}') from exc
 

@@ -36,6 +36,7 @@ __all__ = [
     "StreamClosed",
     "StreamNotFound",
     "StreamTruncated",
+    "TenantMoved",
     "TurnInterrupted",
 ]
 
@@ -344,6 +345,13 @@ class StoreUnavailable(HelixStoreError):
     """The database cannot be reached or does not accept writes now; try again later."""
 
     code = "store_unavailable"
+    retryable = True
+
+
+class TenantMoved(HelixStoreError):
+    """The tenant is moved to another database; try again with a new store, which asks the router again."""
+
+    code = "tenant_moved"
     retryable = True
 
 

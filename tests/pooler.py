@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["PGBOUNCER", "Address", "pgbouncer", "transaction_pooler"]
+__all__ = ["PGBOUNCER", "Address", "can_track", "pgbouncer", "transaction_pooler"]
 
 PGBOUNCER: Final = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
@@ -253,8 +253,10 @@ def _exactly(connected: socket.socket, count: int) -> bytes:
 
 
 @contextmanager
-def pgbouncer(server: Address, servers: int) -> Iterator[int]:
-    """The same by the installed PgBouncer, with its tracking of prepared statements switched off."""
+def pgbouncer(
+    server: Address, servers: int, *, tracks: bool = False, options: Mapping[str, object] | None = None
+) -> Iterator[int]:
+    """The same by the installed PgBouncer; ``tracks`` switches its tracking of prepared statements on."""
     assert PGBOUNCER is not None
     directory = Path(tempfile.mkdtemp(prefix="helix-pgbouncer-"))
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -263,20 +265,21 @@ def pgbouncer(server: Address, servers: int) -> Iterator[int]:
         f"{server.database} = host={server.host} port={server.port} user={server.user}"
         f" dbname={server.database} pool_size={servers}"
     )
-    options = {
+    configured = {
         "listen_addr": "127.0.0.1",
         "listen_port": port,
         "unix_socket_dir": "",
         "auth_type": "any",
         "pool_mode": "transaction",
-        **({"max_prepared_statements": 0} if _can_track() else {}),
+        **({"max_prepared_statements": 200 if tracks else 0} if can_track() else {}),
+        **(options or {}),
     }
     configuration = directory / "pgbouncer.ini"
     lines = [
         "[databases]",
         database,
         "[pgbouncer]",
-        *(f"{name} = {value}" for name, value in options.items()),
+        *(f"{name} = {value}" for name, value in configured.items()),
     ]
     configuration.write_text("\n".join(lines) + "\n")
     owner: dict[str, Any] = {}
@@ -303,8 +306,10 @@ def pgbouncer(server: Address, servers: int) -> Iterator[int]:
         shutil.rmtree(directory)
 
 
-def _can_track() -> bool:
-    assert PGBOUNCER is not None
+def can_track() -> bool:
+    """Whether the installed PgBouncer has ``max_prepared_statements``."""
+    if PGBOUNCER is None:
+        return False
     printed = subprocess.run([PGBOUNCER, "--version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"(\d+)\.(\d+)", printed)
     assert version is not None, printed

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 
 import psutil
 
-__all__ = ["SUPPORTED_MAJORS", "PostgresCluster", "PostgresFailed", "installed_program"]
+__all__ = ["SUPPORTED_MAJORS", "PostgresCluster", "PostgresFailed", "PostgresStandby", "installed_program"]
 
 SUPPORTED_MAJORS: Final = {16: "pginstall", 18: "pginstall18"}
 
@@ -149,7 +149,8 @@ class PostgresCluster:
 
     def _create(self) -> None:
         installation = _installation(self.major)
-        self._directory = Path(tempfile.mkdtemp(prefix="helix-postgres-"))
+        parent = os.environ.get("HELIX_TEST_POSTGRES_DIRECTORY")
+        self._directory = Path(tempfile.mkdtemp(prefix="helix-postgres-", dir=parent))
         password_file = self.directory / "password"
         password_file.write_text(self.password)
         if _are_we_root():
@@ -166,6 +167,17 @@ class PostgresCluster:
             start_new_session=True,
             **self._process_owner(),
         )
+        self._fill_data_directory(password_file)
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(self.directory),
+            "max_connections": "200",
+            **self._options,
+        }
+        with (self.data_directory / "postgresql.conf").open("a") as config:
+            config.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def _fill_data_directory(self, password_file: Path) -> None:
         self._run(
             "initdb",
             # Nothing to lose before the server runs; the server itself syncs.
@@ -175,14 +187,6 @@ class PostgresCluster:
             # The one locale that every machine has.
             *("--encoding", "UTF8", "--locale", "C"),
         )
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(self.directory),
-            "max_connections": "200",
-            **self._options,
-        }
-        with (self.data_directory / "postgresql.conf").open("a") as config:
-            config.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
     def _run(self, program: str, *arguments: str) -> None:
         finished = subprocess.run(
@@ -228,6 +232,25 @@ class PostgresCluster:
             return {}
         account = _unprivileged_account()
         return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+class PostgresStandby(PostgresCluster):
+    """A hot standby of a running server, which it follows until `promote`."""
+
+    def __init__(self, primary: PostgresCluster) -> None:
+        super().__init__(primary.major)
+        self.password = primary.password
+        self._primary = primary
+
+    def promote(self) -> None:
+        """Make it the primary, and wait until it accepts writes."""
+        self._run("pg_ctl", "promote", "--wait", "--silent")
+
+    def _fill_data_directory(self, password_file: Path) -> None:
+        primary = f"host={self._primary.directory} port={self._primary.port} user={self.user}"
+        self._run(
+            "pg_basebackup", "--dbname", primary, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync"
+        )
 
 
 def _installation(major: int) -> Path:

@@ -156,7 +156,7 @@ def _work(
     arguments: tuple[Any, ...],
 ) -> None:
     for alias, settings in databases.items():
-        connections.settings[alias].update(settings)
+        connections.settings.setdefault(alias, {}).update(settings)
     try:
         if start is not None:
             start.wait(_DEFAULT_TIMEOUT)

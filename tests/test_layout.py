@@ -17,7 +17,7 @@ PUBLIC_NAMES = {
     "helix_store.cleanup": """
         CleanupSummary ErasureReceipt erase expired_session_cleanup expired_session_cleanup_batches""",
     "helix_store.contrib.claude_agent": "DjangoSessionStore",
-    "helix_store.contrib.langgraph": "DjangoSaver DjangoStore",
+    "helix_store.contrib.langgraph": "DjangoSaver DjangoStore UsageRecorder",
     "helix_store.contrib.openai_agents": "DjangoSession RunStateClaim RunStateStore StoredRunState",
     "helix_store.contrib.pydantic_ai": "DjangoConversationStore",
     "helix_store.contrib.row_level_security": "EnableRowLevelSecurity",
@@ -45,7 +45,7 @@ PUBLIC_NAMES = {
         InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
         NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionBusy SessionExists SessionNotFound
         StaleStateError StoreBusy StoreFull StoreTimeout
-        StoreUnavailable StreamClosed StreamNotFound StreamTruncated TurnInterrupted""",
+        StoreUnavailable StreamClosed StreamNotFound StreamTruncated TenantMoved TurnInterrupted""",
     "helix_store.handles": "SessionHandle Step Turn",
     "helix_store.items": "Item ItemLog",
     "helix_store.models": """

@@ -16,11 +16,14 @@ def run_langgraph() -> None:
     from langgraph.types import Command
 
     from example_project.frameworks.langgraph import travel_agent
-    from helix_store.contrib.langgraph import DjangoSaver
+    from helix_store.contrib.langgraph import DjangoSaver, UsageRecorder
 
     saver = DjangoSaver()
     saver.delete_thread("langgraph-example")
-    config: RunnableConfig = {"configurable": {"thread_id": "langgraph-example"}}
+    config: RunnableConfig = {
+        "configurable": {"thread_id": "langgraph-example"},
+        "callbacks": [UsageRecorder()],
+    }
     agent = travel_agent(saver, "A flight to Lisbon for 120 euros.", "It is booked.")
     paused = agent.invoke({"messages": [("user", "To Lisbon, please.")]}, config)
     print(paused["__interrupt__"][0].value)

@@ -12,7 +12,7 @@ from helix_store import conf
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
 from helix_store.core.types import SessionState
-from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
@@ -126,18 +126,19 @@ class SessionAdapter:
         """
         return self.db.query(lambda: call(self.db))
 
-    def delete(self, session_id: str, *models: type[Model]) -> int:
+    def delete(self, session_id: str, *models: type[Model], fencing_token: int | None = None) -> int:
         """Delete what the adapter stored in a session, and return the number of rows, sessions included.
 
         A session that an adapter of this ``agent_type`` created goes with all of its data. Of any other
         session only the rows of ``models`` go, found by their foreign key ``session``. One transaction; safe
-        to repeat.
+        to repeat. Raises `FencedOutError` as `write`.
         """
         validation.identifier(session_id, "session_id")
+        conditions = guard(fencing_token=fencing_token)
 
         def delete_now() -> int:
             try:
-                head = lock_session(self.db, session_id, None, "agent_type")
+                head = lock_session(self.db, session_id, conditions, "agent_type")
             except SessionNotFound:
                 return 0
             if head.agent_type == self.agent_type:
@@ -150,9 +151,9 @@ class SessionAdapter:
 
         return self.db.transaction(delete_now)
 
-    aensure = settled_twin(ensure)
-    awrite = settled_twin(write)
-    adelete = settled_twin(delete)
+    aensure = async_twin(ensure)
+    awrite = async_twin(write)
+    adelete = async_twin(delete)
     aread = async_twin(read)
 
     def _mark_written(self, head: Session) -> None:

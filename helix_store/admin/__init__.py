@@ -1,6 +1,7 @@
 """Pages of Django admin: they read models, and write by operations of the public stores only."""
 
 from helix_store.admin.checkpoints import CheckpointAdmin
+from helix_store.admin.databases import DatabaseSite, database_sites
 from helix_store.admin.items import ItemAdmin
 from helix_store.admin.locks import LockAdmin
 from helix_store.admin.messages import MessageAdmin
@@ -11,6 +12,7 @@ from helix_store.admin.usage import UsageEntryAdmin
 
 __all__ = [
     "CheckpointAdmin",
+    "DatabaseSite",
     "ItemAdmin",
     "LockAdmin",
     "MessageAdmin",
@@ -18,4 +20,5 @@ __all__ = [
     "SessionAdmin",
     "StreamAdmin",
     "UsageEntryAdmin",
+    "database_sites",
 ]

@@ -27,14 +27,15 @@ def app_rows(view: SessionView) -> list[tuple[str, str | SafeString]]:
     if not tables:
         return []
     first, *others = (_counted(view, number, model, parent) for number, (model, parent) in enumerate(tables))
-    found = [(tables[number][0], rows) for number, rows in sorted(first.union(*others, all=True))]
+    counted = sorted(first.union(*others, all=True))
+    found = [(tables[number][0], rows) for number, rows in counted if rows]
     return [
         (capfirst(str(model._meta.verbose_name_plural)), _linked(view, model, rows)) for model, rows in found
     ]
 
 
 def _counted(view: SessionView, number: int, model: type[Model], parent: str) -> Any:
-    """One row with the number of rows, or none without any."""
+    """The number of rows, with the number of the table."""
     rows = model._base_manager.using(view.alias).filter(**{parent: view.session.pk}).order_by()
     numbered = rows.annotate(app_table=Value(number, output_field=IntegerField())).values("app_table")
     return numbered.annotate(app_rows=Count("pk")).values_list("app_table", "app_rows")

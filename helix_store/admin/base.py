@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.contrib.auth import get_permission_codename
 from django.core.paginator import Paginator
+from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -95,8 +96,17 @@ class ReadOnlyAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
 
+    @property
+    def alias(self) -> str:
+        """The database of the site, or the one that the router names."""
+        return getattr(self.admin_site, "database", None) or router.db_for_read(self.model)
+
+    def rows(self, model: type[Model]) -> QuerySet[Any]:
+        """All rows of a model, in the database of this page."""
+        return model._default_manager.using(self.alias)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return without_payloads(super().get_queryset(request))
+        return without_payloads(super().get_queryset(request).using(self.alias))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
         return OrderedChangeList
@@ -225,7 +235,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
         response = super().changelist_view(request, extra_context)
         if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
             # The list is not refused: the key is a number, and the user may view sessions.
-            session = Session.objects.filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
+            session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
             if session is not None and response.context_data is not None:
                 response.context_data["of_session"] = self.session_link(session)
         return response

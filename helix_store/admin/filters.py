@@ -130,7 +130,8 @@ class AgentTypeFilter(SimpleListFilter):
     newest = 1_000
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        newest = Session.objects.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
+        sessions = Session.objects.using(model_admin.get_queryset(request).db)
+        newest = sessions.order_by("-pk").values_list("agent_type", flat=True)[: self.newest]
         names = set(newest)
         if chosen := self.value():
             names.add(chosen)

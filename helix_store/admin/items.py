@@ -18,9 +18,14 @@ from helix_store.admin.payloads import PayloadText, payload_of
 from helix_store.admin.times import stamp
 from helix_store.models import Item
 
-__all__ = ["ItemAdmin"]
+__all__ = ["ItemAdmin", "item_preview"]
 
 _PREVIEW_LENGTH = 180
+
+
+def item_preview(start: str) -> str:
+    """What the item says where it is a message, else its JSON. ``start`` is that of its stored text."""
+    return message_preview(start) or one_line(start, _PREVIEW_LENGTH)
 
 
 @admin.register(Item)
@@ -54,9 +59,7 @@ class ItemAdmin(SessionChildAdmin):
 
     @admin.display(description=_("message"))
     def preview(self, item: Any) -> SafeString | str:
-        """What the item says where it is a message, else its JSON."""
-        start = item.payload_start
-        return message_preview(start) or one_line(start, _PREVIEW_LENGTH)
+        return item_preview(item.payload_start)
 
     @admin.display(description=_("as stored"))
     def document(self, item: Item) -> SafeString | str:

@@ -67,7 +67,7 @@ def _tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
     page = site.get_model_admin(Session)
     assert isinstance(page, ReadOnlyAdmin)  # noqa: S101  for the type checker; no other admin is registered
     if page.may_view(request, Session):
-        sessions = _readable(page.model._default_manager.all())
+        sessions = _readable(page.rows(Session))
         yield _waiting(page, sessions)
         if page.may_view(request, Run):
             yield _running(page)
@@ -115,7 +115,7 @@ def _deadline(session: Any) -> SafeString:
 
 
 def _running(page: ReadOnlyAdmin) -> Tile:
-    running = Run.objects.running()
+    running = Run.objects.using(page.alias).running()
     newest = without_payloads(running.select_related("session"), session=True)
     # SQLite would pass over all runs in the order of their keys.
     newest = newest.order_by(NoIndexHint("pk").desc())
@@ -152,7 +152,7 @@ def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:
 def _spent(page: ReadOnlyAdmin) -> Tile:
     first = start_of_day(days_ago=_DAYS - 1)
     zone = ZoneInfo(timezone.get_default_timezone_name())
-    report = usage_report(by="day", date_from=first, zone=zone, limit=_DAYS)
+    report = usage_report(by="day", using=page.alias, date_from=first, zone=zone, limit=_DAYS)
     costs = {group.group: group.cost_usd for group in report.groups}
     days = [str(start_of_day(days_ago=ago).date()) for ago in range(_DAYS - 1, -1, -1)]
     week = [costs.get(day, 0) for day in days]
@@ -168,7 +168,7 @@ def _spent(page: ReadOnlyAdmin) -> Tile:
 
 
 def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
-    oldest = oldest_held_lock()
+    oldest = oldest_held_lock(page.alias)
     rows: list[tuple[Any, Any]] = []
     if oldest is not None:
         rows = [
@@ -176,7 +176,8 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
             (gettext("held by"), one_line(oldest.owner or "", _TITLE_LENGTH)),
             (gettext("lease ends"), distance(oldest.expires_at)),
         ]
-        session = Session.objects.filter(tenant=oldest.tenant, session_id=oldest.name).only("pk").first()
+        of_lock = {"tenant": oldest.tenant, "session_id": oldest.name}
+        session = page.rows(Session).filter(**of_lock).only("pk").first()
         if session is not None and may_view_sessions:
             rows[0] = (link(page.page_url(Session, session.pk), short_id(oldest.name)), "")
     return Tile(
@@ -188,18 +189,20 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
     )
 
 
-def oldest_held_lock() -> Lock | None:
+def oldest_held_lock(using: str | None = None) -> Lock | None:
     """The lock that is held longest, of the newest rows and of the sessions that run.
 
     No index finds held locks: it would be written by each acquisition and each release.
     """
-    held = Lock.objects.filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
-    highest = Lock.objects.aggregate(key=Max("pk"))["key"] or 0
+    held = Lock.objects.using(using).filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
+    highest = Lock.objects.using(using).aggregate(key=Max("pk"))["key"] or 0
     found = [held.filter(pk__gt=highest - NEWEST_LOCKS).first()]
     if highest > NEWEST_LOCKS:
         # The keys alone, so that SQLite reads the index of running runs.
-        running = list(Run.objects.running().order_by().values_list("session_id", flat=True)[:_MOST_COUNTED])
-        sessions = list(Session.objects.filter(pk__in=running).values_list("tenant", "session_id"))
+        runs = Run.objects.using(using).running().order_by()
+        running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
+        of_runs = Session.objects.using(using).filter(pk__in=running)
+        sessions = list(of_runs.values_list("tenant", "session_id"))
         # A tenant and a name that are not of one session find another held lock, which is as good.
         tenants, names = ({each[place] for each in sessions} for place in (0, 1))
         found.append(held.filter(tenant__in=tenants, name__in=names).first())

@@ -102,7 +102,7 @@ def report_response(page: Any, request: HttpRequest) -> HttpResponse:
         "periods": [(label, f"?{urlencode(_period(days))}") for days, label in _PERIODS],
     }
     if form.is_valid():
-        reports = {by: _report(by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
+        reports = {by: _report(page.alias, by, form.cleaned_data, limit=_limit(by)) for by in GROUPINGS}
         total = reports["day"].total
         context |= {
             "sections": [_section(page, by, report, form.cleaned_data) for by, report in reports.items()],
@@ -122,7 +122,7 @@ def csv_response(page: Any, request: HttpRequest) -> StreamingHttpResponse:
     by = request.GET.get("by", "day")
     if by not in GROUPINGS or not form.is_valid():
         raise SuspiciousOperation("The parameters of this report are not valid.")
-    report = _report(by, form.cleaned_data, limit=_GROUPS_OF_CSV)
+    report = _report(page.alias, by, form.cleaned_data, limit=_GROUPS_OF_CSV)
     response = StreamingHttpResponse(_csv_lines(report), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="usage-by-{by}.csv"'
     return response
@@ -140,10 +140,11 @@ def _period(days: int) -> dict[str, str]:
     return {"since": str(first.date()), "until": str(last.date())}
 
 
-def _report(by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
+def _report(using: str, by: str, given: Mapping[str, Any], *, limit: int) -> UsageReport:
     zone = ZoneInfo(timezone.get_default_timezone_name())
     return usage_report(
         by=by,
+        using=using,
         tenant=given["tenant"] or None,
         agent_type=given["agent_type"] or None,
         user_id=given["user"] or None,

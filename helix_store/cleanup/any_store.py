@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
+from helix_store.cleanup.app_rows import Sweep
 from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
@@ -55,6 +56,9 @@ class StateStoreCleanup:
 
     def mark_in_bulk(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
         return keys
+
+    def sweeps(self) -> Iterator[Sweep]:
+        return iter(())
 
     def inspect(self, key: SessionKey) -> ExpiryCandidate | None:
         state = self._store.load_state(key.session_id)

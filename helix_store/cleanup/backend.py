@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
+from helix_store.cleanup.app_rows import Sweep
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import PendingToolCall
 
@@ -100,6 +101,10 @@ class CleanupBackend(Protocol):
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
         """The calls of a session past their deadline, and the store that takes their answers."""
+        ...
+
+    def sweeps(self) -> Iterator[Sweep]:
+        """What deletes the expired rows of other apps."""
         ...
 
     def delete(self, key: SessionKey, before: datetime) -> int:

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from helix_store.cleanup.app_rows import Sweep
 from helix_store.cleanup.backend import (
     CleanupBackend,
     CleanupOutcome,
@@ -94,6 +95,9 @@ class Cleaner:
                 for key in keys:
                     self._delete(key, delete_before)
                 yield self.summary
+        for sweep in self.backend.sweeps():
+            self._sweep(sweep)
+            yield self.summary
 
     def _expired_pages(self, limit: int | None) -> Iterator[list[SessionKey]]:
         detected = 0
@@ -215,6 +219,15 @@ class Cleaner:
         except Exception:
             self._count_problem(key)
             logger.exception("Session %r could not be deleted.", key.session_id)
+
+    def _sweep(self, sweep: Sweep) -> None:
+        try:
+            self._count(swept=sweep.delete(self.now))
+        except Exception:
+            self._count(errors=1)
+            if self.report is not None:
+                self.report.not_swept.add(sweep.record)
+            logger.exception("Expired rows of %s of tenant %r were not deleted.", sweep.record, sweep.tenant)
 
     def _count_problem(self, key: SessionKey) -> None:
         self._count(errors=1)

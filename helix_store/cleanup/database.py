@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import F, QuerySet
 
+from helix_store.cleanup.app_rows import Sweep, sweeps
 from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
+from helix_store.cleanup.trees import require_writable
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
 from helix_store.core.payloads import decode_object
@@ -98,11 +100,15 @@ class DatabaseCleanup:
         if not candidates:
             return list(keys)
         parameters = {"candidates": json.dumps(candidates), "now": now, "marked_at": moments.now()}
-        marked = {key for (key,) in self._db.write(_MARK_IN_BULK, parameters)}
+        rows_of_marked = self._db.transaction(lambda: self._db.execute(_MARK_IN_BULK, parameters))
+        marked = {key for (key,) in rows_of_marked}
         for key in keys:
             if key.key in marked:
                 self._announce_expiry(key)
         return [key for key in keys if key.key not in marked]
+
+    def sweeps(self) -> Iterator[Sweep]:
+        return sweeps(self._db.alias, self._tenant)
 
     def inspect(self, key: SessionKey) -> ExpiryCandidate | None:
         columns = ("version", "status", "expires_at", "current__envelope")
@@ -123,6 +129,8 @@ class DatabaseCleanup:
             locked = unchanged.select_for_update(no_key=True, skip_locked=not wait).values_list("pk")
             if first_row(locked) is None:
                 return CleanupOutcome.BUSY
+            if candidate.workspace_refs:
+                require_writable(self._db, [candidate.key.key])
             delete_snapshots()
             # With the version again: the row lock does not stop a provider that writes on this connection.
             marked = unchanged.update(

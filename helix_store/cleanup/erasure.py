@@ -236,6 +236,8 @@ class Erasure:
         snapshots = (
             [] if self._request.leave_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
         )
+        if snapshots:
+            trees.require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
         deleted: Rows = Counter()
@@ -260,6 +262,8 @@ class Erasure:
     # --- What belongs to no tree ----------------------------------------------------------------------
 
     def _erase_rest(self, db: Database) -> Iterator[ErasureReceipt]:
+        if self._request.dry_run and not self._request.is_of_tenant:
+            self._count(db.query(partial(self._forecast.beside_trees, db)))
         usage = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
         if self._request.user_id is not None:
             yield from self._delete_pages(db, usage.filter(user_id=self._request.user_id))

@@ -12,6 +12,7 @@ from helix_store.cleanup import references, trees
 from helix_store.cleanup.requests import ErasureRequest
 from helix_store.engine.database import Database
 from helix_store.models import Lock, Session, Stream, StreamChunk, SubSessionRef, UsageEntry
+from helix_store.sessions.database.app_rows import foreseen
 from helix_store.sessions.database.trees import forest_keys, tree_keys
 
 __all__ = [
@@ -89,6 +90,14 @@ class Forecast:
         others = references.usage_of_sub_sessions(db, keys, ids).exclude(recorded_for__in=ids)
         changed[UsageEntry] = others.filter(~of_user | Q(user_id__isnull=True)).count()
         return Erased(deleted, changed)
+
+    def beside_trees(self, db: Database) -> Rows:
+        """Count what other apps would delete with the counted trees of a tenant. Call in a query, after all.
+
+        Together and not tree by tree: what two of them share goes with the last one.
+        """
+        keys, self._counted = self._counted, set()
+        return foreseen(db, keys)
 
     def of_page(self, db: Database, tops: Sequence[int]) -> PageOfTrees:
         """Count the trees of these sessions of a tenant that goes as a whole.

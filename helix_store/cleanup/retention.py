@@ -218,7 +218,9 @@ class Retention:
                 return Counter()
             if trees.is_in_use(db, keys):
                 return None
-            for snapshot in trees.snapshots_of_tree(db, keys, self._providers):
+            if snapshots := trees.snapshots_of_tree(db, keys, self._providers):
+                trees.require_writable(db, keys)
+            for snapshot in snapshots:
                 snapshot.delete()
                 deleted_snapshots += 1
             return delete_locked_sessions(db, keys, keep_usage=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -15,7 +15,8 @@ from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspa
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store
 from helix_store.core.types import Timestamp
-from helix_store.exceptions import InvalidQuery
+from helix_store.engine.aliases import app_aliases
+from helix_store.exceptions import InvalidQuery, StoreUnavailable
 from helix_store.sessions.database.store import DatabaseStateStore
 
 __all__ = ["expired_session_cleanup", "expired_session_cleanup_batches"]
@@ -37,19 +38,23 @@ def expired_session_cleanup(
 ) -> CleanupSummary:
     """Mark expired sessions as failed, and delete the workspace snapshots that they own.
 
-    Cleans up every tenant of the database ``using``, or one ``state_store``. Each session is one transaction:
-    it locks the session's row, deletes the snapshots, and sets the status ``failed`` with the reason
-    ``session_expired``. If the cleanup is killed, the next one completes it. A session that was renewed or
-    resumed before the lock keeps its snapshots. In a database, the sessions of a page without workspaces
-    are marked by one statement. Then each call past its deadline gets its ``on_expiry`` default. Any number
-    of cleanups may run at once; a repeat is safe.
+    Cleans up every tenant of the database ``using``, or one ``state_store``; by default every database that
+    the app is migrated to, one after the other, with the sums of all. A database that is not available does
+    not keep it from the next one: its error is raised at the end.
+
+    Each session is one transaction: it locks the session's row, deletes the snapshots, and sets the status
+    ``failed`` with the reason ``session_expired``. If the cleanup is killed, the next one completes it. A
+    session that was renewed or resumed before the lock keeps its snapshots. In a database, the sessions of a
+    page without workspaces are marked by one statement. Then each call past its deadline gets its
+    ``on_expiry`` default. Any number of cleanups may run at once; a repeat is safe.
 
     ``workspace_providers`` are providers by name, by default those of the settings. ``limit`` is the largest
     number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by default the
     database's clock. A dry run changes nothing. ``progress`` is called after each page. ``delete_after`` (a
     timedelta, or days) also deletes the trees of marked sessions that expired longer ago, but keeps their
-    usage. A session that cannot be cleaned up is logged, counted in ``errors`` and tried again by the next
-    cleanup. Raises `InvalidQuery` for invalid arguments.
+    usage. At the end, the expired rows of other apps are deleted. A session that cannot be cleaned up is
+    logged, counted in ``errors`` and tried again by the next cleanup. Raises `InvalidQuery` for invalid
+    arguments.
     Source: the operator-driven session cleanup of the state store document.
     """
     summary = CleanupSummary()
@@ -94,20 +99,45 @@ def expired_session_cleanup_batches(
     limit = None if limit is None else validation.query_number(limit, "limit", minimum=1)
     time = None if now is None else validation.aware_datetime(now, "now")
     age = None if delete_after is None else _age(delete_after)
-    backend = _backend(using, state_store)
-    time = backend.now() if time is None else time
-    delete_before = None if age is None else time - age
-    cleaner = Cleaner(backend, providers, time, page_size, report)
-    return cleaner.detect(limit) if dry_run else cleaner.clean(limit, delete_before)
+
+    def clean(backend: CleanupBackend, limit: int | None) -> Iterator[CleanupSummary]:
+        at = backend.now() if time is None else time
+        cleaner = Cleaner(backend, providers, at, page_size, report)
+        return cleaner.detect(limit) if dry_run else cleaner.clean(limit, None if age is None else at - age)
+
+    return _one_after_the_other(_backends(using, state_store), clean, limit)
 
 
-def _backend(using: str | None, state_store: StateStore | None) -> CleanupBackend:
+def _one_after_the_other(
+    backends: Sequence[CleanupBackend],
+    clean: Callable[[CleanupBackend, int | None], Iterator[CleanupSummary]],
+    limit: int | None,
+) -> Iterator[CleanupSummary]:
+    before = CleanupSummary()
+    failure: StoreUnavailable | None = None
+    for backend in backends:
+        rest = None if limit is None else limit - before.detected
+        if rest == 0:
+            break
+        done = CleanupSummary()
+        try:
+            for done in clean(backend, rest):
+                yield before + done
+        except StoreUnavailable as exc:
+            failure = failure or exc
+        before += done
+    if failure is not None:
+        raise failure
+
+
+def _backends(using: str | None, state_store: StateStore | None) -> list[CleanupBackend]:
     if state_store is None:
-        return DatabaseCleanup(using, tenant=None)
+        aliases = app_aliases() if using is None else [using]
+        return [DatabaseCleanup(alias, tenant=None) for alias in aliases]
     if isinstance(state_store, DatabaseStateStore):
-        return DatabaseCleanup(state_store.alias, tenant=state_store.tenant)
+        return [DatabaseCleanup(state_store.alias, tenant=state_store.tenant)]
     require_state_store(state_store)
-    return StateStoreCleanup(state_store)
+    return [StateStoreCleanup(state_store)]
 
 
 def _age(delete_after: timedelta | float) -> timedelta:

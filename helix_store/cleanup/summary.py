@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from helix_store.cleanup.backend import SessionKey
 from helix_store.core.serialization import Serializable
@@ -16,8 +16,8 @@ class CleanupSummary(Serializable):
     """The counts of one cleanup. A dry run only detects.
 
     ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed.
-    ``errors`` counts sessions and tool calls with a problem, ``defaults_applied`` tool calls that got their
-    default after their deadline, ``deleted`` deleted sessions.
+    ``errors`` counts sessions, tool calls and sweeps with a problem, ``defaults_applied`` tool calls that got
+    their default after their deadline, ``deleted`` deleted sessions, ``swept`` expired rows of other apps.
     """
 
     detected: int = 0
@@ -28,6 +28,11 @@ class CleanupSummary(Serializable):
     renewed: int = 0
     defaults_applied: int = 0
     deleted: int = 0
+    swept: int = 0
+
+    def __add__(self, other: CleanupSummary) -> CleanupSummary:
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return CleanupSummary(**sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,11 @@ class CleanupReport:
     """The sessions and calls behind the counts; several cleanups may share a report.
 
     A dry run adds the ``expired`` sessions, and the ``overdue`` calls of other sessions. Every cleanup adds
-    the sessions ``with_problems``; one that has a problem again is the same element.
+    the sessions ``with_problems``; one that has a problem again is the same element. ``not_swept`` are the
+    records of tables of other apps whose expired rows could not be deleted.
     """
 
     expired: list[SessionKey] = field(default_factory=list)
     overdue: list[tuple[SessionKey, PendingToolCall]] = field(default_factory=list)
     with_problems: set[SessionKey] = field(default_factory=set)
+    not_swept: set[str] = field(default_factory=set)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Model, QuerySet
+from django.db.models import F, Model, QuerySet
 
 from helix_store import conf
 from helix_store.cleanup import sql
@@ -63,6 +63,14 @@ def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
 
 def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]:
     return Session.objects.using(db.alias).filter(pk__in=keys)
+
+
+def require_writable(db: Database, keys: Collection[int]) -> None:
+    """Write locked rows as they are: a tenant that is moved is refused before what cannot be undone.
+
+    Its sessions may go on in another database, with the same snapshots. Raises `TenantMoved`.
+    """
+    sessions_with_keys(db, keys).update(updated_at=F("updated_at"))
 
 
 def ids_of(db: Database, keys: Collection[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
@@ -29,6 +30,21 @@ class StreamOptions:
     """The time between two comments of the stream view, which keep proxies and browsers connected."""
     using: str | None = None
     """The database that the stream view reads."""
+    listen_database: str | Mapping[str, str] | None = None
+    """The alias that readers listen on; for several databases, that alias by the alias of each."""
+
+    def listening_alias(self, alias: str) -> str:
+        """The alias that hears what writers of a database send."""
+        if isinstance(self.listen_database, Mapping):
+            return self.listen_database.get(alias, alias)
+        return self.listen_database or alias
+
+    @property
+    def named_aliases(self) -> tuple[str, ...]:
+        """Every alias in ``listen_database``."""
+        if isinstance(self.listen_database, Mapping):
+            return (*self.listen_database, *self.listen_database.values())
+        return () if self.listen_database is None else (self.listen_database,)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -39,6 +55,9 @@ class StreamOptions:
             elif field.name == "using":
                 if value is not None and type(value) is not str:
                     raise ValueError("using must be the name of a database or None")
+            elif field.name == "listen_database":
+                if not all(type(each) is str for each in self.named_aliases):
+                    raise ValueError("listen_database must be an alias, a dict of aliases or None")
             elif type(value) not in (int, float) or not 0 < value <= LONGEST_SECONDS:
                 raise ValueError(f"{field.name} must be a number of seconds above 0, at most seven days")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from helix_store.engine.async_twins import in_thread
+from helix_store.engine.async_twins import in_thread_to_the_end
 
 __all__ = ["BothContexts"]
 
@@ -31,24 +30,15 @@ class BothContexts:
 
     async def __aenter__(self) -> Self:
         try:
-            return await _to_the_end(self.__enter__)
+            return await in_thread_to_the_end(self.__enter__)
         except asyncio.CancelledError as error:
             # Nobody else leaves what was entered, such as the lock of a turn.
-            await _to_the_end(functools.partial(self.__exit__, type(error), error, error.__traceback__))
+            await in_thread_to_the_end(
+                functools.partial(self.__exit__, type(error), error, error.__traceback__)
+            )
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return await _to_the_end(functools.partial(self.__exit__, kind, error, trace))
-
-
-async def _to_the_end(call: Callable[[], R]) -> R:
-    """Run a call in a thread; a cancellation takes effect after it."""
-    running = asyncio.ensure_future(in_thread(call))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        running.exception()  # Seen: asyncio reports the error of a task that nobody asked for it.
-        raise
+        return await in_thread_to_the_end(functools.partial(self.__exit__, kind, error, trace))

@@ -18,7 +18,7 @@ from helix_store import conf
 from helix_store.core.processes import PerProcess
 from helix_store.engine.connections import keep_open
 
-__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end", "settled_twin"]
+__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -32,27 +32,17 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     """Build ``a<name>`` from ``<name>``: the same call, run in a thread that may block.
 
     By default that is Django's thread for synchronous code, so that a twin is part of the caller's
-    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on a pool of ``n`` threads.
+    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on a pool of ``n`` threads. A cancelled
+    caller is told so after the call has ended.
     """
-
-    @functools.wraps(method)
-    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await in_thread(functools.partial(method, self, *args, **kwargs))
-
-    _name_twin(twin, method)
-    return twin
-
-
-def settled_twin(
-    method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """`async_twin` of a write: a cancelled caller is told so after the write has ended."""
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
 
-    _name_twin(twin, method)
+    twin.__name__ = f"a{method.__name__}"
+    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
+    twin.__doc__ = f"Async version of `{method.__name__}`."
     return twin
 
 
@@ -63,8 +53,8 @@ def async_iterator_twin(
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        iterator = await in_thread(functools.partial(method, self, *args, **kwargs))
-        while batch := await in_thread(lambda: list(itertools.islice(iterator, _ITEMS_PER_CROSSING))):
+        iterator = await in_thread_to_the_end(functools.partial(method, self, *args, **kwargs))
+        while batch := await in_thread_to_the_end(lambda: _next_items(iterator)):
             for item in batch:
                 yield item
 
@@ -73,10 +63,8 @@ def async_iterator_twin(
     return twin
 
 
-def _name_twin(twin: Callable[..., Any], method: Callable[..., Any]) -> None:
-    twin.__name__ = f"a{method.__name__}"
-    twin.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{twin.__name__}"
-    twin.__doc__ = f"Async version of `{method.__name__}`."
+def _next_items(iterator: Iterator[R]) -> list[R]:
+    return list(itertools.islice(iterator, _ITEMS_PER_CROSSING))
 
 
 async def in_thread(call: Callable[[], R]) -> R:
@@ -89,9 +77,10 @@ async def in_thread(call: Callable[[], R]) -> R:
 
 
 async def in_thread_to_the_end(call: Callable[[], R]) -> R:
-    """`in_thread`, for a write: a cancelled caller is told so when the write has ended, not before.
+    """`in_thread`, where a cancelled caller is told so when the call has ended, not before.
 
-    Else the caller would go on while a transaction that it believes to be stopped is committed.
+    Else the caller would go on while a transaction that it believes to be stopped is committed, on a
+    connection that its next call would share.
     """
     running = asyncio.ensure_future(in_thread(call))
     try:

@@ -6,14 +6,15 @@ on the worker's machine; its clock stands still within a statement.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 
-__all__ = ["POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_now"]
+__all__ = ["POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_moment", "database_now"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ def database_now(db: Database) -> datetime:
     """What the database's clock shows: one statement, inside of a query or transaction."""
     ((value,),) = db.execute(_NOW, {})
     return as_utc(datetime.fromisoformat(value) if isinstance(value, str) else value)
+
+
+def database_moment(db: Database, earlier: float) -> datetime:
+    """What the database's clock showed at an earlier ``time.monotonic()``, or a little less."""
+    now = database_now(db)
+    return now - timedelta(seconds=time.monotonic() - earlier)
 
 
 def as_utc(value: datetime) -> datetime:

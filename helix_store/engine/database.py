@@ -24,21 +24,27 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
 from helix_store.core.tenants import TENANT_VARIABLE
+from helix_store.engine.aliases import alias_of
+from helix_store.engine.commits import WatchedTransaction
 from helix_store.engine.connections import release, release_after, release_once
-from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
+from helix_store.engine.errors import (
+    is_retryable_transaction,
+    is_serialization_failure,
+    mapped_errors,
+    raise_mapped,
+)
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import HelixStoreError, StoreBusy
-from helix_store.models import Session
+from helix_store.exceptions import HelixStoreError, OutcomeUnknown, StoreBusy, StoreUnavailable
 from helix_store.models.fields import is_read_as_local_time, stored_moment
 
 __all__ = ["Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
@@ -61,16 +67,24 @@ _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An alias, a tenant and the limits. What is not given is looked up at each use."""
+    """An alias, a tenant and the limits. The limits that are not given are looked up at each use.
+
+    Without an alias, the project's routers are asked once, with the hint ``tenant``: the statements of a
+    call, and the keys that they pass on, belong to one database also while the answer of the routers changes.
+    """
 
     using: str | None
     tenant: str
     given_limits: Limits | None = None
+    _placed: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def alias(self) -> str:
+        if self.using:
+            return self.using
         # Reads go where writes go: a decision taken on a replica would be a stale one.
-        return self.using or router.db_for_write(Session)
+        placed = self._placed.get(self.tenant)
+        return placed or self._placed.setdefault(self.tenant, alias_of(self.tenant))
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -104,6 +118,23 @@ class Database:
         return connection.in_atomic_block or not autocommit
 
     @property
+    def session_number(self) -> int:
+        """The number of the server's session; 0 on SQLite, and with a driver that does not know it.
+
+        Opens the connection. Behind a pooler it is a number that the pooler made up.
+        """
+        connection = self.connection
+        if connection.vendor != "postgresql":
+            return 0
+        try:
+            _connect(connection)
+        except Exception as exc:
+            raise_mapped(connection, exc)
+            raise
+        pgconn = getattr(connection.connection, "pgconn", None)
+        return 0 if pgconn is None else int(pgconn.backend_pid)
+
+    @property
     def has_fast_reads(self) -> bool:
         """Whether the forms that only PostgreSQL runs may be used for a read."""
         return _is_fast(self.connection)
@@ -129,7 +160,7 @@ class Database:
     def read(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that only reads, and return its rows."""
         if self.tells_tenant:
-            return self.transaction(lambda: self.execute(statement, parameters))
+            return self._transaction(lambda: self.execute(statement, parameters), only_reads=True)
         connection = self.connection
         try:
             if not _is_fast(connection):
@@ -161,9 +192,10 @@ class Database:
                 run = _run_prepared if _is_fast(connection) else _run
                 return run(connection, statement, parameters)
         except Exception as exc:
-            # Once connected, an error of the connection leaves open whether the statement was committed.
-            raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
-            raise
+            if not (is_alone and is_serialization_failure(exc)):
+                # Once connected, an error of the connection leaves open whether the statement was committed.
+                raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
+                raise
         finally:
             release(connection)
         return self.transaction(lambda: _run(connection, statement, parameters))
@@ -185,7 +217,7 @@ class Database:
     def query(self, body: Callable[[], R]) -> R:
         """Run queries of the ORM that only read."""
         if self.tells_tenant:
-            return self.transaction(body)
+            return self._transaction(body, only_reads=True)
         connection = self.connection
         with release_after(connection), mapped_errors(connection), _reading_moments(connection):
             return body()
@@ -217,21 +249,32 @@ class Database:
         """Run ``body`` in one transaction.
 
         Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
-        Otherwise a transaction that the database gave up for another one is run again.
+        Otherwise a transaction that the database gave up for another one is run again, and so is one whose
+        COMMIT was lost on the way. When only the reply was lost, the transaction's result is returned.
         """
+        return self._transaction(body, only_reads=False)
+
+    def _transaction(self, body: Callable[[], R], *, only_reads: bool) -> R:
         connection = self.connection
         body = self._telling_tenant(body)
         with release_after(connection):
             attempts = 1 if connection.in_atomic_block else _ATTEMPTS
-            for attempt in range(attempts - 1):
+            for attempt in range(attempts):
+                is_last = attempt + 1 == attempts
+                watched = WatchedTransaction(connection, only_reads=only_reads)
                 try:
-                    return _attempt(connection, body)
+                    return _attempt(connection, body, watched)
+                except OutcomeUnknown as exc:
+                    if watched.has_committed(exc):
+                        return cast(R, watched.finish())
+                    if is_last:
+                        raise StoreUnavailable from exc.__cause__
                 except StoreBusy as exc:
-                    if not is_retryable_transaction(exc):
+                    if is_last or not is_retryable_transaction(exc):
                         raise
                 pause = random.uniform(0, _FIRST_PAUSE_SECONDS * 2**attempt)  # noqa: S311  jitter, no secret
                 time.sleep(pause)
-            return _attempt(connection, body)
+            raise AssertionError("the last attempt returns or raises")
 
     def _telling_tenant(self, body: Callable[[], R]) -> Callable[[], R]:
         """``body``, after the tenant was told to the policies of the database, if there may be any."""
@@ -330,6 +373,15 @@ def _reading_moments(connection: BaseDatabaseWrapper) -> AbstractContextManager[
     return _UNCHANGED
 
 
+def _read_committed(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+    """Inside, a new transaction has the isolation that the statements need, whatever the default is."""
+    if connection.vendor != "postgresql" or connection.in_atomic_block:
+        return _UNCHANGED
+    _connect(connection)
+    read_committed = _of_psycopg("read_committed") if connection.autocommit else None
+    return read_committed(connection.connection) if read_committed else _UNCHANGED
+
+
 @functools.cache
 def _of_psycopg(name: str) -> Any:
     """A function of `engine.postgres`; ``None`` with another driver, which cannot prepare."""
@@ -351,7 +403,7 @@ def _as_sqlite_takes(connection: BaseDatabaseWrapper, parameters: Parameters) ->
     return [stored_moment(connection, value) if type(value) is datetime else value for value in parameters]
 
 
-def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
+def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R], watched: WatchedTransaction) -> R:
     committing = committed = False
 
     def mark_committed() -> None:
@@ -360,9 +412,10 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R]) -> R:
 
     try:
         with mapped_errors(connection, committing=lambda: committing), _reading_moments(connection):
-            with transaction.atomic(using=connection.alias):
+            with _read_committed(connection), transaction.atomic(using=connection.alias):
                 transaction.on_commit(mark_committed, using=connection.alias)
-                result = body()
+                with watched:
+                    result = watched.result = body()
                 committing = not connection.savepoint_ids
             return result
     except HelixStoreError as exc:

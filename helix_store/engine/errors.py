@@ -20,10 +20,13 @@ from helix_store.exceptions import (
     StoreFull,
     StoreTimeout,
     StoreUnavailable,
+    TenantMoved,
 )
 
 __all__ = [
+    "TENANT_MOVED",
     "is_retryable_transaction",
+    "is_serialization_failure",
     "is_stale_prepared_statement",
     "is_unique_violation",
     "mapped_errors",
@@ -31,6 +34,9 @@ __all__ = [
     "translate",
     "violated_constraint",
 ]
+
+TENANT_MOVED: Final = "TM001"
+"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved."""
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
 _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
@@ -53,10 +59,13 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "57P04": StoreUnavailable,  # database dropped
     "57P05": StoreUnavailable,  # idle session timeout
     "58030": StoreUnavailable,  # input or output error
+    TENANT_MOVED: TenantMoved,
+    "XX000": StoreUnavailable,  # internal error: a pooler or an extension lost its connection
     "XX001": IntegrityFault,  # corrupt data
     "XX002": IntegrityFault,  # corrupt index
     "SQLITE_BUSY": StoreBusy,
     "SQLITE_CANTOPEN": StoreUnavailable,
+    "SQLITE_CONSTRAINT_TRIGGER": TenantMoved,  # there are no other triggers
     "SQLITE_CORRUPT": IntegrityFault,
     "SQLITE_FULL": StoreFull,
     "SQLITE_INTERRUPT": StoreTimeout,
@@ -67,7 +76,8 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "SQLITE_TOOBIG": IntegrityFault,
 }
 
-_RETRYABLE: Final = frozenset({"40001", "40P01", "55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"})
+_GIVEN_UP: Final = frozenset({"40001", "40P01"})
+_RETRYABLE: Final = _GIVEN_UP | {"55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"}
 # No such statement, or another one of that name: a pooler has changed the server's connection. The third: a
 # returned column has changed its type.
 _STALE_PREPARED: Final = frozenset({"26000", "42P05", "0A000"})
@@ -207,6 +217,11 @@ def is_retryable_transaction(error: BaseException) -> bool:
     return _code(error) in _RETRYABLE
 
 
+def is_serialization_failure(error: BaseException) -> bool:
+    """Whether the database gave a transaction up for another one, at once and not after a wait."""
+    return _code(error) in _GIVEN_UP
+
+
 def is_stale_prepared_statement(error: BaseException) -> bool:
     """Whether a prepared statement did not run because the server lost it or its tables changed."""
     return _code(error) in _STALE_PREPARED
@@ -244,7 +259,7 @@ def _leaves_outcome_open(error: Error, code: str | None, vendor: str, is_single_
         return False
     if code == "57014":
         return not is_single_statement
-    return _has_ended_session(error) or _family(code) in {"08", "SQLITE_IOERR"}
+    return _has_ended_session(error) or code == "XX000" or _family(code) in {"08", "SQLITE_IOERR"}
 
 
 def _has_ended_session(error: Error) -> bool:

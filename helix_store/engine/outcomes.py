@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from helix_store.engine.commits import NO_ANSWER, patient_pauses
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
+from helix_store.exceptions import OutcomeUnknown
 
 __all__ = ["committed_once"]
 
 R = TypeVar("R")
 
-_PATIENCE_SECONDS: Final = 5.0
-_FIRST_PAUSE_SECONDS: Final = 0.02
-_LONGEST_PAUSE_SECONDS: Final = 0.5
-_NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, StoreBusy, StoreTimeout)
-
 # The lost transaction keeps its locks until the server finds that its client is gone, which can take hours.
 _WAIT_BRIEFLY: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '500ms', true)")
+
+
+# Its statement may be under way, or come later from the buffers of the network.
+_END_SESSION: Final = Statement(
+    """
+    SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity
+    WHERE pid = %(number)s::integer AND usename = current_user AND wait_event IS DISTINCT FROM 'SyncRep'
+        AND backend_start < pg_catalog.clock_timestamp() - %(seconds)s::float8 * interval '1 second'"""
+)
 
 
 def committed_once(
@@ -37,6 +41,7 @@ def committed_once(
     """
     if db.in_transaction:
         return write()
+    session, began = db.session_number, time.monotonic()
     try:
         return write()
     except OutcomeUnknown as exc:
@@ -47,13 +52,15 @@ def committed_once(
             db.execute(_WAIT_BRIEFLY, {})
         return again()
 
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
+    # With an id, its transaction was waited for already.
+    for pause in patient_pauses() if lost.operation_id is None else (0.0,):
         try:
+            if session:
+                seconds = time.monotonic() - began
+                db.read(_END_SESSION, {"number": session, "seconds": seconds})
             return db.transaction(after_the_lost_one)
-        except _NO_ANSWER:
-            if time.monotonic() >= deadline:
-                raise OutcomeUnknown(operation_id()) from lost.__cause__
-        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  jitter, no secret
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        except NO_ANSWER as exc:
+            if isinstance(exc, OutcomeUnknown) and exc.operation_id is not None:
+                break
+            time.sleep(pause)
+    raise OutcomeUnknown(operation_id()) from lost.__cause__

@@ -13,8 +13,8 @@ setting for such poolers, switches preparing off.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,10 +31,11 @@ from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.string import TextLoader
 
+from helix_store.engine.beginnings import READ_MARK, begin, is_watched, keep_mark
 from helix_store.engine.errors import is_stale_prepared_statement
 from helix_store.engine.statement import PreparedForm, Statement
 
-__all__ = ["fetch_prepared", "read_moments"]
+__all__ = ["fetch_prepared", "read_committed", "read_moments"]
 
 Rows = list[tuple[Any, ...]]
 
@@ -81,6 +82,21 @@ def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
     # Django cannot log a statement of another form than its own when the server binds the parameters.
     is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
     return is_loggable and connection.connection not in _unpreparable
+
+
+@contextmanager
+def read_committed(connection: Connection[Any]) -> Iterator[None]:
+    """Begin transactions with this isolation level, without a statement more. Not in an open one.
+
+    After it waited for a lock, a statement has to see what others have committed.
+    """
+    level = connection.isolation_level
+    connection.isolation_level = IsolationLevel.READ_COMMITTED
+    try:
+        yield
+    finally:
+        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+            connection.isolation_level = level
 
 
 # --- Parameters ------------------------------------------------------------------------------------
@@ -221,11 +237,15 @@ class _PreparedCursor:
     def _run_in_savepoint(self, values: list[bytes | None]) -> PGresult:
         pgconn, name = self._connection.pgconn, self._form.name
         must_begin = self._must_begin
+        reads_mark = must_begin and is_watched(self._connection)
+        before = must_begin + reads_mark
         must_prepare = name not in self._known
         pgconn.enter_pipeline_mode()
         try:
             if must_begin:
-                pgconn.send_query_params(_begin(self._connection), None)
+                pgconn.send_query_params(begin(self._connection), None)
+            if reads_mark:
+                pgconn.send_query_params(READ_MARK, None)
             pgconn.send_query_params(_SAVE, None)
             if must_prepare:
                 pgconn.send_prepare(name, self._form.text.encode())
@@ -236,12 +256,14 @@ class _PreparedCursor:
         finally:
             if pgconn.status == ConnStatus.OK:
                 pgconn.exit_pipeline_mode()
-        if must_prepare and results[must_begin + 1].status == ExecStatus.COMMAND_OK:
+        if reads_mark and results[1].status == ExecStatus.TUPLES_OK:
+            keep_mark(self._connection, results[1])
+        if must_prepare and results[before + 1].status == ExecStatus.COMMAND_OK:
             # Also if the statement failed after that: its prepared form outlives the rollback.
             self._known.add(name)
         for index, result in enumerate(results):
             if result.status == ExecStatus.FATAL_ERROR:
-                if index > must_begin:
+                if index > before:
                     pgconn.send_query(_UNDO)
                     self._received()
                 raise error_from_result(result, encoding=self._connection.info.encoding)
@@ -273,15 +295,3 @@ def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
         if result.status == ExecStatus.PIPELINE_SYNC:
             return results
         results.append(result)
-
-
-def _begin(connection: Connection[Any]) -> bytes:
-    """The command by which the driver itself would begin a transaction."""
-    words = ["BEGIN"]
-    if connection.isolation_level is not None:
-        words.append(f"ISOLATION LEVEL {IsolationLevel(connection.isolation_level).name.replace('_', ' ')}")
-    if connection.read_only is not None:
-        words.append("READ ONLY" if connection.read_only else "READ WRITE")
-    if connection.deferrable is not None:
-        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
-    return " ".join(words).encode()

@@ -16,7 +16,7 @@ from helix_store.core.guards import guard
 from helix_store.core.manager_contracts import LockManager
 from helix_store.core.types import CheckpointPage, Duration, Message, SessionState
 from helix_store.core.usage import UsageRollup
-from helix_store.engine.async_twins import async_twin, in_thread
+from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
 from helix_store.exceptions import ConflictError, SessionNotFound, StaleStateError, shown_id
 from helix_store.handles import kinds
 from helix_store.handles.step import Step
@@ -110,10 +110,10 @@ class SessionHandle:
         # Not an `async_twin`: a pause in the shared thread would block the writer that is waited for.
         for pause in _pauses(attempts):
             try:
-                return await in_thread(lambda: self._changed(change))
+                return await in_thread_to_the_end(lambda: self._changed(change))
             except StaleStateError:
                 await asyncio.sleep(pause)
-        return await in_thread(lambda: self._changed(change))
+        return await in_thread_to_the_end(lambda: self._changed(change))
 
     def _changed(self, change: Callable[[SessionState], object]) -> SessionState:
         self._require_no_step("update")

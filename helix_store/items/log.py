@@ -8,7 +8,7 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import guard
-from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.items.database import DatabaseItems, item_of, readable
 from helix_store.items.rules import (
@@ -172,14 +172,14 @@ class ItemLog:
         """Return the number of items of each lane of the session, by its name in order."""
         return self._items.count_lanes(self.session_id)
 
-    aappend = settled_twin(append)
-    aput = settled_twin(put)
-    apop = settled_twin(pop)
-    areplace_suffix = settled_twin(replace_suffix)
-    acopy_to = settled_twin(copy_to)
-    aclear = settled_twin(clear)
-    aclear_all = settled_twin(clear_all)
-    adelete_lane = settled_twin(delete_lane)
+    aappend = async_twin(append)
+    aput = async_twin(put)
+    apop = async_twin(pop)
+    areplace_suffix = async_twin(replace_suffix)
+    acopy_to = async_twin(copy_to)
+    aclear = async_twin(clear)
+    aclear_all = async_twin(clear_all)
+    adelete_lane = async_twin(delete_lane)
     atail = async_twin(tail)
     aget = async_twin(get)
     acount = async_twin(count)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from helix_store import conf
@@ -12,8 +14,9 @@ from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
-from helix_store.engine.clocks import as_utc
+from helix_store.engine.clocks import as_utc, database_moment
 from helix_store.engine.database import Database
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
@@ -52,30 +55,56 @@ class DatabaseLocks:
             # On SQLite a write waits for every other write, even if it only finds that the name is held.
             return None
         statements = sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE
-        return self._begin_term(statements, name, owner, ttl_ms)
+        return self._begin_term(statements, sql.ACQUIRE_AGAIN, name, owner, ttl_ms)
 
     def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
         statements = sql.TAKE_OVER_AFTER_SESSION if self.db.in_transaction else sql.TAKE_OVER
-        return self._begin_term(statements, name, owner, ttl_ms)
+        return self._begin_term(statements, sql.TAKE_OVER, name, owner, ttl_ms)
 
-    def _begin_term(self, statements: Iterable[Statement], name: str, owner: str, ttl_ms: int) -> Term | None:
+    def _begin_term(
+        self, statements: Iterable[Statement], again: Iterable[Statement], name: str, owner: str, ttl_ms: int
+    ) -> Term | None:
+        """Run statements until one begins a term; those of ``again`` when the reply of one is lost."""
         parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
-        for statement in statements:
-            for token, expires_at in self.db.write(statement, parameters):
-                return Term(token, as_utc(expires_at))
-        return None
+        began = time.monotonic()
+
+        def begin(statements: Iterable[Statement]) -> Term | None:
+            for statement in statements:
+                for token, expires_at in self.db.write(statement, parameters):
+                    return Term(token, as_utc(expires_at))
+            return None
+
+        def begin_again() -> Term | None:
+            parameters["since"] = database_moment(self.db, began)
+            if self.db.is_postgresql:
+                self.db.execute(sql.WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
+            return begin(again)
+
+        return committed_once(self.db, partial(begin, statements), begin_again, operation_id=lambda: name)
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
-        rows = self.db.write(sql.REFRESH, parameters)
-        return as_utc(rows[0][0]) if rows else None
+
+        def refresh() -> datetime | None:
+            rows = self.db.write(sql.REFRESH, parameters)
+            return as_utc(rows[0][0]) if rows else None
+
+        return committed_once(self.db, refresh, refresh, operation_id=lambda: name)
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token}
-        return bool(self.db.write(sql.RELEASE, parameters))
+
+        def release() -> bool:
+            return bool(self.db.write(sql.RELEASE, parameters))
+
+        def look_too() -> bool:
+            return release() or bool(self.db.execute(sql.WAS_RELEASED, parameters))
+
+        return committed_once(self.db, release, look_too, operation_id=lambda: name)
 
     def force_release(self, name: str) -> bool:
-        return bool(self.db.write(sql.FORCE_RELEASE, self._row(name)))
+        # In a transaction: nothing that is stored tells who has ended a term.
+        return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 
     def is_locked(self, name: str) -> bool:
         return bool(self.db.read(sql.IS_LOCKED, self._row(name)))

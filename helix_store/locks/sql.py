@@ -19,6 +19,7 @@ from helix_store.models import Lock, Session
 __all__ = [
     "ACQUIRE",
     "ACQUIRE_AFTER_SESSION",
+    "ACQUIRE_AGAIN",
     "ACTIVE",
     "FORCE_RELEASE",
     "IS_LOCKED",
@@ -27,6 +28,8 @@ __all__ = [
     "RELEASE",
     "TAKE_OVER",
     "TAKE_OVER_AFTER_SESSION",
+    "WAIT_FOR_CONTENDERS",
+    "WAS_RELEASED",
 ]
 
 _TABLE: Final = table(Lock)
@@ -104,10 +107,29 @@ TAKE_OVER: Final = _acquisition(_TRY_ADVISORY, condition="true")
 TAKE_OVER_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISORY), condition="true")
 """The same for a name that may be held. No row: a guarded write or another acquisition is under way."""
 
+ACQUIRE_AGAIN: Final = _acquisition(
+    _TRY_ADVISORY,
+    condition=f"({_IS_FREE} OR owner = %(owner)s AND acquired_at >= %(since)s)",
+)
+"""After a lost reply: the name may be held by the term that was lost. Another term begins in its place.
+
+A thread with the same owner may have acquired the name in the meantime. It loses its term then.
+"""
+
+WAIT_FOR_CONTENDERS: Final = Statement(
+    f"SELECT pg_catalog.pg_advisory_xact_lock(%(key)s # '{_TABLE}'::regclass::oid::bigint)"
+)
+"""Wait for the end of an acquisition under way; for PostgreSQL."""
+
 REFRESH: Final = _by_clock(
     f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"
 )
 RELEASE: Final = _by_clock(f"UPDATE {_TABLE} SET expires_at = NULL WHERE {_OWN_TERM} RETURNING token")
+WAS_RELEASED: Final = Statement(
+    f"""
+        SELECT 1 FROM {_TABLE}
+        WHERE {_ROW} AND owner = %(owner)s AND token = %(token)s AND expires_at IS NULL"""
+)
 FORCE_RELEASE: Final = _by_clock(
     f"""
         UPDATE {_TABLE} SET expires_at = NULL, token = token + 1 WHERE {_ROW} AND {_IS_HELD}

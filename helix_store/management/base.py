@@ -8,17 +8,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
-from django.db import DatabaseError, connections
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    OutputWrapper,
+)
+from django.db import DatabaseError
 
 from helix_store.engine.database import Database
 from helix_store.engine.interrupts import interruptible
 from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery
+from helix_store.management.databases import OutputOfEach, add_database_arguments, chosen_databases
 from helix_store.management.output import Colours, ProgressBar, pairs, terminal_width
 from helix_store.management.text import encodable
 
@@ -37,6 +44,8 @@ USAGE: Final = 2
 
 class StoreCommand(BaseCommand):
     """Writes data to stdout and progress to stderr; no progress with ``-v 0``.
+
+    With several databases it runs on each in turn, and goes on after problems. The worst exit code counts.
 
     Exit codes: 0 for success, 1 for problems found, 2 for wrong usage. The first SIGINT or SIGTERM sets
     `stop`, which the command checks between batches, and ends a block of `one_statement`. The second one ends
@@ -73,17 +82,77 @@ class StoreCommand(BaseCommand):
         is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
         return Colours(is_on=is_allowed and self.style.SUCCESS("x") != "x")
 
+    def takes_one_database(self, options: Mapping[str, Any]) -> bool:
+        """Whether its output or input is one file."""
+        return False
+
+    def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """How often the command runs on its databases: once."""
+        yield
+
     def execute(self, *args: Any, **options: Any) -> str | None:
-        alias = options["database"] = Database(options["database"], tenant="").alias
-        if alias not in connections:
-            raise CommandError(f"There is no database {alias!r} in DATABASES.", returncode=USAGE)
+        try:
+            aliases = chosen_databases(options)
+        except InvalidQuery as exc:
+            raise CommandError(str(exc), returncode=USAGE) from exc
+        if len(aliases) > 1 and self.takes_one_database(options):
+            raise CommandError("This command works on one database at a time.", returncode=USAGE)
         self.verbosity = options["verbosity"]
         self._is_wide = bool(options.get("wide"))
         self._forces_colour = bool(options.get("force_color"))
         self.stop.clear()
+        for name in ("stdout", "stderr"):
+            if given := options.pop(name, None):
+                setattr(self, name, OutputWrapper(given))
+        failures: dict[str, CommandError] = {}
+        with self._stopping_on_signals():
+            for _ in self.rounds(options):
+                if len(aliases) == 1:
+                    self._collect(failures, aliases[0], *args, **options)
+                else:
+                    self._execute_on_each(aliases, failures, *args, **options)
+        if len(aliases) == 1 and failures:
+            raise failures[aliases[0]]
+        if failures:
+            told = "\n".join(f"database {alias}: {exc}" for alias, exc in failures.items())
+            raise CommandError(told, returncode=max(exc.returncode for exc in failures.values()))
+        return None
+
+    def _execute_on_each(
+        self, aliases: Sequence[str], failures: dict[str, CommandError], *args: Any, **options: Any
+    ) -> None:
+        stdout = self.stdout
+        output = OutputOfEach(stdout, is_json=options["format"] == "json")
+        self.stdout = OutputWrapper(cast("TextIO", output))
         try:
-            with self._stopping_on_signals():
-                return super().execute(*args, **options)
+            for alias in aliases:
+                output.begin(alias)
+                try:
+                    self._collect(failures, alias, *args, **options)
+                except CommandError as exc:
+                    if exc.returncode == USAGE:
+                        raise
+                    failures[alias] = exc
+                options["skip_checks"] = True
+                if self.stop.is_set():
+                    break
+            output.end()
+        finally:
+            self.stdout = stdout
+
+    def _collect(self, failures: dict[str, CommandError], alias: str, *args: Any, **options: Any) -> None:
+        """Run on one database. Problems that were found do not end a command with several rounds."""
+        try:
+            self._execute(*args, **{**options, "database": alias})
+        except CommandError as exc:
+            if exc.returncode == USAGE or exc.__cause__ is not None:
+                raise
+            failures[alias] = exc
+
+    def _execute(self, *args: Any, **options: Any) -> None:
+        """Run on one database."""
+        try:
+            super().execute(*args, **options)
         except BrokenPipeError:
             # The reader has seen enough, as `head` has.
             _forget_stdout()
@@ -244,7 +313,7 @@ class StoreCommandWithParts(StoreCommand):
 
 def add_output_arguments(parser: CommandParser) -> None:
     """The options of every command."""
-    parser.add_argument("--database", help="Alias of the database (default: the one that the stores use).")
+    add_database_arguments(parser)
     parser.add_argument(
         "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
     )

@@ -93,12 +93,13 @@ _CURRENT_SQL: Final = {
     "current__base__version": "b.version",
 }
 
+# With its session, a checkpoint is looked for in one part of a table that is partitioned by session.
 LOAD_STATE: Final = Statement(
     postgresql=f"""
         SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}
         FROM {_SESSION} AS s
-        LEFT JOIN {_CHECKPOINT} AS c ON c.id = s.current_id
-        LEFT JOIN {_CHECKPOINT} AS b ON b.id = c.base_id
+        LEFT JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.id = s.current_id
+        LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id
         WHERE {session_by_id("s")}"""
 )
 
@@ -129,7 +130,7 @@ LATEST_CHECKPOINT: Final = Statement(
         FROM {_SESSION} AS s, LATERAL (
             SELECT * FROM {_CHECKPOINT}
             WHERE session_id = s.id AND kind = 'step' AND namespace = '' ORDER BY version DESC LIMIT 1
-        ) AS c LEFT JOIN {_CHECKPOINT} AS b ON b.id = c.base_id
+        ) AS c LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id
         WHERE {session_by_id("s")}"""
 )
 
@@ -340,8 +341,9 @@ _PRUNED: Final = f"""doomed AS (
             WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
                 AND c.id NOT IN (SELECT id FROM doomed)
         ), demoted_to_bases AS (
-            UPDATE {_CHECKPOINT} AS c SET kind = 'base', checkpoint_id = NULL FROM doomed
-            WHERE c.id = doomed.id AND EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
+            UPDATE {_CHECKPOINT} AS c SET kind = 'base', checkpoint_id = NULL FROM head, doomed
+            WHERE c.session_id = head.id AND c.id = doomed.id
+                AND EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
         ), deleted_checkpoints AS (
             DELETE FROM {_CHECKPOINT} AS c USING head
             WHERE c.session_id = head.id AND c.namespace = ''

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
@@ -18,13 +20,16 @@ from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
-from helix_store.engine.async_twins import in_thread
+from helix_store.engine.async_twins import in_thread_to_the_end
+from helix_store.engine.clocks import database_moment
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.rows import lock_row
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
+    OutcomeUnknown,
     StreamClosed,
     StreamNotFound,
 )
@@ -94,7 +99,7 @@ class DatabaseStreams(DatabaseOperations):
         self._poll_interval = poll_interval
 
     async def call(self, operation: Callable[[], R]) -> R:
-        return await in_thread(operation)
+        return await in_thread_to_the_end(operation)
 
     async def watch(self) -> StreamWatch:
         return await watch_stream(self.db, self._poll_interval or conf.stream_options().poll_interval)
@@ -102,20 +107,23 @@ class DatabaseStreams(DatabaseOperations):
     # Writers
 
     def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
-        parameters = {
-            **self._row(stream_id),
-            **_lease(writer),
-            "run_id": writer.run_id,
-            "agent_name": writer.agent_name,
-        }
-        self._guarded_write(sql.OPEN, stream_id, parameters, guard)
+        parameters = {**_lease(writer), "run_id": writer.run_id, "agent_name": writer.agent_name}
+        self._repeatable_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
         parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
-        if self.db.has_fast_writes:
-            rows = self._guarded_write(sql.APPEND, stream_id, {**parameters, "texts": list(texts)}, guard)
-        else:
-            rows = self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
+        began = time.monotonic()
+
+        def write() -> Rows:
+            if self.db.has_fast_writes:
+                with_texts = {**parameters, "texts": list(texts)}
+                return self._write_with_fence(sql.APPEND, stream_id, with_texts, guard)
+            return self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
+
+        def look_first() -> Rows:
+            return self._appended(stream_id, texts, began) or write()
+
+        rows = committed_once(self.db, write, look_first, operation_id=lambda: stream_id)
         if not rows:
             raise self._refusal(stream_id)
         ((key, last_sequence),) = rows
@@ -133,12 +141,32 @@ class DatabaseStreams(DatabaseOperations):
             self.db.execute(sql.INSERT_CHUNKS, chunks)
         return rows
 
+    def _appended(self, stream_id: str, texts: Sequence[str], began: float) -> Rows:
+        """The row of an append whose reply was lost; none if it was not stored.
+
+        The stream is locked. Raises `OutcomeUnknown` if others have written since, and the chunks are not the
+        last ones.
+        """
+        head = _lock_head(self.db, stream_id)
+        if head is None:
+            return []
+        key, _ = head.identity
+        since = database_moment(self.db, began)
+        if not _streams(self.db).filter(pk=key, updated_at__gte=since).exists():
+            return []
+        chunks = StreamChunk.objects.using(self.db.alias).filter(
+            stream_id=key, sequence__gt=head.last_sequence - len(texts)
+        )
+        if list(chunks.order_by("sequence").values_list("payload", flat=True)) == list(texts):
+            return [(key, head.last_sequence)]
+        raise OutcomeUnknown(stream_id)
+
     def renew(self, stream_id: str, writer: NewWriter) -> None:
-        if not self.db.write(sql.RENEW, {**self._row(stream_id), **_lease(writer)}):
+        if not self._repeatable_write(sql.RENEW, stream_id, _lease(writer), Guard()):
             raise self._refusal(stream_id)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
-        self.db.write(sql.RELEASE, {**self._row(stream_id), "writer_id": writer.writer_id})
+        self._repeatable_write(sql.RELEASE, stream_id, {"writer_id": writer.writer_id}, Guard())
 
     # Status
 
@@ -244,7 +272,15 @@ class DatabaseStreams(DatabaseOperations):
             raise StreamNotFound(stream_id)
         return head
 
-    def _guarded_write(
+    def _repeatable_write(
+        self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
+    ) -> Rows:
+        """Run one statement that has the same effect twice."""
+        of_stream = {**self._row(stream_id), **parameters}
+        write = partial(self._write_with_fence, statement, stream_id, of_stream, guard)
+        return committed_once(self.db, write, write, operation_id=lambda: stream_id)
+
+    def _write_with_fence(
         self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
     ) -> Rows:
         """Run one statement that writes: alone, or in a transaction that holds the fence."""

@@ -125,6 +125,8 @@ _notifiers: Final = PerProcess(lambda: functools.cache(Notifier))
 class Listener:
     """Listens on its own connection until `stop`, and replaces a connection that receives nothing.
 
+    The connection is one of ``listen_database``, if the project names one.
+
     ``changed`` is called with the key of a stream that has changed; ``missed`` is called when notifications
     may have been lost, so that any stream may have changed. A probe is a notification that every listener
     receives from the server. It distinguishes a quiet connection from one that is half open, or that goes
@@ -180,7 +182,7 @@ class Listener:
     def _listen(self) -> bool:
         """Listen on one connection until it is silent or `stop`; return whether it received anything."""
         has_received = False
-        with _own_connection(self._alias) as connection:
+        with _own_connection(conf.stream_options().listening_alias(self._alias)) as connection:
             connection.execute(f'LISTEN "{channel()}"')
             self.times_connected += 1
             # Notifications that were sent before LISTEN are lost.
@@ -195,8 +197,9 @@ class Listener:
                 if time.monotonic() - received_at > 2.5 * self._probe_interval:
                     _logger.warning(
                         "The connection that listens for stream notifications on database %r receives "
-                        "nothing; it is replaced. Behind a pooler in transaction mode, set "
-                        'HELIX_STORE["STREAMS"]["notify"] to False.',
+                        "nothing; it is replaced. Behind a pooler in transaction mode, name a direct alias "
+                        'of the same database in HELIX_STORE["STREAMS"]["listen_database"], or set "notify" '
+                        "to False.",
                         self._alias,
                     )
                     break

@@ -7,9 +7,10 @@ from typing import Any
 from django import template
 from django.contrib.admin.sites import all_sites, site
 
+from helix_store.admin.databases import DatabaseLink, database_links
 from helix_store.admin.start import Tile, start_tiles
 
-__all__ = ["helix_start_tiles"]
+__all__ = ["helix_databases", "helix_start_tiles"]
 
 register = template.Library()
 
@@ -21,3 +22,9 @@ def helix_start_tiles(context: Any) -> list[Tile]:
     current = getattr(request, "current_app", site.name)
     shown = next((each for each in all_sites if each.name == current), site)
     return start_tiles(request, shown)
+
+
+@register.simple_tag(takes_context=True)
+def helix_databases(context: Any) -> list[DatabaseLink]:
+    """This page in each database, for the switch between them."""
+    return database_links(context["request"])

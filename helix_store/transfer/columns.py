@@ -15,6 +15,7 @@ from typing import Any, Final
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
+from helix_store.app_tables import RECORD_KEY
 from helix_store.core.usage import MAX_COST_UNITS, cost_units
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.models.fields import CostField, MomentField
@@ -77,7 +78,7 @@ class Table:
 
     def record_of(self, values: tuple[Any, ...], session_key: int | None) -> dict[str, Any]:
         """The record of a row of ``selected``. Nulls are left out. Raises `IntegrityFault`."""
-        record: dict[str, Any] = {"record": self.record}
+        record: dict[str, Any] = {RECORD_KEY: self.record}
         for column, value in zip(self.columns, values, strict=False):
             if value is not None:
                 record[column.name] = value if column.write is None else column.write(value)
@@ -113,7 +114,7 @@ class Table:
                 values[column.name] = None
             else:
                 raise InvalidPayload(path=f"/{column.name}", reason=f"a {self.record} needs this column")
-        unknown = record.keys() - self.names - {"record", self.reference}
+        unknown = record.keys() - self.names - {RECORD_KEY, self.reference}
         if unknown:
             name = min(unknown)
             path = f"/{name}" if name.isidentifier() else ""

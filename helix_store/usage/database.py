@@ -31,6 +31,7 @@ from helix_store.engine.expressions import (
     summed,
     tenant_parameter,
 )
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
@@ -95,9 +96,17 @@ class DatabaseUsage(DatabaseOperations):
     """`UsageOperations` in a database."""
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
-        if len(entries) == 1 and self._record_one(entries[0]):
+        if len(entries) != 1:
+            self._record_all(entries)
             return
-        self._record_all(entries)
+        (entry,) = entries
+
+        def record() -> None:
+            if not self._record_one(entry):
+                self._record_all(entries)
+
+        # An entry that is known is not recorded twice.
+        committed_once(self.db, record, record, operation_id=lambda: entry.id)
 
     def _record_one(self, entry: UsageEntry) -> bool:
         """Record in one statement; ``False`` both for a known id and for an unknown session."""

@@ -37,10 +37,12 @@ def _by_adapter(database: CommittedDatabase, notebook: Notebook) -> None:
 
 
 def _by_erasure(database: CommittedDatabase, notebook: Notebook) -> None:
+    foreseen = erase(using=database.alias, session_id=notebook.session_id, dry_run=True)
     receipt = erase(using=database.alias, session_id=notebook.session_id)
     assert receipt.complete
     assert receipt.deleted["notebook_page"] == 2
     assert receipt.deleted["notebook_attachment"] == 1
+    assert receipt.deleted == foreseen.deleted
 
 
 def _age(database: CommittedDatabase, notebook: Notebook) -> None:

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.test.utils import isolate_apps
 
-from helix_store import checks
+from helix_store import app_tables, checks
 from helix_store.adapters import AppTable, register_table, registered_tables
 from helix_store.app_tables import RESERVED_RECORDS, _tables
 from helix_store.doctor import Finding, diagnose
@@ -61,6 +61,7 @@ def _refused(table: AppTable) -> str:
         ({"not_exported": {"content": "?"}}, "no default"),
         ({"parent": "nothing"}, "no column nothing"),
         ({"parent": "name"}, "not a foreign key to the session"),
+        ({"sweep": lambda db, now: 0}, "sweep is for rows of a tenant"),
     ],
 )
 def test_a_table_that_would_lose_rows_is_refused(
@@ -118,6 +119,25 @@ def test_a_key_of_another_table_is_refused() -> None:
     assert "message is a key of one database" in _refused(AppTable(Link, record="link"))
     assert "not a BigAutoField" in _refused(AppTable(Word, record="word", order=("word",)))
     assert "not a foreign key to the session" in _refused(AppTable(Loose, record="loose"))
+
+
+@isolate_apps("tests.adapters.third_party")
+def test_a_column_with_the_key_that_names_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Track(models.Model):
+        session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="+")
+        record = models.CharField(max_length=10, default="")
+
+        class Meta:
+            app_label = "notebook"
+
+        def __str__(self) -> str:
+            return ""
+
+    monkeypatch.setattr(app_tables, "_tables", dict(_tables))
+    assert "under record; give the column another name" in _refused(AppTable(Track, record="track"))
+    without = AppTable(Track, record="track", not_exported={"record": "it is known elsewhere"})
+    register_table(without)
+    assert without in registered_tables()
 
 
 # --- System checks -----------------------------------------------------------------------------------
@@ -225,7 +245,7 @@ def browser(book: CommittedDatabase) -> Iterator[Browser]:
 def test_the_session_page_counts_the_rows_and_leads_to_them(browser: Browser) -> None:
     browser.sign_in(superuser=True)
     (session,) = Session.objects.using(browser.database.alias)
-    page = browser.page_of(session, section="details")
+    page = browser.page_of(session, section="items")
     assert "Pages 2" in page.text
     links = [str(attributes.get("href")) for tag, attributes in page.elements.started if tag == "a"]
     (address,) = [each for each in links if "/notebook/page/?session__id__exact=" in each]
@@ -234,9 +254,9 @@ def test_the_session_page_counts_the_rows_and_leads_to_them(browser: Browser) ->
 
 
 def test_rows_that_the_user_may_not_view_are_not_counted(browser: Browser) -> None:
-    may_view = Permission.objects.get(codename="view_session", content_type__app_label="helix_store")
-    browser.sign_in(may_view)
+    names = ("view_session", "view_item")
+    browser.sign_in(*Permission.objects.filter(codename__in=names, content_type__app_label="helix_store"))
     (session,) = Session.objects.using(browser.database.alias)
-    page = browser.page_of(session, section="details")
+    page = browser.page_of(session, section="items")
     assert page.status == 200
     assert "Pages" not in page.text

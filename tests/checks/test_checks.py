@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import Error, run_checks
-from django.db import connections
+from django.db import connections, transaction
 from django.test import override_settings
 
 from helix_store import checks
@@ -103,6 +103,9 @@ class NowhereRouter:
         {"STREAMS": {"heartbeat": True}},
         {"STREAMS": {"notify": 1}},
         {"STREAMS": {"using": 1}},
+        {"STREAMS": {"listen_database": 1}},
+        {"STREAMS": {"listen_database": {"default": None}}},
+        {"STREAMS": {"LISTEN_DATABASE": "nowhere"}},
         {"STREAMS": {"nope": 1}},
         {"STREAM_PERMISSION": print},
         {"WORKSPACE_PROVIDERS": "x"},
@@ -111,6 +114,14 @@ class NowhereRouter:
 def test_e004_wrong_value(configured: Any) -> None:
     with override_settings(HELIX_STORE=configured):
         assert ids(checks.check_settings()) == ["helix_store.E004"]
+
+
+def test_e004_a_listening_alias_has_to_be_on_postgresql(
+    sqlite_db: CommittedDatabase, postgres_db: CommittedDatabase
+) -> None:
+    for alias, expected in ((sqlite_db.alias, ["helix_store.E004"]), (postgres_db.alias, [])):
+        with override_settings(HELIX_STORE={"STREAMS": {"listen_database": alias}}):
+            assert ids(checks.check_settings()) == expected
 
 
 def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, options: Any) -> None:
@@ -271,8 +282,20 @@ def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> No
     assert checks.check_postgres_durability(databases=[postgres_db.alias]) == []
 
 
+def test_e014_a_table_that_a_crash_empties(postgres_db: CommittedDatabase) -> None:
+    alias = postgres_db.alias
+    assert checks.check_postgres_durability(databases=[alias]) == []
+    with transaction.atomic(using=alias):
+        with postgres_db.connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE helix_store_lock SET UNLOGGED")
+        (message,) = checks.check_postgres_durability(databases=[alias])
+        transaction.set_rollback(True, using=alias)
+    assert message.id == "helix_store.E014"
+    assert message.hint == "Run ALTER TABLE helix_store_lock SET LOGGED."
+
+
 def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> None:
-    with PostgresCluster(options={"fsync": "off"}) as cluster:
+    with PostgresCluster(options={"fsync": "off", "full_page_writes": "off"}) as cluster:
         process = subprocess.run(
             [sys.executable, "manage.py", "check", "--database", "default"],
             cwd=ROOT,
@@ -286,5 +309,5 @@ def test_e011_a_server_that_does_not_sync(postgres_db: CommittedDatabase) -> Non
             check=False,
         )
     assert process.returncode == 1
-    assert "helix_store.E011" in process.stderr
+    assert process.stderr.count("helix_store.E011") == 2
     assert "helix_store.E010" not in process.stderr

@@ -30,6 +30,7 @@ NOTHING = {
     "renewed": 0,
     "defaults_applied": 0,
     "deleted": 0,
+    "swept": 0,
 }
 
 

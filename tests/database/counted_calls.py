@@ -25,6 +25,7 @@ from helix_store.stores import (
 )
 from helix_store.streams.writer import StreamWriter
 from helix_store.testing.usage.base import NOON, custom
+from tests.database.counted_framework_calls import FRAMEWORK_CALLS
 from tests.databases import CommittedDatabase
 
 __all__ = ["CALLS", "CLASSES", "Faces"]
@@ -572,5 +573,6 @@ CALLS: Final[dict[str, Calls]] = {
     "items": _ITEMS,
     "snapshots": _SNAPSHOTS,
     "claim": _CLAIM,
+    **FRAMEWORK_CALLS,
 }
 """By face and name, which is that of the method and, when that is not all, in which case."""

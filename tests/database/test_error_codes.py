@@ -46,6 +46,7 @@ MEANINGS: dict[str, type[HelixStoreError]] = {
     "57P04": StoreUnavailable,
     "57P05": StoreUnavailable,
     "58030": StoreUnavailable,
+    "XX000": StoreUnavailable,
     "XX001": IntegrityFault,
     "XX002": IntegrityFault,
 }
@@ -61,9 +62,8 @@ NOT_OURS = [
     "53400",
     "55000",
     "P0001",
-    "XX000",
 ]
-OPEN_AT_COMMIT = {"08000", "08006", "08P01", "57014"}
+OPEN_AT_COMMIT = {"08000", "08006", "08P01", "57014", "XX000"}
 
 
 def _raise(code: str) -> str:

@@ -38,7 +38,8 @@ def documented(text: str) -> Rows:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("## "):
-            face = line.removeprefix("## ").lower()
+            name = line.removeprefix("## ")
+            face = name[:1].lower() + name[1:]
         elif line.startswith("|") and len(cells) == 1 + len(COLUMNS) and cells[-1].isdigit():
             call, *counts = cells
             rows[face, call.replace("`", "")] = tuple(counts)
@@ -54,7 +55,7 @@ def as_page(rows: Rows) -> str:
     """The text above the first table as it is, and a table for each face in the order of `CALLS`."""
     text, _, _ = PAGE.read_text().partition("\n## ")
     for face, calls in CALLS.items():
-        text += f"\n## {face.capitalize()}\n\n| call | SQLite | PostgreSQL | with fast paths |\n"
+        text += f"\n## {face[:1].upper() + face[1:]}\n\n| call | SQLite | PostgreSQL | with fast paths |\n"
         text += "|---|---:|---:|---:|\n"
         text += "".join(f"{as_row(call, rows[face, call])}\n" for call in calls if (face, call) in rows)
     return text

@@ -21,6 +21,7 @@ SECTIONS: Final = {
 SHARED: Final = {
     "--help",
     "--database",
+    "--all-databases",
     "--format",
     "--tenant",
     "--wide",

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import DEFAULT_DB_ALIAS
 from pytest_django import DjangoDbBlocker
 
-from tests.databases import close_connections, delete_all_rows
+from tests.databases import ALIASES, close_connections, delete_all_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,9 +24,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def default_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """The database that code uses which names none, emptied; the users that an example makes are removed."""
+    """All databases, emptied; the users that an example makes in the default one are removed."""
     with django_db_blocker.unblock():
-        delete_all_rows(DEFAULT_DB_ALIAS)
+        for alias in ALIASES.values():
+            delete_all_rows(alias)
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ The tier chooses how many: 1 takes seconds and is part of the suite, 2 takes min
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import time
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,15 +43,22 @@ class Trial:
 
 @dataclass
 class Campaign:
-    """``sizes`` are the numbers of trials by tier."""
+    """``sizes`` are the numbers of trials by tier. A seed names ``per_seed`` trials, one after the other.
+
+    ``HELIX_FAULTS_SECONDS`` ends it earlier; the report says how many trials were made of how many.
+    """
 
     name: str
     database: str
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int] = (1, 1, 1)
+    per_seed: int = 1
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+    """Measured figures, for the report."""
     trials: int = 0
     seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def size(self) -> int:
@@ -61,7 +70,17 @@ class Campaign:
         return int(os.environ.get("HELIX_FAULTS_SEED", str(_FIRST_SEED)))
 
     def seeds(self) -> Iterator[int]:
-        return iter(range(self.first_seed, self.first_seed + self.size))
+        limit = float(os.environ.get("HELIX_FAULTS_SECONDS", "inf"))
+        for number in range(math.ceil(self.size / self.per_seed)):
+            if number > 0 and time.monotonic() - self.began > limit:
+                return
+            yield self.first_seed + number
+
+    def batches(self, count: int) -> Iterator[list[int]]:
+        """The seeds, so many at a time, for a campaign that gives them to other processes."""
+        seeds = self.seeds()
+        while batch := list(islice(seeds, count)):
+            yield batch
 
     def run(self, trial: Callable[[Trial], None]) -> None:
         """Run every trial, and raise ``AssertionError`` with the seeds of those that failed."""
@@ -85,6 +104,12 @@ class Campaign:
         for seed, error in faults:
             self.failures.append({"seed": seed, "error": error, "replay": self.replay(seed)})
 
+    def include(self, part: Campaign) -> None:
+        """Add what another process has done."""
+        self.trials += part.trials
+        self.counts.update(part.counts)
+        self.failures += part.failures
+
     def require_success(self) -> None:
         assert self.trials, "the campaign made no trial"
         lines = [f"{each['error']}\n  replay: {each['replay']}" for each in self.failures[:5]]
@@ -99,22 +124,25 @@ class Campaign:
             "database": self.database,
             "first_seed": self.first_seed,
             "trials": self.trials,
+            "of": self.size,
             "seconds": round(self.seconds, 1),
             "per_minute": round(60 * self.trials / self.seconds) if self.seconds else None,
             "counts": dict(sorted(self.counts.items())),
+            **self.facts,
             "failures": self.failures,
         }
 
 
 @contextmanager
-def campaign(name: str, database: str, *, sizes: tuple[int, int, int]) -> Iterator[Campaign]:
+def campaign(
+    name: str, database: str, *, sizes: tuple[int, int, int], per_seed: int = 1
+) -> Iterator[Campaign]:
     """A campaign whose report is printed, and appended to the file ``HELIX_FAULTS_REPORT`` as a line."""
-    made = Campaign(name, database, sizes)
-    started = time.monotonic()
+    made = Campaign(name, database, sizes, per_seed)
     try:
         yield made
     finally:
-        made.seconds = time.monotonic() - started
+        made.seconds = time.monotonic() - made.began
         line = json.dumps(made.report())
         print(line)  # noqa: T201  pytest shows it with -s, and where a test fails
         if path := os.environ.get("HELIX_FAULTS_REPORT"):

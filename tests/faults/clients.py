@@ -6,32 +6,42 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from helix_store.core.contracts import StateStore
+from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.manager_contracts import LockManager
-from helix_store.core.types import StatusConflict
+from helix_store.core.types import SessionState, StatusConflict, UsageKind
+from helix_store.core.usage import UsageEntry, UsageSource
 from tests.faults.history import Event, History
 
 __all__ = ["SESSION", "client", "read", "run_interleaved"]
 
 SESSION: Final = "session"
+_KINDS: Final = ("step", "fenced", "fenced", "append", "status", "read", "acquire")
 _STATUSES: Final = ("active", "running", "paused")
 
 
 def client(
-    store: StateStore, locks: LockManager, history: History, number: int, seed: int, calls: int
+    store: StateStore,
+    locks: LockManager,
+    history: History,
+    number: int,
+    seed: int,
+    calls: int,
+    *,
+    usage: UsageStore | None = None,
 ) -> Iterator[None]:
     """Make calls, and pause where another client may come in between."""
     chance = random.Random(seed * 1000 + number)  # noqa: S311  the same calls for the same seed
     items = iter(range(number * 1_000_000, (number + 1) * 1_000_000))
     token: int | None = None
     for _ in range(calls):
-        kind = chance.choice(["step", "fenced", "fenced", "append", "status", "read", "acquire"])
+        kind = chance.choice([*_KINDS, *(["usage"] if usage else [])])
         if kind == "acquire":
             token = _acquire(locks, history, f"client-{number}") or token
         elif kind in ("step", "fenced"):
-            state = store.load_state(SESSION)
-            assert state is not None
+            state = _load(store, history)
             yield
+            if state is None:
+                continue
             added = [next(items), next(items)]
             with history.calling("step", items=added, expected_version=state.version) as event:
                 state.custom_state["list"] = [*state.custom_state["list"], *added]
@@ -48,6 +58,10 @@ def client(
             added = [next(items), next(items)]
             with history.calling("append", items=added) as event:
                 event.count = store.append_messages(SESSION, [_message(item) for item in added])
+        elif kind == "usage" and usage is not None:
+            added = [next(items)]
+            with history.calling("usage", items=added):
+                usage.record_entry(_entry(added[0]))
         elif kind == "status":
             _set_status(store, history, chance)
         else:
@@ -77,13 +91,40 @@ def _message(item: int) -> dict[str, Any]:
     return {"role": "user", "content": item}
 
 
-def read(store: StateStore, history: History) -> Event:
+def _entry(item: int) -> UsageEntry:
+    return UsageEntry(
+        kind=UsageKind.CUSTOM,
+        id=f"entry-{item}",
+        session_id=SESSION,
+        step_count=0,
+        timestamp=1_900_000_000_000,
+        source=UsageSource(type="agent", name="agent"),
+        type="call",
+        name="call",
+        amount=item,
+    )
+
+
+def _load(store: StateStore, history: History) -> SessionState | None:
+    """The state, or ``None`` where the database does not answer."""
+    state: SessionState | None = None
+    with history.calling("read") as event:
+        state = store.load_state(SESSION)
+        assert state is not None
+        event.version, event.status = state.version, state.status.value
+        event.read_list = list(state.custom_state["list"])
+    return state
+
+
+def read(store: StateStore, history: History, usage: UsageStore | None = None) -> Event:
     with history.calling("read") as event:
         state = store.load_state(SESSION)
         assert state is not None
         event.version, event.status = state.version, state.status.value
         event.read_list = state.custom_state["list"]
         event.read_messages = [message["content"] for message in store.get_messages(SESSION).messages]
+        if usage is not None:
+            event.read_entries = [int(entry.amount or 0) for entry in usage.get_entries(SESSION)]
     return event
 
 

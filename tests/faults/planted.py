@@ -7,11 +7,11 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any, Final
 
-from helix_store.core.types import StatusChange, StatusConflict
-from helix_store.exceptions import StaleStateError
-from helix_store.stores import InMemoryLockManager, InMemoryStateStore
+from helix_store.core.types import SessionStatus, StatusChange, StatusConflict
+from helix_store.exceptions import IntegrityFault, OutcomeUnknown, StaleStateError, StoreUnavailable
+from helix_store.stores import InMemoryLockManager, InMemoryStateStore, InMemoryUsageStore
 
-__all__ = ["PLANTED", "GivesTokensTwice"]
+__all__ = ["PLANTED", "PLANTED_IN_USAGE", "GivesTokensTwice"]
 
 _NTH: Final = 3
 
@@ -118,6 +118,38 @@ class ReadsOldStates(_Planted):
         return state
 
 
+class ReadsTheVersionOfAnotherState(_Planted):
+    def load_state(self, session_id: str) -> Any:
+        state = super().load_state(session_id)
+        if self._is_due() and state is not None and state.version > 1:
+            state.version -= 1
+        return state
+
+
+class ReadsAnotherStatus(_Planted):
+    def load_state(self, session_id: str) -> Any:
+        state = super().load_state(session_id)
+        if self._is_due() and state is not None:
+            state.status = SessionStatus.FAILED
+        return state
+
+
+class RefusesForGood(_Planted):
+    """Ends in an error that nobody repeats."""
+
+    def append_messages(self, session_id: str, messages: Any, **options: Any) -> int:
+        if self._is_due():
+            raise IntegrityFault
+        return super().append_messages(session_id, messages, **options)
+
+
+class LosesTheIdOfAnUnknownOutcome(_Planted):
+    def save_state_and_promote_staging(self, *arguments: Any, **options: Any) -> Any:
+        if self._is_due():
+            raise OutcomeUnknown(None)
+        return self._step(arguments, options)
+
+
 class ReadsUncommittedMessages(_Planted):
     def get_messages(self, session_id: str, **options: Any) -> Any:
         page = super().get_messages(session_id, **options)
@@ -152,6 +184,26 @@ class ReportsAnotherStatus(_Planted):
 PLANTED: Final[list[type[_Planted]]] = [
     each for each in list(globals().values()) if isinstance(each, type) and issubclass(each, _Planted)
 ][1:]
+
+
+class ForgetsUsage(InMemoryUsageStore):
+    def record_entry(self, entry: Any) -> str:
+        return str(entry.id) if entry.amount % _NTH == 0 else super().record_entry(entry)
+
+
+class DoublesUsage(InMemoryUsageStore):
+    def record_entry(self, entry: Any) -> str:
+        super().record_entry(entry)
+        return super().record_entry(dataclasses.replace(entry, id=f"{entry.id}-again"))
+
+
+class RefusesUsageAfterRecording(InMemoryUsageStore):
+    def record_entry(self, entry: Any) -> str:
+        super().record_entry(entry)
+        raise StoreUnavailable
+
+
+PLANTED_IN_USAGE: Final = [ForgetsUsage, DoublesUsage, RefusesUsageAfterRecording]
 
 
 class GivesTokensTwice(InMemoryLockManager):

@@ -1,11 +1,12 @@
 """A TCP proxy before PostgreSQL that breaks a connection around its next COMMIT.
 
-It reads the messages of both sides. A batch of messages that commits is ``COMMIT``, or a statement alone, in
-whose parameters a marker stands. Clients connect without encryption.
+It reads the messages of both sides. A batch of messages that commits is the ``COMMIT`` of a transaction that
+wrote, or a statement alone that writes. Clients connect without encryption.
 """
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import struct
@@ -24,6 +25,7 @@ _HEADER: Final = struct.Struct("!cI")
 _WITHOUT_TYPE: Final = {80_877_103, 80_877_104, 196_608, 196_610}  # TLS, GSS, and two versions of the startup
 _SYNCHRONISED: Final = (b"Q", b"S")
 _COMMIT: Final = b"COMMIT\0"
+_WRITES: Final = re.compile(rb"\b(INSERT INTO|DELETE FROM|UPDATE) \"")
 _IN_TRANSACTION: Final = b"T"
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -42,11 +44,11 @@ class Cut(Enum):
 class FaultyProxy:
     """A port that leads to a server. One armed cut breaks one connection."""
 
-    def __init__(self, server: Address, *, marker: bytes, half_open_seconds: float = 0.1) -> None:
+    def __init__(self, server: Address, *, half_open_seconds: float = 0.1) -> None:
         self._server = server
-        self._marker = marker
         self.half_open_seconds = half_open_seconds
         self._cut: Cut | None = None
+        self._spared = 0
         self._goes_down = False
         self._is_down = False
         self._has_cut = threading.Event()
@@ -55,11 +57,16 @@ class FaultyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.is_closing = threading.Event()
+        self.commits = 0
         self.cuts = 0
 
-    def arm(self, cut: Cut, *, goes_down: bool = False) -> None:
-        """Cut the next commit; with ``goes_down`` no connection is accepted after it until `come_up`."""
+    def arm(self, cut: Cut, *, goes_down: bool = False, after: int = 0) -> None:
+        """Cut the next commit, or the one ``after`` so many.
+
+        With ``goes_down`` no connection is accepted after it until `come_up`.
+        """
         self._goes_down = goes_down
+        self._spared = after
         self._has_cut.clear()
         self._cut = cut
 
@@ -104,12 +111,13 @@ class FaultyProxy:
             client.close()
             server.close()
 
-    def _taken_cut(self, batch: bytes, *, in_transaction: bool) -> Cut | None:
-        """The armed cut, if this batch commits."""
+    def _taken_cut(self) -> Cut | None:
+        """The cut of this commit, if it is the one that was armed."""
+        self.commits += 1
         if self._cut is None:
             return None
-        is_alone = not in_transaction and self._marker in batch and b"BEGIN" not in batch
-        if not (is_alone or _COMMIT in batch):
+        if self._spared:
+            self._spared -= 1
             return None
         cut, self._cut = self._cut, None
         self._is_down = self._goes_down
@@ -128,6 +136,8 @@ class _Pair:
         self._answered = b""
         self._has_started = False
         self._status = b"I"
+        self._prepared: dict[bytes, bytes] = {}
+        self._has_written = False
 
     def run(self) -> None:
         while True:
@@ -157,8 +167,7 @@ class _Pair:
             return True
         if not self._ends_a_batch():
             return True
-        in_transaction = self._status == _IN_TRANSACTION
-        cut = self._proxy._taken_cut(self._asked, in_transaction=in_transaction)
+        cut = self._proxy._taken_cut() if self._commits() else None
         if cut is None:
             self._send_all()
             return True
@@ -167,6 +176,30 @@ class _Pair:
         finally:
             self._proxy._has_cut.set()
         return False
+
+    def _commits(self) -> bool:
+        """Whether this batch commits something that was written."""
+        if self._status != _IN_TRANSACTION:
+            self._has_written = False
+        self._has_written |= any(_WRITES.search(text) for text in self._statements())
+        is_alone = self._status != _IN_TRANSACTION and b"BEGIN" not in self._asked
+        return self._has_written and (is_alone or _COMMIT in self._asked)
+
+    def _statements(self) -> Iterator[bytes]:
+        """The text of each statement that this batch runs."""
+        position = 0
+        while position < len(self._asked):
+            kind, length = _HEADER.unpack_from(self._asked, position)
+            body = self._asked[position + _HEADER.size : position + 1 + length]
+            position += 1 + length
+            if kind == b"P":
+                name, text, _ = body.split(b"\0", 2)
+                self._prepared[name] = text
+            elif kind == b"B":
+                _, name, _ = body.split(b"\0", 2)
+                yield self._prepared[name]
+            elif kind == b"Q":
+                yield body
 
     def _ends_a_batch(self) -> bool:
         """Whether only whole messages have come, of which the last makes the server answer."""
@@ -220,8 +253,8 @@ def _connected(server: Address) -> socket.socket:
 
 
 @contextmanager
-def faulty_proxy(server: Address, *, marker: bytes) -> Iterator[FaultyProxy]:
-    proxy = FaultyProxy(server, marker=marker)
+def faulty_proxy(server: Address) -> Iterator[FaultyProxy]:
+    proxy = FaultyProxy(server)
     thread = threading.Thread(target=proxy.serve, name="faulty proxy", daemon=True)
     thread.start()
     try:

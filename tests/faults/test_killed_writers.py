@@ -3,49 +3,117 @@
 from __future__ import annotations
 
 import inspect
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from helix_store.core.contracts import StateStore
-from helix_store.stores import DatabaseStateStore, InMemoryStateStore
-from helix_store.testing.state_store.calls import ANSWERING_READS, RAISING_READS
+from helix_store.contrib.langgraph import DjangoSaver
+from tests.database.counted_calls import CLASSES
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import campaign
-from tests.faults.killed_writers import kill_writers
-from tests.faults.writes import KINDS, begin, everything, story, write
-from tests.invariants import broken_invariants
+from tests.faults.killed_writers import KILLS_PER_SEED, FacesOf, kill_writers
+from tests.faults.planted_writes import PLANTED
+from tests.faults.writes import KEY, STORIES, Faces, write
+from tests.faults.writes.mirrors import mirror_of
+from tests.faults.writes.rows import Rows
+from tests.faults.writes.stories import public_contents
 from tests.processes import WorkerProcess
 
-_LISTS = {"list_sessions", "find_expired_pending"}
+STEPS = ("a step", "a guarded step")
+_STORIES_AT_A_TIME = 25
+READS = {
+    *(
+        "check_interrupt",
+        "find_expired_pending",
+        "get_checkpoint",
+        "get_current_run",
+        "get_latest_checkpoint",
+    ),
+    *("get_message_count", "get_messages", "get_staged_changes", "get_sub_session_refs", "iter_messages"),
+    *("list_checkpoints", "list_runs", "list_sessions", "load_state", "session_exists"),
+    *("checkpoints", "load", "messages", "usage"),
+    *("get_active_locks", "is_locked", "is_trusted"),
+    *("exists", "get_entries", "get_rollup", "query_usage", "timeseries"),
+    *("create_reader", "create_resumable_reader", "get_info", "read_after"),
+    *("continue_latest", "get_session", "get_session_summary", "list_session_summaries", "search_sessions"),
+    *("count", "get", "lanes", "tail", "list"),
+    *("get_delta_channel_history", "get_next_version", "get_tuple", "with_allowlist"),
+}
+MADE_OF_OTHERS = {
+    *("new_session", "session", "branch", "rewind", "say", "update"),
+    *("wait_acquire", "keep_alive", "write", "claim_write_ownership", "check_write_ownership"),
+}
+"""Writes that are another one with other arguments, or several of them."""
+
+
+def killed(
+    database: CommittedDatabase, seeds: Sequence[int], **options: Any
+) -> tuple[dict[str, int], list[tuple[int, str]]]:
+    worker = WorkerProcess(kill_in_a_process, database.alias, database.tenant, list(seeds), options)
+    outcome: tuple[dict[str, int], list[tuple[int, str]]] = worker.outcome(
+        timeout=300 + 60 * len(seeds)
+    ).unwrap()
+    return outcome
+
+
+def kill_in_a_process(alias: str, tenant: str, seeds: list[int], options: dict[str, Any]) -> Any:
+    return kill_writers(alias, tenant, seeds, **options)
 
 
 @pytest.mark.campaign
 def test_a_killed_writer_leaves_whole_writes(committed_db: CommittedDatabase) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("killed_writers", name, sizes=(25, 10_000, 100_000)) as made:
-        seeds = list(made.seeds())
-        worker = WorkerProcess(kill_writers, committed_db.alias, committed_db.tenant, seeds)
-        counts, faults = worker.outcome(timeout=60 + len(seeds)).unwrap()
-        made.add(len(seeds), counts, faults)
+    sizes = (2 * KILLS_PER_SEED, 10_000, 100_000)
+    with campaign("killed_writers", name, sizes=sizes, per_seed=KILLS_PER_SEED) as made:
+        for seeds in made.batches(_STORIES_AT_A_TIME):
+            counts, faults = killed(committed_db, seeds)
+            made.add(counts.pop("kills"), Counter(counts), faults)
         made.require_success()
-    assert broken_invariants(committed_db) == []
-    if made.trials > 1:
-        assert made.trials > counts["killed between writes"], counts
+    assert made.counts["killed within a write"], made.counts
+    if made.trials >= 10_000:
+        unkilled = [
+            kind for story in STORIES.values() for kind in story.kinds if not made.counts[f"killed in {kind}"]
+        ]
+        assert unkilled == []
 
 
-def test_a_database_and_memory_have_the_same_after_each_story(committed_db: CommittedDatabase) -> None:
-    for seed in range(3):
-        database = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
-        memory = InMemoryStateStore()
-        for store in (database, memory):
-            begin(store, f"story-{seed}")
-        for kind in story(seed, 20):
-            for store in (database, memory):
-                write(store, f"story-{seed}", kind)
-            assert everything(database, f"story-{seed}") == everything(memory, f"story-{seed}"), kind
+@pytest.mark.parametrize("faces_of", PLANTED, ids=lambda each: each.__name__)
+def test_the_campaign_finds_a_planted_fault(committed_db: CommittedDatabase, faces_of: FacesOf) -> None:
+    _, faults = killed(committed_db, range(1, 4), kinds=STEPS, faces_of=faces_of)
+    assert faults
+    assert all("AssertionError: after [" in error for _, error in faults), faults
 
 
-def test_no_write_of_the_store_is_left_out() -> None:
-    public = {name for name, _ in inspect.getmembers(StateStore, callable) if not name.startswith("_")}
-    called = {call.method for call in (*ANSWERING_READS, *RAISING_READS)} | _LISTS | set(KINDS)
-    assert {name for name in public - called if name[1:] not in public} == set()
+def test_the_campaign_finds_nothing_in_steps_of_a_sound_store(committed_db: CommittedDatabase) -> None:
+    counts, faults = killed(committed_db, range(1, 3), kinds=STEPS)
+    assert (faults, counts["kills"]) == ([], 2 * KILLS_PER_SEED)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_database_and_its_mirror_have_the_same_after_each_write(
+    committed_db: CommittedDatabase, name: str
+) -> None:
+    story, faces = STORIES[name], Faces.of_database(committed_db.alias, committed_db.tenant)
+    rows = Rows(committed_db.alias, committed_db.tenant, story.tables)
+    story.begin(faces, KEY)
+    mirror = mirror_of(story, committed_db.alias, f"{committed_db.tenant}-twin")
+    for kind in random.Random(1).choices([*story.kinds], k=2 * len(story.kinds)):  # noqa: S311
+        write(story, faces, kind)
+        mirror.follow(kind, lambda states: len(states) - 1)
+        found = public_contents(faces) if story.has_memory else rows.contents(rows.read())
+        assert found == mirror.contents, kind
+
+
+def test_no_write_is_left_out() -> None:
+    known = {kind.split(": ")[-1] for story in STORIES.values() for kind in story.kinds}
+    public = {
+        name
+        for each in (*CLASSES.values(), DjangoSaver)
+        for name, _ in inspect.getmembers(each, callable)
+        if not name.startswith("_")
+    }
+    synchronous = {name for name in public if name[:1] != "a" or name[1:] not in public}
+    assert synchronous - known - READS - MADE_OF_OTHERS == set()

@@ -11,7 +11,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import connections
-from django.db.models import Model
+from django.db.models import Model, OuterRef, Subquery
 
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.items import ItemLog
@@ -45,12 +45,15 @@ from helix_store.testing.usage.base import (
 )
 from tests.databases import CommittedDatabase
 
-__all__ = ["BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "TEMPLATE", "World", "fill", "write_templates"]
+__all__ = [
+    *("BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "STEPPING", "TEMPLATE", "World"),
+    *("fill", "write_templates"),
+]
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SESSIONS = 10_000
 """Of each tenant, named ``session-1``, ``session-2``…"""
-BUSY, BUSY_GRAPH = "session-7", "session-5"
+BUSY, BUSY_GRAPH, STEPPING = "session-7", "session-5", "session-9"
 LONG = 1_000
 """Rows that a busy session has of each kind; the others that have any have a few."""
 
@@ -103,6 +106,7 @@ def fill(world: World) -> None:
     copies = _Copies(world)
     copies.of_sessions()
     copies.of_histories()
+    copies.point_at_current_state()
     copies.of_work()
     copies.of_usage()
     copies.of_locks()
@@ -214,6 +218,13 @@ class _Copies:
                     "created_at": at,
                 }
                 self._copy_to(spread, Checkpoint, changed, kind=kind)
+
+    def point_at_current_state(self) -> None:
+        """The newest checkpoint is the current state of the sessions whose state is read."""
+        newest = Checkpoint.objects.filter(session=OuterRef("pk"), kind=CheckpointKind.STEP)
+        Session.objects.using(self._alias).filter(
+            tenant=self._tenant, session_id__in=[BUSY, STEPPING]
+        ).update(current_id=Subquery(newest.order_by("-version").values("pk")[:1]))
 
     def of_work(self) -> None:
         """Runs, operations, staged changes, sub-sessions and interrupts."""

@@ -10,12 +10,11 @@ from typing import Any, Final
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
 from tests.plans.calls import PAGE, Call, gap
-from tests.plans.rows import BUSY, LONG, NOW, World
+from tests.plans.rows import BUSY, LONG, NOW, STEPPING, World
 
 __all__ = ["SESSION_CALLS"]
 
 _ALL_OF_A_SESSION: Final = LONG + 100
-_STEPPING: Final = "session-9"
 
 _DELTAS: Final = "every row of the session is asked whether it is a delta from one that goes"
 _EVERY_NAME: Final = "a row for every name that was ever locked, and no index of those that are held"
@@ -52,13 +51,13 @@ def _first_message(world: World) -> Callable[[], object]:
 def _step(*, staged: bool, **options: Any) -> Make:
     def make(world: World) -> Callable[[], object]:
         store, name = world.store, str(sorted(options))
-        state = store.load_state(_STEPPING)
+        state = store.load_state(STEPPING)
         assert state is not None
         step = StepInfo(f"step {staged} {name}", 5)
         if staged:
-            store.stage_changes(_STEPPING, step.step_id, {"tool_call_id": "call"})
+            store.stage_changes(STEPPING, step.step_id, {"tool_call_id": "call"})
         message = {"role": "user", "content": "hello"}
-        return partial(store.save_state_and_promote_staging, _STEPPING, state, [message], step, **options)
+        return partial(store.save_state_and_promote_staging, STEPPING, state, [message], step, **options)
 
     return make
 

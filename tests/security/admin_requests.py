@@ -16,7 +16,7 @@ __all__ = ["address_of", "statements"]
 
 
 def address_of(model: Model | type[Model], view: str, *arguments: Any) -> str:
-    return reverse(f"admin:helix_store_{model._meta.model_name}_{view}", args=arguments)
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}", args=arguments)
 
 
 @contextmanager

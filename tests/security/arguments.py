@@ -13,6 +13,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from helix_store.adapters import SessionAdapter
 from helix_store.checkpointers import (
     Claim,
     GraphCheckpointStore,
@@ -22,6 +23,7 @@ from helix_store.checkpointers import (
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import SessionState, StagedChanges, StepInfo, SubSessionRef
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.items import ItemLog
 from helix_store.retention import prune_streams
 from helix_store.stores import (
     DatabaseLockManager,
@@ -81,6 +83,16 @@ class World:
         return store
 
     @cached_property
+    def items(self) -> Any:
+        log = ItemLog("session", using=self.alias, tenant=self.tenant)
+        log.append(["first", "second"], keys=["key", None])
+        return log
+
+    @cached_property
+    def adapter(self) -> Any:
+        return SessionAdapter("agent", self.alias, tenant=self.tenant)
+
+    @cached_property
     def snapshots(self) -> Any:
         checkpointer = InMemorySnapshotCheckpointer if self.alias is None else SnapshotCheckpointer
         return checkpointer(**self._shared)
@@ -117,6 +129,8 @@ ROOMS: Final[dict[str, tuple[type, ...]]] = {
     "usage": (InMemoryUsageStore, DatabaseUsageStore),
     "streams": (InMemoryStreamManager, DatabaseStreamManager),
     "graph": (GraphCheckpointStore,),
+    "items": (ItemLog,),
+    "adapter": (SessionAdapter,),
     "snapshots": (InMemorySnapshotCheckpointer, SnapshotCheckpointer),
     "lock": (Lock,),
     "writer": (StreamWriter,),
@@ -146,13 +160,16 @@ METHODS: Final = {
 }
 CONSTRUCTORS: Final = {
     f"new.{cls.__name__}": cls
-    for room in ("store", "locks", "usage", "streams", "graph", "snapshots")
+    for room in ("store", "locks", "usage", "streams", "graph", "items", "adapter", "snapshots")
     for cls in ROOMS[room]
 }
 FUNCTIONS: Final = {f"run.{run.__name__}": run for run in (expired_session_cleanup, prune_streams)}
 CALLABLES: Final[dict[str, Any]] = {**METHODS, **CONSTRUCTORS, **FUNCTIONS}
 CONFIGURATION: Final = frozenset(
-    {"using", "limits", "world", "id_factory", "state_store", "workspace_providers", "progress"}
+    {
+        *("using", "limits", "world", "id_factory", "state_store", "workspace_providers", "progress"),
+        *("call", "models", "prune", "validate"),
+    }
 )
 """Arguments that a project's code gives, not its users: aliases, objects and functions."""
 
@@ -246,6 +263,13 @@ RECORDS: Final[dict[str, tuple[list[str], Callable[[World, str, Any], Any]]]] = 
 
 VALID: Final[dict[str, Any]] = {
     "session_id": "session",
+    "call": lambda _: lambda _: None,
+    "payloads": [],
+    "payload": None,
+    "key": "key",
+    "lane": "lane",
+    "new": [],
+    "replace_suffix.expected": [],
     "graph.session_id": "graph",
     "agent_type": "agent",
     "state": lambda world: world.store.load_state("session"),
@@ -292,6 +316,7 @@ VALID: Final[dict[str, Any]] = {
 """What an argument is while another one is tried."""
 
 COMPANIONS: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "append.keys": lambda value: {"payloads": [None] * len(value) if isinstance(value, list) else []},
     "submit_tool_result.approved": lambda _: {"approval_id": "approval"},
     "submit_tool_result.reason": lambda _: {"approval_id": "approval", "approved": False},
     "save_state.session_id": lambda value: {"state": SessionState(session_id=value, agent_type="agent")},
@@ -318,7 +343,7 @@ class Argument:
         values = {
             parameter.name: _valid(world, self.method, parameter.name)
             for parameter in inspect.signature(function).parameters.values()
-            if parameter.default is parameter.empty
+            if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         }
         if "using" in inspect.signature(function).parameters:
             values["using"] = world.alias
@@ -332,7 +357,7 @@ class Argument:
         room, _, name = self.method.partition(".")
         if room == "new":
             return ("InMemory" in name) == (backend == "memory")
-        if room in ("graph", "run"):
+        if room in ("graph", "items", "adapter", "run"):
             return backend != "memory"
         in_memory, in_database = ROOMS[room][0], ROOMS[room][-1]
         return hasattr(in_memory if backend == "memory" else in_database, name)

@@ -20,6 +20,7 @@ from helix_store.core.limits import (
     MAX_DIRECTORY_BYTES,
     MAX_ID_BYTES,
     MAX_ID_CHARACTERS,
+    MAX_LANE_BYTES,
     MAX_METADATA_BYTES,
     MAX_REASON_BYTES,
     MAX_TAGS_BYTES,
@@ -116,6 +117,11 @@ _FLAG: Final = Bound([True, False], [])
 """Any value counts as true or false, so there is nothing beyond."""
 _ANY_TEXT: Final = Bound(["x" * 100_000, "nul \x00", "low \ude00", "x" * 10_000_000], [7])
 """A failure reason: it is cut or mended, and never refused."""
+_LANE: Final = Bound(
+    ["", "x" * MAX_LANE_BYTES, "é" * (MAX_LANE_BYTES // 2)],
+    ["x" * (MAX_LANE_BYTES + 1), "é" * (MAX_LANE_BYTES // 2 + 1), "x" * 10_000_000, "\x00", "\ud800", 7],
+)
+_KEY: Final = Bound(_LANE.within[1:], ["", *_LANE.beyond])
 _CURSOR: Final = Bound([], ["", "x", "x" * 10_000_000, 7, "\x00"])
 _TEXT_OF_MEGABYTES: Final = Growing(lambda text: text)
 _DOCUMENT: Final = Growing(lambda text: {"text": text})
@@ -194,6 +200,12 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
     "directory": _bytes(MAX_DIRECTORY_BYTES),
     **dict.fromkeys(["reason", "completion_reason"], _bytes(MAX_REASON_BYTES)),
     "failure_reason": _ANY_TEXT,
+    "lane": _LANE,
+    "key": _KEY,
+    "keys": Bound(
+        [[None], *([key] for key in _KEY.within)],
+        [*([key] for key in _KEY.beyond), [*"ab", 7], "text", 7, {"key": 1}],
+    ),
     "tags": _TAGS,
     "metadata": _METADATA,
     "cursor": _CURSOR,
@@ -223,6 +235,7 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
         ],
         _COUNT,
     ),
+    **dict.fromkeys(["items.limit", "items.before"], _COUNT),
     "wait_acquire.timeout_ms": Bound([0], _COUNT.beyond),
     "take_over.timeout_ms": Bound([0], _COUNT.beyond),
     **dict.fromkeys(["version", "limit", "chunk_size", "page_size"], _FROM_ONE),
@@ -289,6 +302,8 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
             "include_sub_agents",
             "with_history",
             "dry_run",
+            "create",
+            "skip_unreadable",
         ],
         _FLAG,
     ),
@@ -318,6 +333,8 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
     # Collections
     "messages": Growing(lambda text: [{"role": "user", "content": text}]),
     "append_messages": Growing(lambda text: [{"role": "user", "content": text}]),
+    "payload": _TEXT_OF_MEGABYTES,
+    **dict.fromkeys(["payloads", "new", "items.expected"], _LIST),
     "chunks": Growing(lambda text: [{"type": "text", "text": text}]),
     "array_replacements": Bound(
         [[], ["key"] * MAX_CALL_ITEMS], [["key"] * (MAX_CALL_ITEMS + 1), [7], [[]], "text", 7]
@@ -337,6 +354,7 @@ COLLECTIONS: Final[dict[str, Bound]] = {
     "calls": Bound([], [{str(n): {"tool_name": "t"} for n in range(MAX_CALL_ITEMS + 1)}, "text", 7]),
     "pending": Bound([], [{str(n): {"tool_name": "t"} for n in range(MAX_CALL_ITEMS + 1)}, "text", 7]),
     "entries": _many(lambda _: {}),
+    **dict.fromkeys(["payloads", "keys", "new"], _many(lambda _: None)),
 }
 """More items than one call takes, and what is no collection."""
 

@@ -38,6 +38,13 @@ OWN_PARAMETERS: Final = {"q", "p", "e", "o", "all", "_facets", "_popup", "_to_fi
 
 REFUSED: Final = "refused"
 
+APP_MODELS: Final = [
+    model
+    for model, page in admin.site._registry.items()
+    if isinstance(page, ReadOnlyAdmin) and model._meta.app_label != Session._meta.app_label
+]
+"""The models of the frameworks' apps that have pages."""
+
 SECRET: Final = "sk-recover-me"
 
 
@@ -148,6 +155,25 @@ def test_a_request_with_a_lookup_of_another_kind_is_answered_with_400(
     assert set(answers.values()) == {400}, answers
     assert sent == []
     security_counts["requests with lookups of the admin"] += len(answers)
+
+
+@pytest.mark.parametrize("model", APP_MODELS)
+def test_a_list_of_a_framework_answers_its_own_lookups_and_refuses_all_others_before_any_statement(
+    browser: Browser, model: type[Model], security_counts: Counter[str]
+) -> None:
+    page: Any = admin.site.get_model_admin(model)
+    filters = {getattr(each, "parameter_name", None) for each in page.list_filter} - {None}
+    own = {*page.link_lookups, *filters}
+    user = browser.sign_in(superuser=True)
+    others = [lookup for lookup in _all_lookups(model) if lookup not in own]
+    with statements(browser) as sent:
+        outcomes = {lookup: _outcome(model, lookup, "1", user) for lookup in others}
+    reached = {lookup: outcome for lookup, outcome in outcomes.items() if outcome != REFUSED}
+    assert reached == {}, f"{len(reached)} of {len(others)} lookups are not refused"
+    assert sent == []
+    for lookup in page.link_lookups:
+        assert browser.list_of(model, **{lookup: "1"}).status == 200, lookup
+    security_counts["lookups of the admin, by reflection"] += len(others) + len(own)
 
 
 # --- Values ---------------------------------------------------------------------------------------

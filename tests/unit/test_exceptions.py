@@ -150,7 +150,7 @@ def test_a_path_is_a_json_pointer(given: str, path: str) -> None:
 
 def test_only_what_may_pass_by_itself_is_retryable() -> None:
     retryable = {cls.__name__ for cls in CLASSES if cls.retryable}
-    assert retryable == {"SessionBusy", "StoreBusy", "StoreUnavailable"}
+    assert retryable == {"SessionBusy", "StoreBusy", "StoreUnavailable", "TenantMoved"}
 
 
 def test_only_a_lost_commit_leaves_the_outcome_open() -> None:

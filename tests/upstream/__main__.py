@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Final
 
-_SUITES: Final = ("langgraph", "langgraph_store", "openai_agents", "strands")
+_SUITES: Final = ("langgraph", "langgraph_conformance", "langgraph_store", "openai_agents", "strands")
 _DATABASES: Final = ("sqlite", "postgres")
 
 

@@ -8,6 +8,7 @@ from helix_store.admin.sections.checkpoints import Checkpoints
 from helix_store.admin.sections.conversation import Conversation
 from helix_store.admin.sections.details import Details
 from helix_store.admin.sections.family import Family
+from helix_store.admin.sections.items import Items
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.sections.state import State, state_file
 from helix_store.admin.sections.stream import Stream
@@ -25,6 +26,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
     State(),
     Usage(),
     Family(),
+    Items(),
     Stream(),
     Details(),
 )

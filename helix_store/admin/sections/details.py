@@ -1,4 +1,4 @@
-"""The rest of a session: its labels, its counts and times, its output, and what other apps keep with it."""
+"""The rest of a session: its labels, its counts and times, and its output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Final
 from django.db.models.functions import Substr
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.app_rows import app_rows
 from helix_store.admin.elements import hide_secrets, json_block, printable
 from helix_store.admin.payloads import PayloadText
 from helix_store.admin.sections.section import DOCUMENT_LIMIT, Section, SessionView, current_row
@@ -75,7 +74,6 @@ class Details(Section):
                 *((label, printable(value)) for label, value in facts if value),
                 *((label, f"{value:,}") for label, value in counts),
                 *((label, stamp(value)) for label, value in times if value is not None),
-                *app_rows(view),
             ],
             "documents": [
                 (label, json_block(text, shown=shown))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from django.db import IntegrityError
@@ -24,6 +25,7 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Session
@@ -54,9 +56,34 @@ class DatabaseSnapshots(DatabaseOperations):
         }
         if cap is not None:
             parameters["kept"] = cap - 1
-        may_be_one_statement = guard == _UNGUARDED and self.db.has_fast_writes
-        if not (may_be_one_statement and self._put_in_one_statement(parameters)):
-            self._put(thread_id, parameters, guard)
+        locked = partial(self._put, thread_id, parameters, guard)
+        if guard != _UNGUARDED or not self.db.has_fast_writes:
+            locked()
+            return
+
+        def put() -> None:
+            if not self._put_in_one_statement(parameters):
+                locked()
+
+        def look_first() -> None:
+            if not self._is_put(thread_id, parameters):
+                locked()
+
+        committed_once(self.db, put, look_first, operation_id=lambda: checkpoint_id)
+
+    def _is_put(self, thread_id: str, parameters: dict[str, Any]) -> bool:
+        """Whether the thread has this snapshot of this call. A thread that exists is locked."""
+        try:
+            key = lock_session(self.db, thread_id).pk
+        except SessionNotFound:
+            return False
+        found = Checkpoint.objects.using(self.db.alias).filter(
+            session_id=key,
+            kind=CheckpointKind.SNAPSHOT,
+            checkpoint_id=parameters["checkpoint_id"],
+            created_at=parameters["at"],
+        )
+        return found.exists()
 
     def _put_in_one_statement(self, parameters: dict[str, Any]) -> bool:
         """Return whether it was stored: not in a new thread, nor in one that another write has changed."""

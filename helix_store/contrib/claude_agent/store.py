@@ -20,6 +20,7 @@ from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_p
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.contrib.numbers import from_payload, with_numbers_as_text
 from helix_store.core import validation
+from helix_store.core.guards import guard
 from helix_store.core.payloads import decode_object, encode
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
@@ -45,7 +46,8 @@ class DjangoSessionStore(SessionStore):
     stored once. The summary is folded under the session's lock, so that appends may overlap. A cancelled
     write raises after its transaction has ended. What the models' responses spent goes to the usage ledger
     in the same transaction, unless ``record_usage`` is False. ``user_id`` is that of the sessions that the
-    store creates. Needs asyncio. Raises the errors of this package.
+    store creates. With a ``fencing_token``, a write raises `FencedOutError` when the lock of the session has
+    a larger one. Needs asyncio. Raises the errors of this package.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class DjangoSessionStore(SessionStore):
         agent_type: str = "claude-agent",
         user_id: str | None = None,
         record_usage: bool = True,
+        fencing_token: int | None = None,
     ) -> None:
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
         self._user_id = validation.optional_identifier(user_id, "user_id")
         self._records_usage = record_usage
@@ -99,10 +103,11 @@ class DjangoSessionStore(SessionStore):
         """
         transcript = TranscriptKey.of(key)
         if transcript.lane != MAIN:
-            await self._log(transcript).aclear()
+            await self._log(transcript).aclear(fencing_token=self.fencing_token)
         else:
-            delete = partial(self._adapter.delete, transcript.stored_id, Item, ClaudeSession)
-            await in_thread_to_the_end(delete)
+            await self._adapter.adelete(
+                transcript.stored_id, Item, ClaudeSession, fencing_token=self.fencing_token
+            )
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """The subpaths of the transcripts of sub-agents, in order."""
@@ -123,11 +128,16 @@ class DjangoSessionStore(SessionStore):
             self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
 
     def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], R]) -> R:
-        try:
-            return self._adapter.write(transcript.stored_id, call, create=False)
-        except SessionNotFound:
+        write = partial(self._adapter.write, transcript.stored_id, call, fencing_token=self.fencing_token)
+
+        def create() -> R:
             self._adapter.ensure(transcript.stored_id, user_id=self._user_id)
-            return self._adapter.write(transcript.stored_id, call)
+            return write()
+
+        try:
+            return write(create=False)
+        except SessionNotFound:
+            return self._adapter.db.transaction(create)
 
     def _append_locked(
         self,
@@ -206,7 +216,7 @@ class DjangoSessionStore(SessionStore):
         return ItemLog(
             transcript.stored_id,
             transcript.lane,
-            using=self._adapter.db.using,
+            using=self._adapter.db.alias,
             tenant=self._adapter.tenant,
             agent_type=self._adapter.agent_type,
         )

@@ -1,4 +1,4 @@
-"""LangGraph: `DjangoSaver` keeps its checkpoints, and `DjangoStore` its long-term memory."""
+"""LangGraph: checkpoints in `DjangoSaver`, long-term memory in `DjangoStore`, usage by `UsageRecorder`."""
 
 from typing import TYPE_CHECKING
 
@@ -7,8 +7,9 @@ from helix_store.contrib._lazy import lazily
 if TYPE_CHECKING:
     from helix_store.contrib.langgraph.saver import DjangoSaver
     from helix_store.contrib.langgraph.store import DjangoStore
+    from helix_store.contrib.langgraph.usage import UsageRecorder
 
-__all__ = ["DjangoSaver", "DjangoStore"]
+__all__ = ["DjangoSaver", "DjangoStore", "UsageRecorder"]
 
 __getattr__ = lazily(
     __name__,
@@ -16,4 +17,5 @@ __getattr__ = lazily(
     "langgraph",
     DjangoSaver="saver",
     DjangoStore="store",
+    UsageRecorder="usage",
 )

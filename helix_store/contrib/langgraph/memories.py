@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
@@ -13,15 +14,16 @@ from django.db.models import Q, QuerySet
 from helix_store.contrib.langgraph import namespaces
 from helix_store.contrib.langgraph.filters import is_match, narrowed
 from helix_store.contrib.langgraph.models import LangGraphMemory
-from helix_store.core.moments import now
+from helix_store.core import moments
 from helix_store.core.payloads import decode_object, size_of
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, tenant_parameter
 
-__all__ = ["Address", "Memories", "NewMemory", "StoredMemory"]
+__all__ = ["Address", "Memories", "NewMemory", "StoredMemory", "delete_namespace", "sweep"]
 
 _AT_ONCE: Final = 200
+_DELETED_AT_ONCE: Final = 1_000
 _FIRST_PAGE: Final = 100
 _LARGEST_PAGE: Final = 1_000
 _NEWEST_FIRST: Final = ("updated_at", "id")
@@ -118,7 +120,7 @@ class Memories:
 
     def put(self, memories: Mapping[Address, NewMemory]) -> None:
         """Insert or replace. In the order of addresses, so that two writers do not wait for each other."""
-        time = now()
+        time = moments.now()
         has_terms = any(memory.ttl_ms is not None for memory in memories.values())
         clock = database_now(self._db) if has_terms else None
         rows = [
@@ -161,9 +163,15 @@ class Memories:
                 rows = self._rows().filter(pk__in=some, ttl_ms=ttl_ms)
                 rows.update(expires_at=_term_end(clock, ttl_ms))
 
-    def delete_expired(self, limit: int) -> int:
+    def delete_under(self, prefix: str, limit: int) -> int:
+        """Delete the first memories under a namespace, at most so many, and return how many there were."""
+        rows = self._rows().filter(namespaces.is_under(prefix)).order_by("namespace", "key")
+        keys = list(rows.select_for_update().values_list("pk", flat=True)[:limit])
+        return self._rows().filter(pk__in=keys).delete()[0]
+
+    def delete_expired(self, now: datetime, limit: int) -> int:
         """Delete the memories that expired first, at most so many, and return how many there were."""
-        expired = self._rows().filter(expires_at__lte=database_now(self._db)).order_by("expires_at")
+        expired = self._rows().filter(expires_at__lte=now).order_by("expires_at")
         keys = list(expired.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
         return self._rows().filter(pk__in=keys).delete()[0]
 
@@ -178,6 +186,29 @@ class Memories:
             return self._rows()
         clock = database_now(self._db)
         return self._rows().filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock))
+
+
+def sweep(db: Database, now: datetime) -> int:
+    """Delete the memories of a tenant that have expired, and return their number.
+
+    Each thousand is a transaction. Those that another transaction has locked stay until the next time.
+    """
+    return _in_transactions(db, partial(Memories(db).delete_expired, now))
+
+
+def delete_namespace(db: Database, prefix: str) -> int:
+    """Delete the memories of a tenant under a namespace, and return their number; else like `sweep`.
+
+    It waits for a transaction that has locked one of them.
+    """
+    return _in_transactions(db, partial(Memories(db).delete_under, prefix))
+
+
+def _in_transactions(db: Database, delete: Callable[[int], int]) -> int:
+    deleted = 0
+    while some := db.transaction(partial(delete, _DELETED_AT_ONCE)):
+        deleted += some
+    return deleted
 
 
 def _term_end(clock: datetime, ttl_ms: int | None) -> datetime | None:

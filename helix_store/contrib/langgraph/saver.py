@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -23,16 +24,16 @@ from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph import deltas, pages, sql, upkeep
 from helix_store.contrib.langgraph.encoding import Place, encoded_checkpoint, encoded_writes
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
 from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
+from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.locks.database import DatabaseLockManager, hold_fence
 from helix_store.locks.lock import Lock
 
 __all__ = ["DjangoSaver"]
-
-_AGENT_TYPE: Final = "langgraph"
 
 
 class _Owned(NamedTuple):
@@ -65,7 +66,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
     ) -> None:
         # None is strict; the argument left out would ask the environment.
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=list(allow) or None))
-        self._adapter = SessionAdapter(_AGENT_TYPE, using, tenant=tenant)
+        self._adapter = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
         self._owned: _Owned | None = None
 
     @property
@@ -159,20 +160,31 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         if owned is not None and owned.session_id != place.session_id:
             reason = "this saver owns another thread; claim this one too"
             raise InvalidPayload(path="config/configurable/thread_id", reason=reason)
-        if owned is None and db.has_fast_writes:
+        portable = partial(self._store_locked, place, config, columns, locked)
+        if owned is not None or not db.has_fast_writes:
+            portable()
+            return
+
+        def store() -> None:
             parameters = {**columns, "tenant": db.tenant, "session_id": place.session_id}
             if db.try_write(statement, parameters):
                 return
             # The thread is new. Else the statement was given up, and the portable form tries again.
             self._adapter.ensure(place.session_id, **_about_thread(config))
             # Asked again: it opens the connection that the call before gave back.
-            if db.has_fast_writes and db.try_write(statement, parameters):
-                return
+            if not (db.has_fast_writes and db.try_write(statement, parameters)):
+                portable()
 
+        # A repeat replaces what it stored, or leaves it.
+        committed_once(db, store, portable, operation_id=lambda: columns["checkpoint_id"])
+
+    def _store_locked(
+        self, place: Place, config: RunnableConfig, columns: dict[str, Any], locked: Any
+    ) -> None:
         def write(session: LockedSession) -> None:
             locked(session, columns)
 
-        token = owned.fencing_token if owned else None
+        token = self._owned.fencing_token if self._owned else None
         try:
             self._adapter.write(place.session_id, write, create=False, fencing_token=token)
         except SessionNotFound:
@@ -206,7 +218,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
 
     @property
     def _locks(self) -> DatabaseLockManager:
-        return DatabaseLockManager(self._adapter.db.using, tenant=self.tenant)
+        return DatabaseLockManager(self._adapter.db.alias, tenant=self.tenant)
 
     def _owner(self, session_id: str, lock: Lock) -> DjangoSaver:
         owner = copy.copy(self)
@@ -321,11 +333,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
 
 
 def _about_thread(config: RunnableConfig) -> dict[str, Any]:
-    """What the config says about the session that is created for a thread."""
-    given = {**config["configurable"], **(config.get("metadata") or {})}
-    return {
-        name: given[name] for name in ("user_id", "title") if isinstance(given.get(name), str) and given[name]
-    }
+    return about_thread({**config["configurable"], **(config.get("metadata") or {})})
 
 
 def _put_locked(session: LockedSession, columns: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -24,18 +24,25 @@ from langgraph.store.base import (
 )
 
 from helix_store.contrib.langgraph.filters import checked_filter
-from helix_store.contrib.langgraph.memories import Address, Memories, NewMemory, StoredMemory
+from helix_store.contrib.langgraph.memories import (
+    Address,
+    Memories,
+    NewMemory,
+    StoredMemory,
+    delete_namespace,
+    sweep,
+)
 from helix_store.contrib.langgraph.namespaces import labels_of, matches, namespace_text
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES
 from helix_store.core.payloads import encode, within_one_call
 from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
+from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
 __all__ = ["DjangoStore"]
 
-_SWEPT_AT_ONCE: Final = 1_000
 _TTL_KEYS: Final = frozenset({"refresh_on_read", "omit_expired", "default_ttl", "sweep_interval_minutes"})
 
 
@@ -70,13 +77,25 @@ class DjangoStore(BaseStore):
         return await in_thread_to_the_end(partial(self._run, plan))
 
     def sweep_ttl(self) -> int:
-        """Delete the tenant's expired items and return their number. Each thousand is a transaction."""
-        deleted = 0
-        while some := self._db.transaction(partial(self._memories.delete_expired, _SWEPT_AT_ONCE)):
-            deleted += some
-        return deleted
+        """Delete the tenant's expired items and return their number. Each thousand is a transaction.
+
+        `expired_session_cleanup` and ``cleanup_expired_sessions`` do it too, for all tenants.
+        """
+        return sweep(self._db, self._db.query(lambda: database_now(self._db)))
+
+    def delete_namespace(self, prefix: Sequence[str]) -> int:
+        """Delete all items of a namespace and of those under it, and return their number.
+
+        Each thousand is a transaction; safe to repeat. Items that are put meanwhile may stay. Raises
+        `InvalidPayload` for no labels, and ``InvalidNamespaceError`` for labels that no item can have.
+        """
+        if isinstance(prefix, str):
+            raise InvalidPayload(path="prefix", reason="expected labels, got str")
+        validate_op_namespace(GetOp(tuple(prefix), ""))
+        return delete_namespace(self._db, _stored_namespace(prefix))
 
     asweep_ttl = async_twin(sweep_ttl)
+    adelete_namespace = async_twin(delete_namespace)
 
     @property
     def _memories(self) -> Memories:
@@ -157,11 +176,15 @@ def _planned(ops: list[Op], limit: int) -> _Plan:
     return plan
 
 
-def _address(op: GetOp | PutOp) -> Address:
-    namespace = namespace_text(op.namespace)
+def _stored_namespace(labels: Sequence[str]) -> str:
+    namespace = namespace_text(labels)
     if not namespace:
         raise InvalidPayload(path="namespace", reason="a namespace needs a label")
-    return Address(namespace, validation.text(op.key, "key", limit=MAX_ID_BYTES))
+    return namespace
+
+
+def _address(op: GetOp | PutOp) -> Address:
+    return Address(_stored_namespace(op.namespace), validation.text(op.key, "key", limit=MAX_ID_BYTES))
 
 
 def _new_memory(op: PutOp, where: str, limit: int) -> NewMemory | None:

@@ -8,6 +8,7 @@ from django.db.models import Model
 
 from helix_store.app_tables import AppTable, Branch, register_table
 from helix_store.contrib.langgraph import sql
+from helix_store.contrib.langgraph.memories import sweep
 from helix_store.contrib.langgraph.models import (
     LangGraphCheckpoint,
     LangGraphMemory,
@@ -50,7 +51,13 @@ def register_tables() -> None:
         )
     )
     register_table(
-        AppTable(LangGraphMemory, record="langgraph_memory", order=("namespace", "key"), parent="tenant")
+        AppTable(
+            LangGraphMemory,
+            record="langgraph_memory",
+            order=("namespace", "key"),
+            parent="tenant",
+            sweep=sweep,
+        )
     )
 
 

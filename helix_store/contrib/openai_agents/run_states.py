@@ -14,7 +14,7 @@ from helix_store.core import moments, validation
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import decode, encode, size_of
 from helix_store.core.types import Duration
-from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.async_twins import async_twin
 from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Rows
 from helix_store.engine.statement import Statement
@@ -161,11 +161,11 @@ class RunStateStore:
         tenant = self._sessions.tenant
         return {"tenant": tenant, "session_id": session_id_for(session_id), "state_id": state_id}
 
-    asave = settled_twin(save)
+    asave = async_twin(save)
     aload = async_twin(load)
     awaiting = async_twin(waiting)
-    aclaim = settled_twin(claim)
-    adelete = settled_twin(delete)
+    aclaim = async_twin(claim)
+    adelete = async_twin(delete)
 
 
 class RunStateClaim:
@@ -218,9 +218,9 @@ class RunStateClaim:
         parameters = {**parameters, "token": self.token}
         return self._store._write(self.session_id, self.state_id, statement, parameters)
 
-    arefresh = settled_twin(refresh)
-    adone = settled_twin(done)
-    arelease = settled_twin(release)
+    arefresh = async_twin(refresh)
+    adone = async_twin(done)
+    arelease = async_twin(release)
 
 
 def _deadline(value: datetime | None) -> datetime | None:

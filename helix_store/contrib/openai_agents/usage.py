@@ -15,7 +15,7 @@ from agents.usage import RequestUsage, Usage
 from helix_store.adapters import SessionAdapter, session_id_for
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
-from helix_store.engine.async_twins import async_twin, settled_twin
+from helix_store.engine.async_twins import async_twin
 from helix_store.stores import DatabaseUsageStore
 
 __all__ = ["TurnUsage"]
@@ -79,7 +79,7 @@ class TurnUsage:
         entries = self._ledger.get_entries(self.session_id, kinds=UsageKind.TOKENS)
         return [entry for entry in entries if run_id is None or entry.run_id == run_id]
 
-    arecord = settled_twin(record)
+    arecord = async_twin(record)
     atotal = async_twin(total)
     aby_turn = async_twin(by_turn)
 

@@ -15,6 +15,7 @@ from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 
 __all__ = [
+    "count_released",
     "entries_of_sessions",
     "families_of_sessions",
     "faults_of_conversations",
@@ -37,9 +38,7 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     for the commit, and one that was first keeps what it reaches.
     """
     keys = list_parameter(db, list(sessions))
-    families: dict[str, list[str]] = defaultdict(list)
-    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": keys}):
-        families[tenant].append(family)
+    families = _families_of(db, keys)
     entries = emptied = 0
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
@@ -48,6 +47,25 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}
+
+
+def count_released(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
+    """How many rows `release_entries` would delete. It only reads."""
+    keys = list_parameter(db, list(sessions))
+    entries = emptied = 0
+    for tenant, names in _families_of(db, keys).items():
+        chosen = {"tenant": tenant, "families": list_parameter(db, names), "sessions": keys}
+        entries += db.execute(_COUNT_UNREACHED, chosen)[0][0]
+        emptied += db.execute(_COUNT_FAMILIES, chosen)[0][0]
+    return {ConversationEntry: entries, ConversationFamily: emptied}
+
+
+def _families_of(db: Database, sessions: Any) -> dict[str, list[str]]:
+    """The families of the conversations of these sessions, by tenant."""
+    families: dict[str, list[str]] = defaultdict(list)
+    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": sessions}):
+        families[tenant].append(family)
+    return families
 
 
 # --- Exports -------------------------------------------------------------------------------------------
@@ -164,23 +182,38 @@ _REMAINING: Final = _reached(
         f"c.tenant = %(tenant)s AND {_IN_FAMILIES[1]} AND NOT ({_IN_SESSIONS[1]})",
     )
 )
-_DELETE_UNREACHED: Final = _statement(
-    f"""{{}} DELETE FROM {_ENTRY} AS e
-        WHERE e.tenant = %(tenant)s AND {{}} AND {{}} RETURNING id""",
-    _REMAINING,
-    is_in_list("family", "families", "varchar"),
-    (
-        "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
-        "id NOT IN (SELECT id FROM reached)",
-    ),
-)
-_DELETE_FAMILIES: Final = _statement(
-    f"""DELETE FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} AND NOT EXISTS (
-        SELECT 1 FROM {_CONVERSATION} AS c WHERE c.tenant = f.tenant AND c.family = f.family AND NOT ({{}})
-    ) RETURNING id""",
-    is_in_list("f.family", "families", "varchar"),
-    _IN_SESSIONS,
-)
+
+
+def _unreached(text: str) -> Statement:
+    """A statement about the entries ``e`` of families that no conversation but those of sessions reaches."""
+    return _statement(
+        f"{{}} {text.format(f'FROM {_ENTRY} AS e WHERE e.tenant = %(tenant)s AND {{}} AND {{}}')}",
+        _REMAINING,
+        is_in_list("family", "families", "varchar"),
+        (
+            "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
+            "id NOT IN (SELECT id FROM reached)",
+        ),
+    )
+
+
+def _emptied(text: str) -> Statement:
+    """A statement about the families ``f`` that have no conversation but those of sessions."""
+    conversations = f"{_CONVERSATION} AS c WHERE c.tenant = f.tenant AND c.family = f.family"
+    return _statement(
+        text.format(
+            f"FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} "
+            f"AND NOT EXISTS (SELECT 1 FROM {conversations} AND NOT ({{}}))"
+        ),
+        is_in_list("f.family", "families", "varchar"),
+        _IN_SESSIONS,
+    )
+
+
+_DELETE_UNREACHED: Final = _unreached("DELETE {} RETURNING id")
+_COUNT_UNREACHED: Final = _unreached("SELECT count(*) {}")
+_DELETE_FAMILIES: Final = _emptied("DELETE {} RETURNING id")
+_COUNT_FAMILIES: Final = _emptied("SELECT count(*) {}")
 
 _MISSING_TIPS: Final = _statement(
     f"""SELECT tip.session_id, tip.entry_id FROM (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from pydantic_ai.conversation_store import (
     ConversationConflict,
@@ -25,6 +24,7 @@ from helix_store.contrib.pydantic_ai.records import (
 )
 from helix_store.contrib.pydantic_ai.writing import Changed, EntryRow, stored_record, write_record
 from helix_store.core import validation
+from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.types import BRANCHED_FROM
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
@@ -33,8 +33,6 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.usage.database import DatabaseUsageStore
 
 __all__ = ["DjangoConversationStore"]
-
-R = TypeVar("R")
 
 
 class DjangoConversationStore(ConversationStore):
@@ -49,11 +47,20 @@ class DjangoConversationStore(ConversationStore):
 
     A deletion deletes the entries that no other conversation of the tenant reaches, also when the session is
     deleted by another way, such as cleanup, the admin or an erasure.
+
+    With a ``fencing_token``, a save or deletion of a conversation whose lock has a larger one raises
+    `FencedOutError` and stores nothing.
     """
 
     def __init__(
-        self, using: str | None = None, *, tenant: str = "", agent_type: str = "pydantic_ai"
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "pydantic_ai",
+        fencing_token: int | None = None,
     ) -> None:
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._sessions = SessionAdapter(agent_type, using, tenant=tenant)
         self._ledger = DatabaseUsageStore(using, tenant=tenant)
 
@@ -87,7 +94,7 @@ class DjangoConversationStore(ConversationStore):
 
         Locks the session, and a share of the conversation's family. Raises ``ConversationConflict`` when the
         stored revision is another one or an entry that the record needs is gone, `InvalidPayload` for an
-        entry id that is taken, and `LimitExceeded`.
+        entry id that is taken, `LimitExceeded`, and `FencedOutError` before it looks at the revision.
         """
         session_id = session_id_for(record.conversation_id)
         row = record_row(record, self._sessions.db.limits)
@@ -105,13 +112,13 @@ class DjangoConversationStore(ConversationStore):
 
         def create() -> None:
             self._sessions.ensure(session_id, user_id=row.scope or None, metadata=_origin(record))
-            self._sessions.write(session_id, write, create=False)
+            self._write(session_id, write)
 
         def save() -> None:
             if expected_revision is None:
                 self._sessions.db.transaction(create)
             else:
-                self._sessions.write(session_id, write, create=False)
+                self._write(session_id, write)
 
         try:
             await in_thread_to_the_end(save)
@@ -121,7 +128,8 @@ class DjangoConversationStore(ConversationStore):
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
         """Delete a conversation with its session, and the entries that no other conversation reaches.
 
-        Of a session that the application created, only the conversation goes. One transaction.
+        Of a session that the application created, only the conversation goes. One transaction. Raises
+        ``ConversationConflict`` when the stored revision is another one, and `FencedOutError`.
         """
         session_id = session_id_for(conversation_id)
 
@@ -131,7 +139,7 @@ class DjangoConversationStore(ConversationStore):
                 raise Changed
 
         def delete() -> None:
-            self._sessions.write(session_id, check, create=False)
+            self._write(session_id, check)
             self._sessions.delete(session_id, Conversation)
 
         try:
@@ -159,6 +167,9 @@ class DjangoConversationStore(ConversationStore):
         if len(history) < limit and history[0].parent_id is not None:
             raise KeyError(history[0].parent_id)
         return history
+
+    def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
+        self._sessions.write(session_id, call, create=False, fencing_token=self.fencing_token)
 
     async def _records(self, statement: Statement, **parameters: object) -> list[ConversationRecord]:
         rows = await self._rows(statement, parameters)

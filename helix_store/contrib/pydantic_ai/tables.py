@@ -7,6 +7,7 @@ from django.db.models import Model
 from helix_store.adapters import AppTable, Branch, register_table
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.contrib.pydantic_ai.reachability import (
+    count_released,
     entries_of_sessions,
     families_of_sessions,
     faults_of_conversations,
@@ -47,6 +48,7 @@ def register_tables() -> None:
             record="pydantic_conversation",
             branch=fork_to_branch,
             before_delete=release_entries,
+            foresee=count_released,
             check=faults_of_conversations,
         )
     )

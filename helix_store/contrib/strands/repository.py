@@ -17,6 +17,7 @@ from helix_store.contrib.numbers import from_payload, with_numbers_as_text
 from helix_store.contrib.strands.threads import beside_the_loop
 from helix_store.contrib.strands.usage import usage_of
 from helix_store.core import validation
+from helix_store.core.guards import guard
 from helix_store.core.payloads import decode
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.clocks import database_now
@@ -45,9 +46,10 @@ class DjangoSessionRepository(SessionRepository):
     A session of Strands is one session here. Its agents are items of a lane, and the messages of each agent
     are a lane. Every write is one transaction under the session's lock. What the model's responses spent goes
     to the usage ledger in the same transaction, for the name ``model``, unless that is ``None``. ``user_id``
-    is that of the sessions that the repository creates. May be called beside a running event loop, which
-    waits. Raises `SessionException` of Strands for what does not exist or exists already, and the errors of
-    this package.
+    is that of the sessions that the repository creates. With a ``fencing_token``, a write raises
+    `FencedOutError` when the lock of the session has a larger one. May be called beside a running event loop,
+    which waits. Raises `SessionException` of Strands for what does not exist or exists already, and the
+    errors of this package.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class DjangoSessionRepository(SessionRepository):
         agent_type: str = "strands",
         user_id: str | None = None,
         model: str | None = "unknown",
+        fencing_token: int | None = None,
     ) -> None:
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
         self._user_id = validation.optional_identifier(user_id, "user_id")
         self._model = validation.optional_identifier(model, "model")
@@ -80,12 +84,13 @@ class DjangoSessionRepository(SessionRepository):
                 raise SessionException(f"Session {session.session_id} already exists")
             _put(log, _SESSION, document)
 
-        def ensure_and_create(session_id: str) -> None:
+        def ensure_and_create() -> None:
+            session_id = session_id_for(session.session_id)
             if self._user_id is not None:
                 self._adapter.ensure(session_id, user_id=self._user_id)
-            self._adapter.write(session_id, create)
+            self._adapter.write(session_id, create, fencing_token=self.fencing_token)
 
-        beside_the_loop(partial(ensure_and_create, session_id_for(session.session_id)))
+        beside_the_loop(partial(self._adapter.db.transaction, ensure_and_create))
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
@@ -98,7 +103,8 @@ class DjangoSessionRepository(SessionRepository):
 
         Of a session that the application created, the items go and the session stays.
         """
-        beside_the_loop(partial(self._adapter.delete, session_id_for(session_id), Item))
+        delete = partial(self._adapter.delete, session_id_for(session_id), Item)
+        beside_the_loop(partial(delete, fencing_token=self.fencing_token))
 
     # --- Agents ------------------------------------------------------------------------------------
 
@@ -211,7 +217,7 @@ class DjangoSessionRepository(SessionRepository):
     def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
         write = partial(self._adapter.write, session_id_for(session_id), call, create=False)
         try:
-            beside_the_loop(write)
+            beside_the_loop(partial(write, fencing_token=self.fencing_token))
         except SessionNotFound as exc:
             raise SessionException(f"Session {session_id} does not exist") from exc
 
@@ -229,7 +235,7 @@ class DjangoSessionRepository(SessionRepository):
             DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
 
     def _log(self, session_id: str, lane: str) -> ItemLog:
-        return ItemLog(session_id, lane, using=self._adapter.db.using, tenant=self._adapter.tenant)
+        return ItemLog(session_id, lane, using=self._adapter.db.alias, tenant=self._adapter.tenant)
 
 
 def _put(log: ItemLog, key: str, document: Document) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -29,7 +31,8 @@ _LONGEST_AGE_DAYS = 100_000
 class Command(StoreCommand):
     help = (
         "Mark expired sessions as failed, delete the workspace snapshots they own, and answer tool calls "
-        "past their deadline with their default. Any number may run at once, and again after a stop."
+        "past their deadline with their default. Also delete the expired rows of other apps, such as the "
+        "memories of LangGraph. Any number may run at once, and again after a stop."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -56,21 +59,27 @@ class Command(StoreCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if (options["delete_after"] or 0) > _LONGEST_AGE_DAYS:
             raise CommandError(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.", returncode=USAGE)
-        # Of all rounds together: a session with the same problem in each of them is one.
-        with_problems: set[SessionKey] = set()
-        while True:
-            report = CleanupReport(with_problems=with_problems)
-            summary = self._clean_up(options, report)
-            self._write(summary, report, options)
-            # Before the pause: a database may drop an idle connection.
-            connections[options["database"]].close_if_unusable_or_obsolete()
-            if options["loop"] is None or self.stop.wait(options["loop"]):
-                break
-        if with_problems:
+        with_problems = self._with_problems[options["database"]]
+        not_swept = self._not_swept[options["database"]]
+        report = CleanupReport(with_problems=with_problems, not_swept=not_swept)
+        summary = self._clean_up(options, report)
+        self._write(summary, report, options)
+        # Before the pause: a database may drop an idle connection.
+        connections[options["database"]].close_if_unusable_or_obsolete()
+        problems = [f"{len(with_problems)} sessions had a problem"] if with_problems else []
+        problems += [f"expired rows of {record} were not deleted" for record in sorted(not_swept)]
+        if problems:
             raise CommandError(
-                f"{len(with_problems)} sessions had a problem; the log of helix_store.cleanup tells why.",
-                returncode=PROBLEMS_FOUND,
+                f"{', '.join(problems)}; the log of helix_store.cleanup tells why.", returncode=PROBLEMS_FOUND
             )
+
+    def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
+        # Of all rounds together: a session with the same problem in each of them is one.
+        self._with_problems: defaultdict[str, set[SessionKey]] = defaultdict(set)
+        self._not_swept: defaultdict[str, set[str]] = defaultdict(set)
+        yield
+        while options["loop"] is not None and not self.stop.wait(options["loop"]):
+            yield
 
     def _clean_up(self, options: dict[str, Any], report: CleanupReport) -> CleanupSummary:
         """One round, or its batches until a signal to stop."""

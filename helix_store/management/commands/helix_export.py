@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -46,6 +46,9 @@ class Command(StoreCommand):
             metavar="FILE",
             help="A file, which is replaced at the end (default: stdout).",
         )
+
+    def takes_one_database(self, options: Mapping[str, Any]) -> bool:
+        return True
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["tree"] and options["session"] is None:

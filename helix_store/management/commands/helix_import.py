@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -81,6 +81,9 @@ class Command(StoreCommand):
             action="store_true",
             help="Read and count all rows, tell problems, and store nothing.",
         )
+
+    def takes_one_database(self, options: Mapping[str, Any]) -> bool:
+        return True
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["source"] is None:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -61,6 +61,9 @@ class Command(StoreCommand):
             "--limit", type=at_least(1), metavar="N", help="Only the N highest groups, or the last N days."
         )
         parser.add_argument("--csv", action="store_true", help="Write CSV, with exact costs.")
+
+    def takes_one_database(self, options: Mapping[str, Any]) -> bool:
+        return bool(options["csv"])
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["csv"] and options["format"] == "json":

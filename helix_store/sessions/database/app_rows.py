@@ -11,7 +11,7 @@ from helix_store.app_tables import Branch, registered_tables
 from helix_store.engine.database import Database
 from helix_store.sessions.database.children import children_with_rows
 
-__all__ = ["branch_rows", "let_go"]
+__all__ = ["branch_rows", "foreseen", "let_go"]
 
 
 def branch_rows(branch: Branch) -> None:
@@ -34,3 +34,15 @@ def let_go(db: Database, keys: Collection[int], models: Collection[type[Model]])
         if table.before_delete is not None and table.model in models:
             deleted.update(table.before_delete(db, keys) or {})
     return deleted
+
+
+def foreseen(db: Database, keys: Collection[int]) -> Counter[type[Model]]:
+    """How many rows `let_go` would delete if these sessions were deleted together. Call in a query."""
+    counted: Counter[type[Model]] = Counter()
+    tables = [table for table in registered_tables("session") if table.foresee is not None]
+    filled = children_with_rows(db, keys) if tables and keys else []
+    models = {child.related_model for child in filled}
+    for table in tables:
+        if table.foresee is not None and table.model in models:
+            counted.update(table.foresee(db, keys) or {})
+    return counted

@@ -48,6 +48,7 @@ def read_current(db: Database, head: Session) -> tuple[dict[str, Any], str]:
     """Custom state and envelope of a locked session's current state."""
     payload, envelope, base_id, base = (
         Checkpoint.objects.using(db.alias)
+        .filter(session_id=head.pk)
         .values_list("payload", "envelope", "base_id", "base__payload")
         .get(pk=current_key(head))
     )
@@ -61,7 +62,7 @@ def write_current(
 
     A checkpoint is never overwritten. A row of kind ``state`` is, so no delta may have it as its base.
     """
-    rows = Checkpoint.objects.using(db.alias)
+    rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     columns = {
         "version": version,
         "payload": payload,
@@ -89,7 +90,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     if head.current_is_checkpoint:
         demoted = doomed.filter(pk=current_key(head)).update(kind=CheckpointKind.STATE, checkpoint_id=None)
     if demoted:
-        _store_in_full(db, current_key(head))
+        _store_in_full(db, head)
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
     # Includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
@@ -130,9 +131,9 @@ def drop_unneeded_bases(db: Database, head: Session) -> None:
     rows.filter(~Exists(needed), kind=CheckpointKind.BASE).delete()
 
 
-def _store_in_full(db: Database, key: int) -> None:
-    """Replace a delta by the full payload, so that it needs no base."""
-    row = Checkpoint.objects.using(db.alias).filter(pk=key)
+def _store_in_full(db: Database, head: Session) -> None:
+    """Replace the current state's delta by the full payload, so that it needs no base."""
+    row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
     payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
     if base_id is not None:
         row.update(payload=apply_deltas(base_of(base_id, base) or "", [payload]), base_id=None)

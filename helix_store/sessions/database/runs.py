@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
@@ -25,6 +26,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
+from helix_store.engine.outcomes import committed_once
 from helix_store.exceptions import RunNotFound, SessionNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
@@ -118,7 +120,11 @@ class DatabaseRuns(DatabaseOperations):
         )
 
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
-        if update.status is not RunStatus.RUNNING and self.db.has_fast_writes:
+        locked = partial(self._update_run_locked, session_id, run_id, update, guard)
+        if update.status is RunStatus.RUNNING or not self.db.has_fast_writes:
+            return locked()
+
+        def end() -> Run:
             parameters = {
                 **_end_parameters(run_id, update),
                 "tenant": self.db.tenant,
@@ -127,7 +133,10 @@ class DatabaseRuns(DatabaseOperations):
             }
             for row in self.db.try_write(end_run(is_fenced=guard.fencing_token is not None), parameters):
                 return _ended_run(row, session_id)
-        return self._update_run_locked(session_id, run_id, update, guard)
+            return locked()
+
+        # The end of a run has the same effect twice.
+        return committed_once(self.db, end, locked, operation_id=lambda: run_id)
 
     @writes
     def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:

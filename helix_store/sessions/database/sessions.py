@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -20,6 +21,7 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
 )
+from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
@@ -27,7 +29,8 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.errors import is_unique_violation
-from helix_store.exceptions import SessionExists, SessionNotFound
+from helix_store.engine.outcomes import committed_once
+from helix_store.exceptions import OutcomeUnknown, SessionExists, SessionNotFound
 from helix_store.models import Session
 from helix_store.sessions.announcements import signals_of_status
 from helix_store.sessions.backend import Counter
@@ -112,21 +115,41 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        # Else the status before the write must be read, to know whether it becomes terminal.
-        changes_if_written = not status.is_terminal or status not in expected
-        if guard == Guard() and changes_if_written and self.db.has_fast_writes:
+        at = moments.now()
+        compare = partial(self._compare_and_set_locked, session_id, expected, status, failure_reason, guard)
+
+        def compare_in_one_statement() -> StatusChange | StatusConflict:
             parameters = {
                 "tenant": self.db.tenant,
                 "session_id": session_id,
                 "expected": [member.value for member in expected],
                 "status": status.value,
                 "failure_reason": failure_reason,
-                "at": moments.now(),
+                "at": at,
             }
             for (version,) in self.db.try_write(COMPARE_AND_SET_STATUS, parameters):
                 announce(self.db, session_id, signals_of_status("", status, failure_reason))
                 return StatusChange(new_version=version)
-        return self._compare_and_set_locked(session_id, expected, status, failure_reason, guard)
+            return compare()
+
+        def look_first() -> StatusChange | StatusConflict:
+            head = lock_session(self.db, session_id, None, "updated_at")
+            written_at = as_utc(head.updated_at)
+            if written_at > at:
+                # By another write, which may have come after this one.
+                raise OutcomeUnknown(session_id)
+            if written_at < at or head.status != status:
+                return compare()
+            announce(self.db, session_id, signals_of_status("", status, failure_reason))
+            return StatusChange(new_version=head.version)
+
+        # Else the status before the write must be read, to know whether it becomes terminal.
+        changes_if_written = not status.is_terminal or status not in expected
+        if guard == Guard() and changes_if_written and self.db.has_fast_writes:
+            return committed_once(
+                self.db, compare_in_one_statement, look_first, operation_id=lambda: session_id
+            )
+        return compare()
 
     @writes
     def _compare_and_set_locked(

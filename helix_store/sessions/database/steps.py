@@ -55,7 +55,12 @@ __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
 class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
-        if self.db.has_fast_writes:
+        locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
+        if not self.db.has_fast_writes:
+            locked()
+            return
+
+        def stage() -> None:
             parameters = {
                 "tenant": self.db.tenant,
                 "session_id": session_id,
@@ -64,9 +69,11 @@ class DatabaseStaging(DatabaseOperations):
                 "payload": text,
                 "at": moments.now(),
             }
-            if self.db.try_write(STAGE_CHANGE, parameters):
-                return
-        self._stage_locked(session_id, step_id, tool_call_id, text)
+            if not self.db.try_write(STAGE_CHANGE, parameters):
+                locked()
+
+        # A change replaces itself.
+        committed_once(self.db, stage, locked, operation_id=lambda: tool_call_id)
 
     @writes
     def _stage_locked(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
@@ -229,6 +236,10 @@ class DatabaseSteps(DatabaseOperations):
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
         claims = _read_claims(self.db, head, request, is_repeat=is_repeat)
         if claims.earlier_commit is not None:
+            if is_repeat:
+                # The status that the lost statement found is not known: a repeated end is told again.
+                status, reason = head.status, request.encoded.columns["failure_reason"]
+                announce(self.db, request.session_id, signals_of_status("", status, reason))
             return claims.earlier_commit
         if is_repeat and _may_be_pruned(head, request):
             raise OutcomeUnknown(request.name)

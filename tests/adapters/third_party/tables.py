@@ -15,6 +15,7 @@ def register() -> None:
             order=("name",),
             branch=copy_rows,
             before_delete=drop_attachments,
+            foresee=count_attachments,
             check=missing_attachments,
         )
     )
@@ -31,12 +32,21 @@ def register() -> None:
 
 def drop_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], int]:
     """Delete the attachments that only pages of these sessions have."""
+    deleted, _ = attachments_of_these_alone(db, keys).delete()
+    return {Attachment: deleted}
+
+
+def count_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], int]:
+    """What `drop_attachments` would delete."""
+    return {Attachment: attachments_of_these_alone(db, keys).count()}
+
+
+def attachments_of_these_alone(db: Database, keys: Collection[int]) -> QuerySet[Attachment]:
     pages = Page.objects.using(db.alias).exclude(attachment=None)
     doomed = pages.filter(session_id__in=keys).values("attachment")
     others = pages.filter(session__tenant=db.tenant, attachment=OuterRef("digest"))
     rows = Attachment.objects.using(db.alias).filter(tenant=db.tenant, digest__in=doomed)
-    deleted, _ = rows.filter(~Exists(others.exclude(session_id__in=keys))).delete()
-    return {Attachment: deleted}
+    return rows.filter(~Exists(others.exclude(session_id__in=keys)))
 
 
 def attachments_of(rows: QuerySet[Attachment], sessions: QuerySet[Session]) -> QuerySet[Attachment]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
@@ -27,7 +30,7 @@ def client() -> Client:
 @pytest.mark.parametrize(
     ("model", "shown"),
     [
-        (LangGraphCheckpoint, "&#x27;small&#x27;: 1"),
+        (LangGraphCheckpoint, "&quot;small&quot;: 1"),
         (LangGraphValue, "&lt;b&gt;said&lt;/b&gt;"),
         (LangGraphWrite, "&lt;b&gt;written&lt;/b&gt;"),
     ],
@@ -50,3 +53,28 @@ def test_what_the_strict_serializer_cannot_read_is_not_shown(client: Client, kin
     page = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_change", args=[row.pk]))
     assert "Only the application can read this." in page.content.decode()
     assert "secret" not in page.content.decode()
+
+
+def test_a_list_shows_a_version_without_the_zeros_before_it(client: Client) -> None:
+    LangGraphValue._base_manager.update(version=f"{'0' * 31}7.25")
+    row = LangGraphValue._base_manager.get()
+    listed = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_changelist")).content.decode()
+    assert ">7.25<" in listed
+    assert row.version not in listed
+    page = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_change", args=[row.pk]))
+    assert row.version in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"when": {1, 2}, "deep": [1]}, "&quot;deep&quot;: [\n    1\n  ]"),
+        ({(1, 2): "x"}, "{(1, 2): &#x27;x&#x27;}"),
+    ],
+)
+def test_what_json_has_not_is_shown_as_python_writes_it(client: Client, value: Any, shown: str) -> None:
+    kind, blob = JsonPlusSerializer(allowed_msgpack_modules=None).dumps_typed(value)
+    LangGraphValue._base_manager.update(type=kind, blob=blob)
+    row = LangGraphValue._base_manager.get()
+    page = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_change", args=[row.pk]))
+    assert shown in page.content.decode()

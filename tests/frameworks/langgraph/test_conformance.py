@@ -1,7 +1,11 @@
-"""The clauses that LangGraph packages for checkpointers, all of them on both databases."""
+"""The clauses that LangGraph packages for checkpointers, all of them on both databases.
+
+``python -m tests.upstream.langgraph_conformance`` runs them from a source tree of LangGraph too.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -11,7 +15,8 @@ from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
 from helix_store.contrib.langgraph import DjangoSaver
 from tests.databases import CommittedDatabase
 
-CLAUSES_OF_THE_WHEEL = 81
+FEWEST_CLAUSES = int(os.environ.get("HELIX_CONFORMANCE_CLAUSES", "81"))
+"""Those of the released suite; a later one has more."""
 
 
 async def test_every_packaged_clause_passes(committed_db: CommittedDatabase) -> None:
@@ -27,4 +32,4 @@ async def test_every_packaged_clause_passes(committed_db: CommittedDatabase) -> 
     assert [failure for result in results.values() for failure in result.failures] == []
     passed = sum(result.tests_passed for result in results.values())
     print(f"{committed_db.vendor}: {passed} clauses, {len(results)} capabilities")  # noqa: T201
-    assert passed >= CLAUSES_OF_THE_WHEEL
+    assert passed >= FEWEST_CLAUSES

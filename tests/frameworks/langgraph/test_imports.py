@@ -206,3 +206,17 @@ def test_a_file_that_is_missing_or_no_database_is_told(
     other.write_text("no database " * 100)
     assert "The source cannot be read" in import_from("langgraph-sqlite", str(other), committed_db).err
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(("option", "told"), [("--schema", "has no schemas"), ("--table", "are fixed")])
+def test_a_name_that_a_file_has_not_is_refused(
+    committed_db: CommittedDatabase, tmp_path: Path, option: str, told: str
+) -> None:
+    file = tmp_path / "checkpoints.sqlite"
+    with SqliteSaver.from_conn_string(str(file)) as saver:
+        fill(saver)
+    refused = import_from("langgraph-sqlite", str(file), committed_db, option, "another")
+    assert refused.code != 0
+    assert told in refused.err
+    assert "Traceback" not in refused.err
+    assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()

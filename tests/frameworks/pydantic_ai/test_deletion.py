@@ -99,7 +99,11 @@ def test_an_erased_user_takes_the_forks_of_others_along(committed_db: CommittedD
     saved(committed_db, "of ada", "my secret", scope="ada")
     forked(committed_db, "of ada", "of grace", "four", scope="grace")
     saved(committed_db, "other", "hello", scope="grace")
-    erase(using=committed_db.alias, tenant=committed_db.tenant, user_id="ada")
+    saved(committed_db, "another of ada", "one", "two", scope="ada")
+    ada: Any = {"using": committed_db.alias, "tenant": committed_db.tenant, "user_id": "ada"}
+    foreseen = erase(**ada, dry_run=True)
+    assert (foreseen.deleted["pydantic_entry"], foreseen.deleted["pydantic_family"]) == (8, 2)
+    assert erase(**ada).deleted == foreseen.deleted
     assert history(committed_db, "of grace") is None
     assert entry_ids(committed_db) == set(history(committed_db, "other") or ())
 

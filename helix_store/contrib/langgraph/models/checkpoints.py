@@ -96,7 +96,12 @@ class LangGraphValue(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.channel} {self.version}"
+        return f"{self.channel} {self.short_version}"
+
+    @property
+    def short_version(self) -> str:
+        """The version without the zeros that LangGraph fills its number up with."""
+        return self.version.lstrip("0") or "0"
 
 
 class LangGraphWrite(models.Model):

@@ -18,7 +18,7 @@ from helix_store.contrib.langgraph.sources.threads import (
     ThreadSource,
     json_object,
 )
-from helix_store.exceptions import HelixStoreError, InvalidPayload
+from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.sqlite import SqliteReader
@@ -47,6 +47,8 @@ class SqliteSaverSource(ThreadSource):
     writes_table: ClassVar = "writes"
 
     def __init__(self, origin: Origin) -> None:
+        if origin.schema is not None:
+            raise InvalidQuery("An SQLite file has no schemas.", path="schema")
         super().__init__(origin, SqliteReader(origin.dsn))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:

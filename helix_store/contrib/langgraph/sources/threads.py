@@ -13,6 +13,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.contrib.langgraph.encoding import Place, searchable
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph.threads import AGENT_TYPE
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery
@@ -23,7 +24,6 @@ from helix_store.transfer.sources.sessions import ForeignSession, Head, new_sess
 
 __all__ = ["Channel", "ForeignCheckpoint", "ThreadSession", "ThreadSource", "json_object"]
 
-_AGENT_TYPE: Final = "langgraph"
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
 
@@ -78,7 +78,7 @@ class ThreadSource(ForeignSource):
 
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
         _, session_id = Place.ids_of_thread(row[0])
-        return Head(new_session(session_id, _AGENT_TYPE), _NO_TIME, _NO_TIME)
+        return Head(new_session(session_id, AGENT_TYPE), _NO_TIME, _NO_TIME)
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
         assert isinstance(session, ThreadSession)  # noqa: S101  made by `_session`

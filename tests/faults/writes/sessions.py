@@ -1,18 +1,12 @@
-"""Every kind of write to a session, as steps of a story that a seed tells.
-
-A store in memory tells the same story: what a database has after a kill is what memory has after as many
-writes.
-"""
+"""The writes of the state store to a session with something of everything in it."""
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from helix_store.core.contracts import StateStore
-from helix_store.exceptions import HelixStoreError, NotFoundError
+from helix_store.exceptions import NotFoundError
 from helix_store.testing.state_store.calls import WRITES
 from helix_store.testing.state_store.samples import (
     commit_step,
@@ -22,15 +16,13 @@ from helix_store.testing.state_store.samples import (
     messages,
     step,
 )
+from tests.faults.writes.faces import Faces
 
-__all__ = ["KINDS", "everything", "story", "write"]
+__all__ = ["SESSIONS", "begin_session", "contents_of_session"]
 
-_TIME: Final = re.compile(r"datetime\.datetime\((?:[^()]|\([^()]*\))*\)")
-_MILLISECONDS: Final = re.compile(r"\b[12]\d{12}\b")
-_CHECKPOINT: Final = re.compile(r"-t\d{13}-[0-9a-f]{6}")
 _PARTS: Final = ("", "-branch")
 
-Write = Callable[[StateStore, str], object]
+Write = Callable[[Faces, str], object]
 
 
 def _next_step(store: StateStore, session_id: str) -> object:
@@ -68,8 +60,7 @@ def _checkpoint_of(store: StateStore, session_id: str) -> str:
     return heads[len(heads) // 2].checkpoint_id if heads else "none"
 
 
-# In this order for ever: a seed chooses by position.
-KINDS: Final[dict[str, Write]] = {
+_KINDS: Final[dict[str, Callable[[StateStore, str], object]]] = {
     **{call.method: call.invoke for call in WRITES if call.method != "branch_session"},
     "create_session": lambda store, key: store.create_session(f"{key}-branch", agent_type="agent"),
     "branch_session": lambda store, key: store.branch_session(key, new_session_id=f"{key}-branch"),
@@ -87,38 +78,25 @@ KINDS: Final[dict[str, Write]] = {
 }
 
 
-def story(seed: int, length: int) -> list[str]:
-    """The kinds of the writes that follow a session with something of everything in it."""
-    chance = random.Random(seed)  # noqa: S311  the same story for the same seed
-    return [chance.choice(list(KINDS)) for _ in range(length)]
+def _through(write: Callable[[StateStore, str], object]) -> Write:
+    return lambda faces, key: write(faces.store, key)
 
 
-def begin(store: StateStore, session_id: str) -> None:
-    full_session(store, session_id)
+SESSIONS: Final = {kind: _through(write) for kind, write in _KINDS.items()}
 
 
-def write(store: StateStore, session_id: str, kind: str) -> None:
-    """Make a write. A refusal is a result: the store in memory refuses the same."""
+def begin_session(faces: Faces, key: str) -> None:
+    full_session(faces.store, key)
+
+
+def contents_of_session(faces: Faces, key: str) -> dict[str, Any]:
+    """What is stored of a session and its branch."""
+    parts = [(part, _contents(faces.store, key + part)) for part in _PARTS]
+    return {f"{name}{part}": seen for part, contents in parts for name, seen in contents.items()}
+
+
+def _contents(store: StateStore, session_id: str) -> dict[str, str]:
     try:
-        KINDS[kind](store, session_id)
-    except HelixStoreError as exc:
-        if exc.retryable or exc.applied == "unknown":
-            raise
-
-
-def everything(store: StateStore, session_id: str) -> dict[str, Any]:
-    """What is stored of a session and its branch, without times and random ids."""
-    return {part: _contents(store, session_id + part) for part in _PARTS}
-
-
-def _contents(store: StateStore, session_id: str) -> dict[str, str] | None:
-    try:
-        seen = contents(store, session_id)
+        return contents(store, session_id)
     except NotFoundError:
-        return None
-    return {name: _masked(text) for name, text in seen.items()}
-
-
-def _masked(text: str) -> str:
-    text = _CHECKPOINT.sub("-t0-000000", _TIME.sub("T", text))
-    return _MILLISECONDS.sub("0", text)
+        return {}

@@ -1,7 +1,8 @@
-"""Read-only pages of checkpoints, values and writes. Lists read neither bodies nor values."""
+"""The pages of checkpoints, values and writes. Lists read neither bodies nor values."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
@@ -11,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import note, text_block
+from helix_store.admin.elements import identifier, note, short_id, text_block
 from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 
@@ -62,16 +63,25 @@ def _shown(kind: str, blob: bytes) -> str | None:
         from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
         value = JsonPlusSerializer(allowed_msgpack_modules=None).loads_typed((kind, blob))
-        text = repr(value)
+        text = _written(value)
     except Exception:  # noqa: BLE001  what damaged bytes raise depends on where they are damaged
         return None
     return text if len(text) <= _LONGEST_PREVIEW else f"{text[:_LONGEST_PREVIEW]}…"
 
 
+def _written(value: Any) -> str:
+    """A value as JSON with lines; what JSON has not is written as Python writes it."""
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+    except TypeError:
+        # A key that is no text.
+        return repr(value)
+
+
 @admin.register(LangGraphCheckpoint)
 class CheckpointAdmin(_StoredAdmin):
     stored = "body"
-    list_display = ("checkpoint_id", "namespace", "source", "step", "size", "of_session", "written_at")
+    list_display = ("shown_id", "namespace", "source", "step", "size", "of_session", "written_at")
     fields = (
         "of_session",
         "checkpoint_id",
@@ -87,6 +97,10 @@ class CheckpointAdmin(_StoredAdmin):
     )
     readonly_fields = ("of_session", "written_at", "size", "content")
 
+    @admin.display(description=_("checkpoint id"))
+    def shown_id(self, checkpoint: LangGraphCheckpoint) -> SafeString:
+        return short_id(checkpoint.checkpoint_id)
+
     @admin.display(description=_("created"))
     def written_at(self, checkpoint: LangGraphCheckpoint) -> SafeString:
         return stamp(checkpoint.created_at)
@@ -95,15 +109,23 @@ class CheckpointAdmin(_StoredAdmin):
 @admin.register(LangGraphValue)
 class ValueAdmin(_StoredAdmin):
     stored = "blob"
-    list_display = ("channel", "version", "namespace", "type", "size", "of_session")
-    fields = ("of_session", "channel", "version", "namespace", "type", "size", "content")
-    readonly_fields = ("of_session", "size", "content")
+    list_display = ("channel", "number", "namespace", "type", "size", "of_session")
+    fields = ("of_session", "channel", "whole_version", "namespace", "type", "size", "content")
+    readonly_fields = ("of_session", "whole_version", "size", "content")
+
+    @admin.display(description=_("version"))
+    def number(self, value: LangGraphValue) -> SafeString:
+        return short_id(value.short_version)
+
+    @admin.display(description=_("version"))
+    def whole_version(self, value: LangGraphValue) -> SafeString:
+        return identifier(value.version)
 
 
 @admin.register(LangGraphWrite)
 class WriteAdmin(_StoredAdmin):
     stored = "blob"
-    list_display = ("channel", "checkpoint_id", "task_id", "position", "type", "size", "of_session")
+    list_display = ("channel", "shown_id", "shown_task", "position", "type", "size", "of_session")
     fields = (
         "of_session",
         "channel",
@@ -117,3 +139,11 @@ class WriteAdmin(_StoredAdmin):
         "content",
     )
     readonly_fields = ("of_session", "size", "content")
+
+    @admin.display(description=_("checkpoint id"))
+    def shown_id(self, write: LangGraphWrite) -> SafeString:
+        return short_id(write.checkpoint_id)
+
+    @admin.display(description="task id")
+    def shown_task(self, write: LangGraphWrite) -> SafeString:
+        return short_id(write.task_id)

@@ -1,0 +1,58 @@
+"""The admin of each database of the app: sites of Django's admin, so that every link stays in its site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib.admin import AdminSite
+from django.contrib.admin.sites import all_sites, site
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, URLResolver, path, reverse
+from django.utils.text import format_lazy
+
+from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.engine.aliases import app_aliases
+
+__all__ = ["DatabaseLink", "DatabaseSite", "database_links", "database_sites"]
+
+
+class DatabaseSite(AdminSite):
+    """The pages of the app, of one database. Users, permissions and the log are those of the project."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(name=f"helix_store_{database}")
+        self.database = database
+        self.site_header = format_lazy("{} · {}", site.site_header, database)
+        for model, page in site._registry.items():
+            if isinstance(page, ReadOnlyAdmin):
+                self.register(model, type(page))
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLink:
+    """A page of the same name in the site of a database."""
+
+    database: str
+    url: str
+    is_current: bool
+
+
+def database_sites() -> list[URLResolver]:
+    """The addresses of a site for each database that the app is migrated to, for ``include``."""
+    return [path(f"{alias}/", DatabaseSite(alias).urls) for alias in app_aliases()]
+
+
+def database_links(request: HttpRequest) -> list[DatabaseLink]:
+    """This page in the sites of all databases; none if the project has one database, or no such sites."""
+    match = request.resolver_match
+    if match is None:
+        return []
+    links = []
+    for each in sorted((each for each in all_sites if isinstance(each, DatabaseSite)), key=lambda s: s.name):
+        try:
+            url = reverse(f"{each.name}:{match.url_name}", args=match.args, kwargs=match.kwargs)
+        except NoReverseMatch:
+            continue
+        is_current = getattr(request, "current_app", None) == each.name
+        links.append(DatabaseLink(each.database, url, is_current))
+    return links if len(links) > 1 else []

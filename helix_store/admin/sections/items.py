@@ -1,0 +1,101 @@
+"""Items of the session in lanes, and how many rows other apps keep with it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db.models import Count
+from django.db.models.functions import Length, Substr
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.admin.app_rows import app_rows
+from helix_store.admin.elements import identifier, printable
+from helix_store.admin.items import item_preview
+from helix_store.admin.messages import PREVIEW_SOURCE, message_start
+from helix_store.admin.payloads import PayloadText
+from helix_store.admin.sections.section import Section, SessionView
+from helix_store.admin.times import stamp
+from helix_store.app_tables import registered_tables
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.payloads import decode
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.items.rules import lane_name
+from helix_store.models import Item
+
+__all__ = ["Items"]
+
+_PAGE: Final = 25
+_LANES: Final = 50
+_LONGEST_NAME: Final = 60
+
+
+class Items(Section):
+    name = "items"
+    label = _("Items")
+
+    def is_visible(self, view: SessionView) -> bool:
+        tables = registered_tables("session")
+        return view.may_view(Item) or any(view.may_view(table.model) for table in tables)
+
+    def context(self, view: SessionView) -> dict[str, Any]:
+        found: dict[str, Any] = {"tables": app_rows(view)}
+        return found | self._lanes(view) if view.may_view(Item) else found
+
+    def _lanes(self, view: SessionView) -> dict[str, Any]:
+        """The lanes, and a page of the newest items of one: the chosen one, or the first."""
+        rows = Item.objects.using(view.alias).filter(session=view.session.pk)
+        lanes = list(rows.values_list("lane").annotate(number=Count("pk")).order_by("lane")[: _LANES + 1])
+        if not lanes:
+            return {}
+        lane = _chosen(view, lanes[0][0])
+        items = self._page(rows.filter(lane=lane), view.number("before"))
+        return {
+            "lanes": [
+                {"name": _shown(name), "number": number, "url": "" if name == lane else view.url(lane=name)}
+                for name, number in lanes[:_LANES]
+            ],
+            "has_more_lanes": len(lanes) > _LANES,
+            "items": [{**item, "url": view.page.page_url(Item, item["id"])} for item in items[:_PAGE]],
+            "list_url": view.list_url(Item),
+            "newest_url": view.url(lane=lane) if view.number("before") is not None else "",
+            "older_url": view.url(lane=lane, before=items[_PAGE - 1]["id"]) if len(items) > _PAGE else "",
+        }
+
+    def _page(self, rows: Any, before: int | None) -> list[dict[str, Any]]:
+        newest = rows.filter(pk__lt=MAX_BIGINT if before is None else before).order_by("-pk")
+        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
+        found = newest.values_list("pk", "key", "created_at", Length("payload"), start)[: _PAGE + 1]
+        return [
+            {
+                "id": key,
+                "key": identifier(_shown(name)) if name else "",
+                "at": stamp(at),
+                "size": size,
+                "kind": _kind(text),
+                "preview": item_preview(text),
+            }
+            for key, name, at, size, text in found
+        ]
+
+
+def _chosen(view: SessionView, first: str) -> str:
+    """The lane of the address, or the first one. The empty name is that of the default lane."""
+    try:
+        return lane_name(view.request.GET.get("lane", first))
+    except (InvalidPayload, LimitExceeded):
+        return first
+
+
+def _shown(name: str) -> str:
+    text = printable(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…"
+
+
+def _kind(start: str) -> str:
+    """What an item says that it is: its type or its role."""
+    try:
+        item = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
+    except IntegrityFault:
+        return ""
+    said = [item.get(name) for name in ("type", "role")] if isinstance(item, dict) else []
+    return next((printable(word)[:_LONGEST_NAME] for word in said if isinstance(word, str) and word), "")

@@ -1,0 +1,179 @@
+"""`UsageRecorder`: what the models and tools of a graph spend, as entries of the usage ledger."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langgraph.errors import GraphBubbleUp
+
+from helix_store.adapters import SessionAdapter, session_id_for
+from helix_store.contrib.langgraph.encoding import Place
+from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
+from helix_store.core.types import UsageKind
+from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.exceptions import SessionNotFound
+from helix_store.stores import DatabaseUsageStore
+
+__all__ = ["UsageRecorder"]
+
+_UNKNOWN: Final = "unknown"
+_MODEL_NAMES: Final = ("model_name", "model", "model_id")
+
+
+class _Call(NamedTuple):
+    """A call of a model or of a tool that has begun."""
+
+    name: str
+    metadata: Mapping[str, Any]
+    began_ns: int
+
+
+class UsageRecorder(BaseCallbackHandler):
+    """A callback that records what models and tools spend, in the session of the graph's thread.
+
+    Pass it in ``callbacks`` of a config, to ``invoke`` and ``ainvoke``. One object serves all threads of a
+    tenant. An entry has the id of the call, so that no call is recorded twice. A call outside of a thread is
+    not recorded; neither is a response from LangChain's cache, nor a tool that waits for a person.
+
+    Each call is one transaction after the response. An error does not stop the agent: LangChain logs it as a
+    warning of ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
+    """
+
+    # The ends of chains and retrievers, which most events are, say nothing of usage.
+    ignore_chain = True
+    ignore_retriever = True
+
+    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+        self._sessions = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
+        self._ledger = DatabaseUsageStore(using=using, tenant=tenant)
+        self._calls: dict[UUID, _Call] = {}
+        self._lock = threading.Lock()
+
+    # --- Models ---
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: Any,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._begin(run_id, str((metadata or {}).get("ls_model_name") or _UNKNOWN), metadata)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        call = self._end(run_id)
+        message = _message_of(response)
+        if call is None or message is None or message.usage_metadata is None:
+            return
+        usage: Mapping[str, Any] = message.usage_metadata
+        # LangChain sets the cost of a response from its cache to zero, and keeps the tokens.
+        if usage.get("total_cost") != 0:
+            model = _first(message.response_metadata, _MODEL_NAMES) or call.name
+            self._record(
+                run_id, call, kind=UsageKind.TOKENS, model=session_id_for(model), tokens=_tokens(usage)
+            )
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._end(run_id)
+
+    # --- Tools ---
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._begin(run_id, str((serialized or {}).get("name") or _UNKNOWN), metadata)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._record_tool(run_id, success=getattr(output, "status", None) != "error")
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if isinstance(error, GraphBubbleUp):
+            # An interrupt: the tool runs again when it is answered.
+            self._end(run_id)
+        else:
+            self._record_tool(run_id, success=False)
+
+    def _record_tool(self, run_id: UUID, *, success: bool) -> None:
+        if call := self._end(run_id):
+            self._record(
+                run_id,
+                call,
+                kind=UsageKind.TOOL,
+                tool_name=session_id_for(call.name),
+                success=success,
+                duration_ms=(time.monotonic_ns() - call.began_ns) // 1_000_000,
+            )
+
+    # --- Calls ---
+
+    def _begin(self, run_id: UUID, name: str, metadata: Mapping[str, Any] | None) -> None:
+        with self._lock:
+            self._calls[run_id] = _Call(name, metadata or {}, time.monotonic_ns())
+
+    def _end(self, run_id: UUID) -> _Call | None:
+        with self._lock:
+            return self._calls.pop(run_id, None)
+
+    def _record(self, run_id: UUID, call: _Call, **fields: Any) -> None:
+        if call.metadata.get("thread_id") is None:
+            return
+        _, session_id = Place.ids_of_thread(call.metadata["thread_id"])
+        step = call.metadata.get("langgraph_step")
+        agent = _first(call.metadata, ("lc_agent_name", "langgraph_node")) or AGENT_TYPE
+        graph_run = _first(call.metadata, ("run_id",))
+        entry = UsageEntry(
+            id=f"langchain:{run_id}",
+            session_id=session_id,
+            step_count=step if type(step) is int and step >= 0 else 0,
+            run_id=None if graph_run is None else session_id_for(graph_run),
+            timestamp=time.time_ns() // 1_000_000,
+            source=UsageSource(type="agent", name=session_id_for(agent)),
+            **fields,
+        )
+        try:
+            self._ledger.record_entry(entry)
+        except SessionNotFound:
+            # The saver may write its first checkpoint after the first response.
+            self._sessions.ensure(session_id, **about_thread(call.metadata))
+            self._ledger.record_entry(entry)
+
+
+def _message_of(response: LLMResult) -> AIMessage | None:
+    """The first choice: each choice of a response has the usage of all of them."""
+    generation = next((choice for choices in response.generations for choice in choices), None)
+    message = generation.message if isinstance(generation, ChatGeneration) else None
+    return message if isinstance(message, AIMessage) else None
+
+
+def _tokens(usage: Mapping[str, Any]) -> TokenCounts:
+    """Details are parts of the sums: tokens that a cache was filled with are input as others are."""
+    return TokenCounts(
+        prompt=usage["input_tokens"],
+        completion=usage["output_tokens"],
+        reasoning=_detail(usage, "output_token_details", "reasoning"),
+        cached=_detail(usage, "input_token_details", "cache_read"),
+        total=usage["total_tokens"],
+    )
+
+
+def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
+    return (usage.get(part) or {}).get(name) or 0
+
+
+def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((str(given[name]) for name in names if given.get(name)), None)

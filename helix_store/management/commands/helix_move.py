@@ -1,0 +1,94 @@
+"""``helix_move``: move a tenant to another database."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.core.management.base import CommandError, CommandParser
+
+from helix_store.exceptions import InvalidQuery
+from helix_store.management.base import PROBLEMS_FOUND, StoreCommand
+from helix_store.transfer.moves import MoveReport, TenantMove, find_move
+
+__all__ = ["Command"]
+
+_NEXT: Final = {
+    "copying": "Run it again to go on, or with --abort to return.",
+    "copied": "Change the router of the project, so that it has the tenant in {target!r}. Then run --finish.",
+    "deleting": "Run --finish again to delete the rest.",
+    "moved": "Run --release when no process has the old answer of the router.",
+    "aborting": "Run --abort again to delete the rest of the copy.",
+    "none": "The tenant is in one database.",
+}
+
+
+class Command(StoreCommand):
+    help = (
+        "Move a tenant to another database of the project. Its writers get TenantMoved, which is retryable, "
+        "until the router has the tenant there. Safe to repeat after a stop or a kill at any point."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("tenant", metavar="TENANT", help="The tenant. Alone, the phase of its move.")
+        step = parser.add_mutually_exclusive_group()
+        step.add_argument("--to", metavar="ALIAS", help="Copy the tenant to this database, and compare.")
+        step.add_argument(
+            "--finish", action="store_true", help="After the router was changed: delete it where it was."
+        )
+        step.add_argument(
+            "--abort", action="store_true", help="Before the router is changed: delete the copy, and return."
+        )
+        step.add_argument(
+            "--release", action="store_true", help="After --finish: stop refusing writers where it was."
+        )
+        parser.add_argument(
+            "--from",
+            "--database",
+            dest="database",
+            metavar="ALIAS",
+            help="The database that has the tenant now (default: the one that the router names).",
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="Do not ask the router: the project passes using= itself."
+        )
+        parser.add_argument(
+            "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
+        )
+        parser.epilog = "example: manage.py helix_move acme"
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        report = self._run(options)
+        self.write_data(report.to_dict(), form=options["format"])
+        for problem in report.problems:
+            self.progress(problem)
+        self.progress(_NEXT[report.phase].format(target=report.target))
+        if report.problems or report.phase in ("copying", "deleting", "aborting"):
+            raise CommandError("The move is not complete.", returncode=PROBLEMS_FOUND)
+
+    def _run(self, options: dict[str, Any]) -> MoveReport:
+        tenant, found = options["tenant"], find_move(options["tenant"])
+        step = next((name for name in ("finish", "abort", "release") if options[name]), None)
+        if options["to"] is None:
+            if found is None and step is None:
+                return MoveReport(tenant, options["database"], "", "none")
+            if found is None:
+                raise InvalidQuery("The tenant is not being moved. Begin with --to ALIAS.", path="tenant")
+            source, target = found.source, found.target
+        else:
+            # The router may have been asked in the wrong phase: what has begun knows where the tenant was.
+            is_begun = found is not None and found.phase != "moved"
+            source, target = found.source if found and is_begun else options["database"], options["to"]
+        move = TenantMove(
+            tenant,
+            source,
+            target,
+            force=options["force"],
+            progress=self.progress,
+            is_stopped=self.stop.is_set,
+        )
+        if options["to"] is not None:
+            return move.copy()
+        if step is None:
+            return MoveReport(tenant, source, target, found.phase if found else "none")
+        report: MoveReport = getattr(move, step)()
+        return report

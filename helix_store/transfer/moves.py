@@ -1,0 +1,285 @@
+"""Moving a tenant to another database, in phases that a killed command leaves and the next one goes on from.
+
+====================== ==================== ================ ===========================================
+phase                  the tenant is        writes           a repeat
+====================== ==================== ================ ===========================================
+(no fence)             in the source        in the source    puts the fence up
+``copying``            in the source        refused          copies what is missing, and compares
+``copied``             in both, equal       refused, then    is for the person who changes the router
+                                            in the target
+``deleting``           in the target        in the target    deletes the rest of the source
+``moved``              in the target        in the target    (the fence refuses writers that are late)
+``aborting``           in the source        refused          deletes the rest of the copy
+====================== ==================== ================ ===========================================
+
+The fence is up in the source in every phase. It holds the phase, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Model, QuerySet
+
+from helix_store.app_tables import registered_tables
+from helix_store.core import validation
+from helix_store.core.serialization import Serializable
+from helix_store.engine.aliases import alias_of, app_aliases
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidQuery, shown_id
+from helix_store.models import Lock, Session, Stream, UsageEntry
+from helix_store.sessions.database.locking import lock_sessions
+from helix_store.sessions.database.trees import delete_locked_sessions
+from helix_store.transfer.database import DatabaseSource
+from helix_store.transfer.fences import (
+    Fence,
+    fence_of,
+    put_up,
+    set_phase,
+    take_down,
+    through_the_fence,
+    unfenced,
+)
+from helix_store.transfer.importing import import_units
+from helix_store.transfer.summary import ExportSummary, ImportSummary
+from helix_store.transfer.writing import write_export
+
+__all__ = ["MoveReport", "TenantMove", "find_move"]
+
+_ROWS: Final = 100
+
+
+@dataclass(slots=True)
+class MoveReport(Serializable):
+    """Where a move stands. ``records`` and ``sha256`` are those of both databases, when they are equal."""
+
+    tenant: str
+    source: str
+    target: str
+    phase: str
+    records: dict[str, int] = field(default_factory=dict)
+    sha256: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def find_move(tenant: str) -> Fence | None:
+    """The move of a tenant that has begun and has not ended, in whichever database it was."""
+    fences = (fence_of(Database(alias, validation.tenant(tenant))) for alias in app_aliases())
+    return min((fence for fence in fences if fence), key=lambda fence: fence.phase == "moved", default=None)
+
+
+class TenantMove:
+    """The move of one tenant. One process at a time may drive it.
+
+    ``force`` does not ask the router where the tenant is: for a project that passes ``using`` itself.
+    ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` when the move
+    is in another phase.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        source: str,
+        target: str,
+        *,
+        force: bool = False,
+        progress: Callable[[str], object] | None = None,
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> None:
+        self.tenant = validation.tenant(tenant)
+        self._source = Database(source, self.tenant)
+        self._target = Database(target, self.tenant)
+        self._force = force
+        self._say = progress or (lambda text: None)
+        self._is_stopped = is_stopped or (lambda: False)
+
+    def copy(self) -> MoveReport:
+        """Refuse the tenant's writers in the source, copy its rows to the target, and compare both whole.
+
+        The copy is complete in the phase ``copied``. Otherwise the report tells the problems, and the source
+        stays what the router names.
+        """
+        fence = fence_of(self._source)
+        if fence is None or fence.phase == "moved":
+            self._require_a_start()
+            if fence is not None:
+                take_down(self._source)
+            self._say("Refusing the writers of the tenant…")
+            put_up(self._source, self._target.alias, "copying")
+        elif fence.target != self._target.alias:
+            raise InvalidQuery(
+                f"The tenant is moved to {fence.target!r} already; abort that first.", path="to"
+            )
+        elif fence.phase == "copied":
+            return self._report()
+        self._require_phase("copying")
+        problems = self._copied_rows()
+        if self._is_stopped():
+            return self._report(problems=["It was stopped; run it again to go on."])
+        source, target = (self._fingerprint(db) for db in (self._source, self._target))
+        problems += [str(problem) for problem in source.problems]
+        if source.counts != target.counts or source.sha256 != target.sha256:
+            problems.append("What is in the two databases differs; the tenant stays where it is.")
+        if problems:
+            return self._report(problems=problems)
+        self._advance("copied", after=("copying",))
+        return self._report(records=dict(sorted(source.counts.items())), sha256=source.sha256)
+
+    def finish(self) -> MoveReport:
+        """Delete the tenant's rows in the source. The fence stays, and refuses writers that are late."""
+        self._require_phase("copied", "deleting", "moved")
+        if not self._force and alias_of(self.tenant) == self._source.alias:
+            raise InvalidQuery(
+                f"The router still has the tenant in {self._source.alias!r}; change it first, and start the"
+                " processes again that do not read the change.",
+                path="finish",
+            )
+        set_phase(self._source, "deleting", after=("copied",))
+        if self._delete(self._source, through_the_fence):
+            self._advance("moved", after=("deleting", "moved"))
+        return self._report()
+
+    def abort(self) -> MoveReport:
+        """Delete the copy in the target, and let writers use the source again."""
+        self._require_phase("copying", "copied", "aborting")
+        if not self._force and alias_of(self.tenant) == self._target.alias:
+            raise InvalidQuery(
+                f"The router has the tenant in {self._target.alias!r}, where there may be new writes: finish"
+                " the move, or change the router back first.",
+                path="abort",
+            )
+        self._advance("aborting", after=("copying", "copied", "aborting"))
+        if self._delete(self._target, Database.transaction):
+            take_down(self._source)
+        return self._report()
+
+    def release(self) -> MoveReport:
+        """Remove the fence of a move that has ended, when no process has the old answer of the router."""
+        self._require_phase("moved")
+        take_down(self._source)
+        return self._report()
+
+    # --- Phases --------------------------------------------------------------------------------------
+
+    def _require_a_start(self) -> None:
+        source, target = self._source.alias, self._target.alias
+        known = app_aliases()
+        for alias in (source, target):
+            if alias not in known:
+                raise InvalidQuery(f"The app is not in a database {alias!r}: {', '.join(known)}.", path="to")
+        if source == target:
+            raise InvalidQuery(f"The tenant is in {target!r} already.", path="to")
+        if different := _migrations(self._source) ^ _migrations(self._target):
+            raise InvalidQuery(
+                f"Only one of the two databases has the migrations {', '.join(sorted(different))}.", path="to"
+            )
+        for model in unfenced():
+            if model._base_manager.using(source).filter(session__tenant=self.tenant).exists():
+                raise InvalidQuery(
+                    f"The rows of {model._meta.label} go with their session, and no export has them: call"
+                    " helix_store.adapters.register_table in its app.",
+                    path="tenant",
+                )
+        fence = fence_of(self._target)
+        if fence is not None and fence.phase != "moved":
+            raise InvalidQuery(f"The tenant is moved from {target!r} at the moment.", path="to")
+        if any(rows.exists() for rows in _rows(self._target)):
+            raise InvalidQuery(
+                f"The database {target!r} has rows of the tenant {shown_id(self.tenant)} already.", path="to"
+            )
+        if fence is not None:
+            take_down(self._target)
+
+    def _require_phase(self, *phases: str) -> None:
+        fence = fence_of(self._source)
+        if fence is None:
+            raise InvalidQuery(f"The tenant {shown_id(self.tenant)} is not being moved.", path="tenant")
+        if fence.phase not in phases:
+            raise InvalidQuery(f"The move is in the phase {fence.phase}.", path="tenant")
+
+    def _advance(self, phase: str, *, after: tuple[str, ...]) -> None:
+        if not set_phase(self._source, phase, after=after):
+            raise InvalidQuery("Another process has changed the phase of the move.", path="tenant")
+
+    def _report(self, **given: Any) -> MoveReport:
+        fence = fence_of(self._source)
+        phase = "none" if fence is None else fence.phase
+        return MoveReport(self.tenant, self._source.alias, self._target.alias, phase, **given)
+
+    # --- Rows ----------------------------------------------------------------------------------------
+
+    def _copied_rows(self) -> list[str]:
+        """Copy, and return what could not be. What an earlier attempt has stored is compared."""
+        source = DatabaseSource(self._source.alias, tenant=self.tenant)
+
+        def tell(done: ImportSummary) -> None:
+            if done.sessions % _ROWS == 0:
+                self._say(f"{done.sessions:,} of {total:,} sessions")
+
+        with source.reading():
+            total = source.session_count
+            summary = import_units(
+                source.units(),
+                self._target.alias,
+                tenant=self.tenant,
+                progress=tell,
+                is_stopped=self._is_stopped,
+            )
+        return [str(problem) for problem in summary.problems]
+
+    def _fingerprint(self, db: Database) -> ExportSummary:
+        """The counts and the hash of an export of the tenant: equal for equal rows in any two databases."""
+        self._say(f"Reading {db.alias!r} to compare…")
+        return write_export(DatabaseSource(db.alias, tenant=self.tenant), _Nowhere())
+
+    def _delete(self, db: Database, transact: Callable[[Database, Callable[[], bool]], bool]) -> bool:
+        """Delete the rows of the tenant in small transactions; ``False`` when it was stopped."""
+
+        def some_sessions() -> bool:
+            keys = list(_sessions(db).order_by("pk").values_list("pk", flat=True)[:_ROWS])
+            heads = lock_sessions(db, keys)
+            delete_locked_sessions(db, [head.pk for head in heads], keep_usage=False)
+            return bool(keys)
+
+        def some_rows() -> bool:
+            for rows in _rows(db):
+                keys = list(rows.order_by("pk").values_list("pk", flat=True)[:_ROWS])
+                if keys:
+                    rows.model._base_manager.using(db.alias).filter(pk__in=keys).delete()
+                    return True
+            return False
+
+        for batch in (some_sessions, some_rows):
+            while transact(db, batch):
+                self._say(f"Deleting in {db.alias!r}…")
+                if self._is_stopped():
+                    return False
+        return True
+
+
+class _Nowhere:
+    """A file that keeps nothing. What is written to it is hashed by the export itself."""
+
+    def write(self, data: bytes, /) -> None:
+        pass
+
+
+def _migrations(db: Database) -> set[str]:
+    """The applied migrations of the apps whose tables are copied."""
+    labels = {"helix_store", *(each.model._meta.app_label for each in registered_tables())}
+    applied = db.query(lambda: MigrationRecorder(db.connection).applied_migrations())
+    return {f"{label}.{name}" for label, name in applied if label in labels}
+
+
+def _sessions(db: Database) -> QuerySet[Session]:
+    return Session.objects.using(db.alias).filter(tenant=db.tenant)
+
+
+def _rows(db: Database) -> Iterator[QuerySet[Any]]:
+    """The rows that have the tenant themselves; sessions first."""
+    models: list[type[Model]] = [Session, UsageEntry, Stream, Lock]
+    for model in (*models, *(each.model for each in registered_tables("tenant"))):
+        yield model._base_manager.using(db.alias).filter(tenant=db.tenant)

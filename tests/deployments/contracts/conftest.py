@@ -1,0 +1,106 @@
+"""Fixtures of the contract suites, each on PostgreSQL as every deployment reaches it.
+
+A run takes one test in a hundred of each deployment. ``python -m tests.deployments`` takes all of them: it
+sets ``HELIX_DEPLOYMENTS`` to ``all`` or to the name of one.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from django.test.utils import override_settings
+from pytest_django import DjangoDbBlocker
+
+from helix_store.checkpointers import SnapshotCheckpointer
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from tests.checkpointers.conftest import Stores, graph, make_snapshots, snapshots, statements
+from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
+from tests.deployments.contracts.table import PROPERTY, table_of
+from tests.deployments.deployments import DEPLOYMENTS, REPEATABLE_READ, Deployment, deployed, socket_of
+
+__all__ = ["graph", "make_snapshots", "snapshots", "statements"]
+
+_ONE_IN: Final = 100
+_CHOSEN: Final = os.environ.get("HELIX_DEPLOYMENTS")
+_IN_BLOCKS_OF_THE_CALLER: Final = {
+    "test_a_put_is_the_newest_at_the_moment_of_its_commit",
+    "test_puts_and_deletions_at_once_leave_what_they_leave_one_after_another",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave most tests of this folder out: each deployment keeps others, always the same ones."""
+    if _CHOSEN:
+        return
+    folder = Path(__file__).parent
+    left_out = [each for each in items if each.path.parent == folder and _number_of(each) % _ONE_IN]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [each for each in items if each not in set(left_out)]
+
+
+def _number_of(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _CHOSEN:
+        for line in table_of(terminalreporter.stats):
+            terminalreporter.write_line(line)
+    for each in DEPLOYMENTS:
+        if each.missing:
+            terminalreporter.write_line(f"Not run in the deployment {each.name!r}: {each.missing}.")
+
+
+_RUNNABLE: Final = [
+    each for each in DEPLOYMENTS if not each.missing and (_CHOSEN in (None, "all", each.name))
+]
+
+
+@pytest.fixture(scope="module", params=_RUNNABLE, ids=lambda deployment: deployment.name)
+def deployment(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Deployment]:
+    made: Deployment = request.param
+    if "postgres" not in ALIASES:
+        pytest.skip("HELIX_TEST_DATABASES leaves postgres out of this run")
+    alias = ALIASES["postgres"]
+    if made.pooler and socket_of(alias) is None:
+        pytest.skip("the server of DATABASE_URL is not reached through a socket that trusts")
+    with django_db_blocker.unblock(), deployed(made, alias):
+        yield made
+
+
+@pytest.fixture
+def committed_db(
+    request: pytest.FixtureRequest, deployment: Deployment, django_db_blocker: DjangoDbBlocker
+) -> Iterator[CommittedDatabase]:
+    request.node.user_properties.append((PROPERTY, deployment.name))
+    if deployment.name == REPEATABLE_READ and request.node.originalname in _IN_BLOCKS_OF_THE_CALLER:
+        pytest.skip("a block of the caller has the caller's isolation: its conflicts are StoreBusy")
+    with django_db_blocker.unblock():
+        try:
+            yield CommittedDatabase(alias=ALIASES["postgres"], tenant=fresh_tenant())
+        finally:
+            close_connections()
+
+
+@pytest.fixture
+def postgres_db(committed_db: CommittedDatabase) -> CommittedDatabase:
+    return committed_db
+
+
+@pytest.fixture(params=[True, False], ids=["fast paths", "portable"])
+def stores(request: pytest.FixtureRequest, committed_db: CommittedDatabase) -> Iterator[Stores]:
+    where: dict[str, Any] = {"using": committed_db.alias, "tenant": committed_db.tenant}
+    with override_settings(HELIX_STORE={"FAST_PATHS": request.param}):
+        yield Stores(
+            snapshots=partial(SnapshotCheckpointer, **where),
+            states=partial(DatabaseStateStore, **where),
+            locks=partial(DatabaseLockManager, **where),
+        )

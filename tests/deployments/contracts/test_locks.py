@@ -1,0 +1,7 @@
+"""The contract suite of locks."""
+
+from __future__ import annotations
+
+from tests.contract.test_locks_database import TestDatabaseLockManager
+
+__all__ = ["TestDatabaseLockManager"]

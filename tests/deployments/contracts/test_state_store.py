@@ -1,0 +1,7 @@
+"""The contract suite of the state store."""
+
+from __future__ import annotations
+
+from tests.contract.test_database import TestDatabaseStateStore
+
+__all__ = ["TestDatabaseStateStore"]

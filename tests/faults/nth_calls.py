@@ -1,0 +1,118 @@
+"""Every public call that sends a statement, with what it may leave when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from helix_store.adapters import SessionAdapter
+from tests.database import counted_calls
+from tests.database.counted_calls import Faces
+from tests.databases import CommittedDatabase
+from tests.faults import framework_calls, upkeep_calls
+from tests.faults.nth_statement import Case
+
+__all__ = ["CALLS", "CASES", "CLASSES", "ELSEWHERE", "FUNCTIONS", "NO_STATEMENT"]
+
+Prepare = Callable[[CommittedDatabase], Callable[[], object]]
+
+
+def _on_faces(prepare: Callable[[Faces], Callable[[], object]]) -> Prepare:
+    return lambda database: prepare(Faces(database))
+
+
+CLASSES: Final[dict[str, type[Any]]] = {
+    **counted_calls.CLASSES,
+    "adapter": SessionAdapter,
+    **framework_calls.CLASSES,
+}
+FUNCTIONS: Final = {**upkeep_calls.FUNCTIONS, **upkeep_calls.TRANSFER}
+
+CALLS: Final[dict[str, dict[str, Prepare]]] = {
+    **{
+        face: {name: _on_faces(prepare) for name, prepare in calls.items()}
+        for face, calls in counted_calls.CALLS.items()
+        if face in counted_calls.CLASSES
+    },
+    "adapter": upkeep_calls.ADAPTER,
+    "upkeep": upkeep_calls.FUNCTIONS,
+    "transfer": upkeep_calls.TRANSFER,
+    **framework_calls.CALLS,
+}
+
+_IN_BATCHES: Final = {
+    "upkeep": set(upkeep_calls.FUNCTIONS),
+    "transfer": set(upkeep_calls.TRANSFER),
+    "session handle": {"step with staged changes"},
+    "LangGraph saver": {"put in a new thread"},
+}
+"""Calls of more transactions than one. Each fault leaves whole ones, and a repeat does the rest.
+
+A step stages a change before it ends, so that nothing is lost with the process; a thread's session is created
+before its first checkpoint.
+"""
+
+
+_IN_A_BLOCK: Final = {"create_reader", "create_resumable_reader"}
+"""Calls whose rows make them in a transaction, where a reader uses the connection of its caller."""
+
+
+def _is_turn(face: str, name: str) -> bool:
+    """A turn is a run: how it ended is written down, so a failed one leaves more than whole steps."""
+    return face == "session handle" and name.startswith("turn")
+
+
+CASES: Final = [
+    Case(
+        face,
+        name,
+        prepare,
+        in_batches=name in _IN_BATCHES.get(face, set()) or _is_turn(face, name),
+        ends=_is_turn(face, name),
+        in_a_block=name in _IN_A_BLOCK,
+    )
+    for face, calls in CALLS.items()
+    for name, prepare in calls.items()
+]
+
+NO_STATEMENT: Final = framework_calls.NO_STATEMENT
+"""Public methods that send nothing, by class."""
+
+_PURE: Final = "It computes, and sends nothing."
+_IN_A_TURN: Final = "Its statements are those of the turns and steps of a session handle."
+_MIGRATION: Final = "An operation of a migration: Django runs it in the migration's transaction."
+_IN_MEMORY: Final = "It has no database."
+_IN_TABLES: Final = "Called in the transaction of an adapter, whose calls have rows."
+
+ELSEWHERE: Final = {
+    "helix_store.adapters.copy_rows": _IN_TABLES,
+    "helix_store.adapters.register_table": _PURE,
+    "helix_store.adapters.registered_tables": _PURE,
+    "helix_store.adapters.session_id_for": _PURE,
+    "helix_store.adapters.Statement": _PURE,
+    "helix_store.checkpointers.InMemorySnapshotCheckpointer": _IN_MEMORY,
+    "helix_store.contrib.langgraph.UsageRecorder": "An error of the ledger never reaches the agent.",
+    "helix_store.contrib.row_level_security.EnableRowLevelSecurity": _MIGRATION,
+    "helix_store.contrib.session_search.IndexSessionSearch": _MIGRATION,
+    "helix_store.core.contracts.require_state_store": _PURE,
+    "helix_store.core.ids.checkpoint_id": _PURE,
+    "helix_store.core.ids.parse_checkpoint_id": _PURE,
+    "helix_store.core.merging.merge_changes": _PURE,
+    "helix_store.core.patches.apply_patches": _PURE,
+    "helix_store.core.payloads.decode": _PURE,
+    "helix_store.core.payloads.encode": _PURE,
+    "helix_store.core.typed_json.dumps": _PURE,
+    "helix_store.core.typed_json.loads": _PURE,
+    "helix_store.handles.Step": _IN_A_TURN,
+    "helix_store.handles.Turn": _IN_A_TURN,
+    "helix_store.stores.InMemoryLockManager": _IN_MEMORY,
+    "helix_store.stores.InMemoryStateStore": _IN_MEMORY,
+    "helix_store.stores.InMemoryStreamManager": _IN_MEMORY,
+    "helix_store.stores.InMemoryUsageStore": _IN_MEMORY,
+    "helix_store.stores.MemoryWorld": _IN_MEMORY,
+    "helix_store.stores.NoOpLockManager": _IN_MEMORY,
+    "helix_store.views.stream_events": "A view on the readers of streams, whose calls have rows.",
+    "helix_store.workspaces.StorageWorkspaceProvider": "It deletes files.",
+    "helix_store.workspaces.configured_workspace_providers": _PURE,
+}
+"""Public names without a row, and why."""

@@ -1,0 +1,44 @@
+"""Run the mutants: ``python -m tests.mutants``, or some: ``--kind fence``, ``--sample 5 --seed 3``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+
+from tests.mutants.runner import Copy
+from tests.mutants.table import MUTANTS, Suite
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", epilog="example: python -m tests.mutants --kind fence"
+    )
+    parser.add_argument("--kind", choices=sorted({mutant.kind for mutant in MUTANTS}))
+    parser.add_argument("--sample", type=int, help="how many mutants to run; all without it")
+    parser.add_argument("--seed", type=int, default=1, help="which ones the sample has")
+    parser.add_argument(
+        "--skip-baseline", action="store_true", help="trust that the tests pass without a mutant"
+    )
+    given = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if given.kind in (None, mutant.kind)]
+    if given.sample is not None:
+        chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))  # noqa: S311
+    made, killed = Counter[str](), Counter[str]()
+    with Copy.made() as copy:
+        if not given.skip_baseline:
+            suites: dict[Suite, None] = dict.fromkeys(suite for mutant in chosen for suite in mutant.suites)
+            copy.require_passing(suites)
+        for mutant in chosen:
+            verdict = copy.verdict(mutant)
+            made[mutant.kind] += 1
+            killed[mutant.kind] += verdict.killer is not None
+            print(f"{'killed  ' if verdict.killer else 'SURVIVED'} {mutant.kind}: {mutant}", flush=True)  # noqa: T201
+    for kind in made:
+        print(f"{kind}: {killed[kind]} of {made[kind]} killed")  # noqa: T201
+    return 0 if made == killed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The table of mutants is complete and can be applied. `python -m tests.mutants` runs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Final
+
+import pytest
+
+from tests.mutants.runner import PACKAGE, mutated
+from tests.mutants.table import MUTANTS, Mutant
+
+_PREDICATE: Final = re.compile(
+    r"""
+    version\ =\ %\(expected_version\)s | \btoken\ [<>]?=?\ %\(\w*token\)s | token\ >\ %
+    | token\ =\ token\ \+\ 1 | COALESCE\(claim_token,\ 0\)\ \+\ 1
+    | status\ =\ 'active'(?!,) | status\ =\ ANY | <>\ '\{SUPERSEDED\}'
+    | (?:WHERE|AND|OR|\(|^|")\ ?\w*(?:expires_at|deadline)\ (?:>|<=)
+    | (?:resumed_at|claim_done_at)\ IS\ NULL\ AND
+    | \btenant\ =\ (?:%\(tenant\)s|\(SELECT\ %\(tenant\)s\)|known\.tenant)
+    | owner\ =\ %\(owner\)s(?!,) | writer_id\ =\ %\(writer_id\)s\ RETURNING
+    | FOR\ KEY\ SHARE | FOR\ UPDATE\ SKIP\ LOCKED | FOR\ NO\ KEY\ UPDATE\ SKIP\ LOCKED\)
+    """,
+    re.VERBOSE,
+)
+"""A condition on which a write, or what a tenant sees, depends."""
+
+SQL: Final = sorted({mutant.file for mutant in MUTANTS if mutant.file.endswith("sql.py")})
+PURE: Final = ("core/guards.py", "sessions/rules.py")
+
+
+def _lines_of(mutant: Mutant) -> set[int]:
+    """The lines that a mutant changes."""
+    source = (PACKAGE / mutant.file).read_text()
+    start = source.index(mutant.text)
+    first = source.count("\n", 0, start) + 1
+    return set(range(first, first + mutant.text.rstrip("\n").count("\n") + 1))
+
+
+def _comments_and_docs(source: str) -> set[int]:
+    """The lines of docstrings and of texts that stand alone, and of comments."""
+    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_mutant_can_be_applied_and_is_python(mutant: Mutant) -> None:
+    ast.parse(mutated(mutant))
+    assert mutant.suites
+
+
+def test_no_mutant_stands_twice_in_the_table() -> None:
+    assert len({(each.file, each.text, each.replacement) for each in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("file", SQL)
+def test_every_predicate_of_a_statement_has_a_mutant(file: str) -> None:
+    source = (PACKAGE / file).read_text()
+    ignored = _comments_and_docs(source)
+    predicates = {
+        number: line.strip()
+        for number, line in enumerate(source.splitlines(), 1)
+        if _PREDICATE.search(line) and number not in ignored
+    }
+    mutants = set().union(*(_lines_of(mutant) for mutant in MUTANTS if mutant.file == file))
+    assert predicates
+    assert {number: line for number, line in predicates.items() if number not in mutants} == {}
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_every_function_that_refuses_has_a_mutant(file: str) -> None:
+    """Its name says so: it checks, requires, or finds out what is stale."""
+    source = (PACKAGE / file).read_text()
+    guards = {
+        node.name: range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and re.match(r"check_|require_|is_stale", node.name)
+    }
+    lines = set().union(*(_lines_of(mutant) for mutant in MUTANTS if mutant.file == file))
+    assert guards
+    assert [name for name, body in guards.items() if lines.isdisjoint(body)] == []

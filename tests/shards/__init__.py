@@ -1,0 +1,1 @@
+"""Several databases, each with some of the tenants."""

@@ -1,0 +1,120 @@
+"""Commands on several databases: one output, the worst exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from helix_store.engine.aliases import app_aliases
+from helix_store.models import Session
+from helix_store.stores import DatabaseStateStore
+from tests.commands.test_help_examples import PARSERS
+from tests.shards.conftest import Pair
+
+
+def run(*arguments: str) -> str:
+    printed = io.StringIO()
+    call_command(*arguments, stdout=printed, verbosity=0)
+    return printed.getvalue()
+
+
+def both(pair: Pair) -> list[str]:
+    return [f"--database={alias}" for alias in pair.aliases]
+
+
+def sessions_of(part: dict[str, Any]) -> list[str]:
+    return [session["session_id"] for session in part["sessions"]]
+
+
+def test_the_json_of_several_databases_is_one_object_by_their_aliases(pair: Pair) -> None:
+    for number, alias in enumerate(pair.aliases):
+        DatabaseStateStore(alias, tenant=pair.tenant).create_session(f"session-{number}", agent_type="agent")
+    options = ("--tenant", pair.tenant, "--format", "json")
+    data = json.loads(run("helix_sessions", "list", *both(pair), *options))
+    assert {alias: sessions_of(part) for alias, part in data.items()} == {
+        pair.first: ["session-0"],
+        pair.second: ["session-1"],
+    }
+    alone = json.loads(run("helix_sessions", "list", f"--database={pair.second}", *options))
+    assert alone == data[pair.second]
+
+
+def test_a_table_names_its_database(pair: Pair) -> None:
+    lines = run("helix_sessions", "list", *both(pair), "--tenant", pair.tenant).splitlines()
+    assert [line for line in lines if line.startswith("database ")] == [
+        f"database {alias}" for alias in pair.aliases
+    ]
+
+
+def test_all_databases_are_those_that_the_app_is_migrated_to(pair: Pair) -> None:
+    assert set(pair.aliases) <= set(app_aliases())
+    data = json.loads(
+        run("helix_streams", "list", "--all-databases", "--tenant", pair.tenant, "--format=json")
+    )
+    assert list(data) == app_aliases()
+
+
+def test_a_problem_in_one_database_does_not_keep_the_command_from_the_next(pair: Pair) -> None:
+    store = DatabaseStateStore(pair.second, tenant=pair.tenant)
+    store.create_session("session", agent_type="agent")
+    printed = io.StringIO()
+    with pytest.raises(CommandError, match=f"database {pair.first}: There is no session") as caught:
+        call_command(
+            *("helix_sessions", "show", "session", "--tenant", pair.tenant, "--format=json", *both(pair)),
+            stdout=printed,
+            verbosity=0,
+        )
+    assert caught.value.returncode == 1
+    data = json.loads(printed.getvalue())
+    assert data[pair.first] is None
+    assert data[pair.second]["state"]["session_id"] == "session"
+
+
+def test_a_command_with_a_tenant_asks_the_database_of_the_tenant_alone(routed: Pair) -> None:
+    tenant = f"south:{routed.tenant}"
+    DatabaseStateStore(tenant=tenant).create_session("session", agent_type="agent")
+    connections[routed.first].ensure_connection()
+    with CaptureQueriesContext(connections[routed.first]) as other:
+        data = json.loads(run("helix_sessions", "list", "--tenant", tenant, "--format", "json"))
+    assert sessions_of(data) == ["session"]
+    assert other.captured_queries == []
+
+
+def test_the_doctor_examines_each_database(pair: Pair) -> None:
+    for alias in pair.aliases:
+        DatabaseStateStore(alias, tenant=pair.tenant).create_session("session", agent_type="agent")
+    Session.objects.using(pair.second).filter(tenant=pair.tenant).update(message_count=7)
+    printed = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command(
+            *("helix_doctor", "--tenant", pair.tenant, "--format=json", *both(pair)),
+            stdout=printed,
+            verbosity=0,
+        )
+    assert caught.value.returncode == 1
+    data = json.loads(printed.getvalue())
+    assert [data[alias]["database"] for alias in pair.aliases] == list(pair.aliases)
+    counted = {alias: [f for f in data[alias]["findings"] if f["table"]] for alias in pair.aliases}
+    assert (counted[pair.first], len(counted[pair.second])) == ([], 1)
+
+
+@pytest.mark.parametrize("command", ["helix_export", "helix_import", "helix_usage --csv"])
+def test_a_file_has_one_database(pair: Pair, command: str) -> None:
+    with pytest.raises(CommandError, match="one database at a time") as caught:
+        run(*command.split(), *both(pair))
+    assert caught.value.returncode == 2
+
+
+def test_every_command_takes_the_same_options() -> None:
+    without = {
+        title
+        for title, parser in PARSERS.items()
+        if not {"--database", "--all-databases"} <= set(parser._option_string_actions)
+    }
+    assert without == {"helix_move"}
