@@ -44,6 +44,7 @@ __all__ = [
     "failure_reason",
     "fields",
     "identifier",
+    "instance",
     "is_age",
     "items",
     "messages",
@@ -190,6 +191,13 @@ def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
         counted = {key: item for key, item in checked.items() if key != BRANCHED_FROM}
         _check_size(size_of(write_json(counted)), MAX_METADATA_BYTES, name)
     return checked
+
+
+def instance(value: T, cls: type, name: str) -> T:
+    """A value of a class. Raises `InvalidPayload`."""
+    if not isinstance(value, cls):
+        raise InvalidPayload(path=name, reason=f"expected {cls.__name__}, got {type(value).__name__}")
+    return value
 
 
 def items(values: Iterable[T], name: str) -> list[T]:

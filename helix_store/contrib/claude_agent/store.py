@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -75,8 +76,9 @@ class DjangoSessionStore(SessionStore):
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Add entries to a transcript, all or none, in one transaction. A ``uuid`` is added once."""
         transcript = TranscriptKey.of(key)
-        if entries:
-            await in_thread_to_the_end(partial(self._append, transcript, list(entries)))
+        given = validation.items(entries, "entries")
+        if given:
+            await in_thread_to_the_end(partial(self._append, transcript, given))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """All entries of a transcript as of one moment; ``None`` for one that has none."""
@@ -111,7 +113,7 @@ class DjangoSessionStore(SessionStore):
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """The subpaths of the transcripts of sub-agents, in order."""
-        lanes = await self._log(TranscriptKey.of({**key, "subpath": None})).alanes()
+        lanes = await self._log(replace(TranscriptKey.of(key), lane=MAIN)).alanes()
         return [lane for lane in lanes if lane != MAIN]
 
     # --- Writing -----------------------------------------------------------------------------------

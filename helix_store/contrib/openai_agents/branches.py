@@ -11,9 +11,12 @@ from typing import Any, Final
 from agents.result import RunResultBase
 
 from helix_store.contrib.openai_agents.usage import TurnUsage
+from helix_store.core import validation
 from helix_store.core.ids import new_id
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import ConflictError
 from helix_store.items import Item, ItemLog
+from helix_store.items.rules import lane_name
 
 __all__ = ["Branches"]
 
@@ -40,7 +43,8 @@ class Branches:
 
         Raises `ValueError` when the current branch has no such turn, and when the name is blank or in use.
         """
-        if branch_name is not None and not branch_name.strip():
+        validation.query_number(turn_number, "turn_number", minimum=-MAX_BIGINT)
+        if branch_name is not None and not lane_name(branch_name, "branch_name").strip():
             raise ValueError("A branch needs a name.")
         turns = await self._turns(None)
         if not 0 < turn_number <= len(turns):
@@ -59,13 +63,15 @@ class Branches:
 
     async def create_branch_from_content(self, search_term: str, branch_name: str | None = None) -> str:
         """`create_branch_from_turn` from the first turn whose user message has the text."""
+        if branch_name is not None:
+            lane_name(branch_name, "branch_name")
         for turn in await self.find_turns_by_content(search_term):
             return await self.create_branch_from_turn(turn["turn"], branch_name)
         raise ValueError("No turn has this text.")
 
     async def switch_to_branch(self, branch_id: str) -> None:
         """Go to another branch. Raises `ValueError` for one without items, unless it is ``main``."""
-        if branch_id != _MAIN and branch_id not in await self._log.alanes():
+        if lane_name(branch_id, "branch_id") != _MAIN and branch_id not in await self._log.alanes():
             raise ValueError(f"Branch {branch_id!r} does not exist.")
         self._log = self._log_of(branch_id)
 
@@ -104,6 +110,7 @@ class Branches:
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
         """The turns of `get_conversation_turns` whose user message has the text."""
+        validation.instance(search_term, str, "search_term")
         turns = await self.get_conversation_turns(branch_id)
         return [turn for turn in turns if search_term in _text(turn["full_content"])]
 
@@ -114,19 +121,24 @@ class Branches:
 
         One entry for each request to the model. Safe to repeat.
         """
+        validation.instance(result, RunResultBase, "result")
         turns = await self._turns(None)
         anchor = turns[-1].position if turns else 0
         await self._usage.arecord(result, branch=self.branch_id, turn=len(turns), anchor=anchor)
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
         """Return the sums of all branches or of one: requests, tokens and turns; ``None`` without usage."""
-        return await self._usage.atotal(branch=branch_id)
+        branch = None if branch_id is None else lane_name(branch_id, "branch_id")
+        return await self._usage.atotal(branch=branch)
 
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
         """Return the sums of one turn of a branch, or a list with those of each turn that has usage."""
-        turns = await self._usage.aby_turn(branch=branch_id or self.branch_id)
+        if user_turn_number is not None:
+            validation.query_number(user_turn_number, "user_turn_number", minimum=-MAX_BIGINT)
+        branch = self.branch_id if branch_id is None else lane_name(branch_id, "branch_id")
+        turns = await self._usage.aby_turn(branch=branch or self.branch_id)
         if user_turn_number is None:
             return [{"user_turn_number": number, **sums} for number, sums in turns.items()]
         return turns.get(user_turn_number, {})

@@ -21,6 +21,7 @@ from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
     ConflictError,
     IntegrityFault,
+    InvalidPayload,
     LockLostError,
     SessionNotFound,
 )
@@ -80,7 +81,7 @@ class RunStateStore:
         the session. Raises `ConflictError` for an id that the session has with another text, so that a repeat
         is safe; `InvalidPayload`; `LimitExceeded` beyond ``max_state_bytes``.
         """
-        text = state if isinstance(state, str) else state.to_string()
+        text = state if isinstance(state, str) else _written(state)
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
         chosen = new_id() if state_id is None else validation.identifier(state_id, "state_id")
         columns = {
@@ -221,6 +222,13 @@ class RunStateClaim:
     arefresh = async_twin(refresh)
     adone = async_twin(done)
     arelease = async_twin(release)
+
+
+def _written(state: Any) -> str:
+    if not hasattr(state, "to_string"):
+        raise InvalidPayload(path="state", reason=f"expected RunState or str, got {type(state).__name__}")
+    text: str = state.to_string()
+    return validation.instance(text, str, "state")
 
 
 def _deadline(value: datetime | None) -> datetime | None:

@@ -12,6 +12,9 @@ from agents.memory.session_settings import coerce_session_settings, resolve_sess
 from helix_store.adapters import session_id_for
 from helix_store.contrib.openai_agents.branches import Branches
 from helix_store.contrib.openai_agents.compaction import compaction_snapshot
+from helix_store.core import validation
+from helix_store.core.guards import guard
+from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import InvalidPayload
 from helix_store.items import ItemLog
 
@@ -44,7 +47,7 @@ class DjangoSession(Branches):
     ) -> None:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
-        self.fencing_token = fencing_token
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         log = ItemLog(session_id_for(session_id), branch, using=using, tenant=tenant, agent_type=AGENT_TYPE)
         super().__init__(log, using=using)
 
@@ -60,6 +63,8 @@ class DjangoSession(Branches):
         Without ``limit`` that of the settings holds. A negative one means all. An item that cannot be read is
         left out, and does not count.
         """
+        if limit is not None:
+            validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
         wanted = resolve_session_limit(limit, self.session_settings)
         if wanted is not None and wanted < 0:
             wanted = None

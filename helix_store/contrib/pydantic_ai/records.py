@@ -26,7 +26,7 @@ _RECORDS: Final = TypeAdapter(
 
 def scope_name(scope: str | None) -> str | None:
     """The text of a scope in its column: an identifier, which an index holds."""
-    return scope if not scope else session_id_for(scope)
+    return scope if scope in (None, "") else session_id_for(scope)
 
 
 def record_row(record: ConversationRecord, limits: Limits) -> RecordRow:

@@ -96,6 +96,9 @@ class DjangoConversationStore(ConversationStore):
         stored revision is another one or an entry that the record needs is gone, `InvalidPayload` for an
         entry id that is taken, `LimitExceeded`, and `FencedOutError` before it looks at the revision.
         """
+        validation.instance(record, ConversationRecord, "record")
+        if expected_revision is not None:
+            validation.identifier(expected_revision, "expected_revision")
         session_id = session_id_for(record.conversation_id)
         row = record_row(record, self._sessions.db.limits)
         entries = entry_rows(new_entries, self._sessions.db.limits)
@@ -132,6 +135,7 @@ class DjangoConversationStore(ConversationStore):
         ``ConversationConflict`` when the stored revision is another one, and `FencedOutError`.
         """
         session_id = session_id_for(conversation_id)
+        validation.identifier(expected_revision, "expected_revision")
 
         def check(session: LockedSession) -> None:
             stored = stored_record(session)
@@ -149,6 +153,7 @@ class DjangoConversationStore(ConversationStore):
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
         """The entry with this id; ``KeyError`` for an unknown one."""
+        validation.identifier(entry_id, "entry_id")
         for entry in await self._entries(sql.ENTRY, entry_id=entry_id):
             return entry
         raise KeyError(entry_id)
@@ -159,7 +164,10 @@ class DjangoConversationStore(ConversationStore):
         Raises ``KeyError`` when one of them is not stored.
         """
         limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
-        if head_id is None or not limit:
+        if head_id is None:
+            return []
+        validation.identifier(head_id, "head_id")
+        if not limit:
             return []
         history = await self._entries(sql.HISTORY, head_id=head_id, limit=limit)
         if not history:

@@ -24,6 +24,7 @@ from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.items import ItemLog
+from helix_store.items.rules import item_key, lane_name
 from helix_store.models import Item
 from helix_store.models import Session as StoredSession
 from helix_store.usage.database import DatabaseUsageStore
@@ -76,7 +77,7 @@ class DjangoSessionRepository(SessionRepository):
 
     def create_session(self, session: Session, **kwargs: Any) -> Session:
         """Create a session, also in one that the application created with this id."""
-        document = _plain(session.to_dict())
+        document = _plain(validation.instance(session, Session, "session").to_dict())
 
         def create(locked: LockedSession) -> None:
             log = self._log(locked.session_id, _SESSION)
@@ -109,7 +110,8 @@ class DjangoSessionRepository(SessionRepository):
     # --- Agents ------------------------------------------------------------------------------------
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        agent_id, document = session_agent.agent_id, _plain(session_agent.to_dict())
+        document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict())
+        agent_id = session_agent.agent_id
 
         def create(locked: LockedSession) -> None:
             log = self._log(locked.session_id, _AGENTS)
@@ -125,7 +127,7 @@ class DjangoSessionRepository(SessionRepository):
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Replace the stored agent, but for its ``created_at``."""
-        agent_id = session_agent.agent_id
+        agent_id = validation.instance(session_agent, SessionAgent, "session_agent").agent_id
         self._replace(session_id, _AGENTS, agent_id, session_agent.to_dict(), f"Agent {agent_id}")
 
     # --- Messages ----------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class DjangoSessionRepository(SessionRepository):
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
         """Add a message and record its usage. Of two processes that add one id, the second gets an error."""
-        lane, key = _messages(agent_id), _message_key(session_message.message_id)
+        lane, key = _messages(agent_id), _key_of(session_message)
         document = _plain(session_message.to_dict())
 
         def create(locked: LockedSession) -> None:
@@ -159,7 +161,7 @@ class DjangoSessionRepository(SessionRepository):
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
         """Replace the stored message, but for its ``created_at``."""
-        lane, key = _messages(agent_id), _message_key(session_message.message_id)
+        lane, key = _messages(agent_id), _key_of(session_message)
         name = f"Message {session_message.message_id} of agent {agent_id}"
         self._replace(session_id, lane, key, session_message.to_dict(), name)
 
@@ -184,14 +186,14 @@ class DjangoSessionRepository(SessionRepository):
 
     def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
         """Store the state of a graph or swarm, in the place of an older one with its id."""
-        name, state = multi_agent.id, _plain(multi_agent.serialize_state())
+        name, state = _multi_agent(multi_agent)
         self._write(session_id, lambda locked: _put(self._log(locked.session_id, _MULTI_AGENTS), name, state))
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> Document | None:
         return self._read(session_id, _MULTI_AGENTS, multi_agent_id)
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        name, state = multi_agent.id, multi_agent.serialize_state()
+        name, state = _multi_agent(multi_agent)
         self._replace(session_id, _MULTI_AGENTS, name, state, f"MultiAgent state {name}")
 
     # --- Items -------------------------------------------------------------------------------------
@@ -254,9 +256,21 @@ def _plain(document: Any) -> Document:
     return plain
 
 
+def _multi_agent(given: MultiAgentBase) -> tuple[str, Document]:
+    """The id and the state of a graph or swarm."""
+    if not hasattr(given, "serialize_state"):
+        reason = f"expected MultiAgentBase, got {type(given).__name__}"
+        raise InvalidPayload(path="multi_agent", reason=reason)
+    return item_key(given.id, "multi_agent/id"), _plain(given.serialize_state())
+
+
 def _messages(agent_id: str) -> str:
     """The lane of the messages of an agent."""
-    return f"messages/{agent_id}"
+    return lane_name(f"messages/{item_key(agent_id, 'agent_id')}", "agent_id")
+
+
+def _key_of(message: SessionMessage) -> str:
+    return _message_key(validation.instance(message, SessionMessage, "session_message").message_id)
 
 
 def _message_key(message_id: int) -> str:
