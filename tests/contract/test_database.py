@@ -17,13 +17,8 @@ from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 
 
-class TestDatabaseStateStore(StateStoreContract):
-    @pytest.fixture(autouse=True)
-    def sound_database(self, committed_db: CommittedDatabase) -> Iterator[None]:
-        """A tenant of its own, whose rows agree with each other in the end."""
-        self.database = committed_db
-        yield
-        assert broken_invariants(committed_db) == []
+class DatabaseContract(StateStoreContract):
+    database: CommittedDatabase
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> DatabaseStateStore:
         return DatabaseStateStore(self.database.alias, tenant=self.database.tenant + tenant, limits=limits)
@@ -41,11 +36,21 @@ class TestDatabaseStateStore(StateStoreContract):
         connections.close_all()
 
 
-class TestDatabaseStateStoreInACallersTransaction(TestDatabaseStateStore):
+class TestDatabaseStateStore(DatabaseContract):
+    @pytest.fixture(autouse=True)
+    def sound_database(self, committed_db: CommittedDatabase) -> Iterator[None]:
+        """A tenant of its own, whose rows agree with each other in the end."""
+        self.database = committed_db
+        yield
+        assert broken_invariants(committed_db) == []
+
+
+class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
     """The same answers, and after every refusal a transaction that the caller can go on with."""
 
     @pytest.fixture(autouse=True)
-    def callers_transaction(self, sound_database: None) -> Iterator[None]:
+    def callers_transaction(self, committed_db: CommittedDatabase) -> Iterator[None]:
+        self.database = committed_db
         with transaction.atomic(using=self.database.alias):
             yield
             assert broken_invariants(self.database) == []
@@ -55,10 +60,12 @@ class TestDatabaseStateStoreInACallersTransaction(TestDatabaseStateStore):
         pytest.skip("other threads cannot see what the caller's transaction has not committed")
 
 
-class TestDatabaseStateStoreInThePortableForm(TestDatabaseStateStore):
-    """Without fast paths."""
+class TestDatabaseStateStoreWithoutFastPaths(DatabaseContract):
+    """The portable forms on PostgreSQL; on SQLite every test runs them."""
 
     @pytest.fixture(autouse=True)
-    def no_fast_paths(self) -> Iterator[None]:
+    def no_fast_paths(self, postgres_db: CommittedDatabase) -> Iterator[None]:
+        self.database = postgres_db
         with override_settings(HELIX_STORE={"FAST_PATHS": False}):
             yield
+        assert broken_invariants(postgres_db) == []

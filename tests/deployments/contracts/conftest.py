@@ -6,8 +6,6 @@ sets ``HELIX_DEPLOYMENTS`` to ``all`` or to the name of one.
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,11 +21,10 @@ from tests.checkpointers.conftest import Stores, graph, make_snapshots, snapshot
 from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
 from tests.deployments.contracts.table import PROPERTY, table_of
 from tests.deployments.deployments import DEPLOYMENTS, REPEATABLE_READ, Deployment, deployed, socket_of
+from tests.sampling import CHOSEN, leave_most_out
 
 __all__ = ["graph", "make_snapshots", "snapshots", "statements"]
 
-_ONE_IN: Final = 100
-_CHOSEN: Final = os.environ.get("HELIX_DEPLOYMENTS")
 _IN_BLOCKS_OF_THE_CALLER: Final = {
     "test_a_put_is_the_newest_at_the_moment_of_its_commit",
     "test_puts_and_deletions_at_once_leave_what_they_leave_one_after_another",
@@ -35,21 +32,12 @@ _IN_BLOCKS_OF_THE_CALLER: Final = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave most tests of this folder out: each deployment keeps others, always the same ones."""
-    if _CHOSEN:
-        return
-    folder = Path(__file__).parent
-    left_out = [each for each in items if each.path.parent == folder and _number_of(each) % _ONE_IN]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [each for each in items if each not in set(left_out)]
-
-
-def _number_of(item: pytest.Item) -> int:
-    return zlib.crc32(item.nodeid.encode())
+    """Each deployment keeps other tests."""
+    leave_most_out(config, items, lambda item: item.path.parent == Path(__file__).parent)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _CHOSEN:
+    if CHOSEN:
         for line in table_of(terminalreporter.stats):
             terminalreporter.write_line(line)
     for each in DEPLOYMENTS:
@@ -57,9 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"Not run in the deployment {each.name!r}: {each.missing}.")
 
 
-_RUNNABLE: Final = [
-    each for each in DEPLOYMENTS if not each.missing and (_CHOSEN in (None, "all", each.name))
-]
+_RUNNABLE: Final = [each for each in DEPLOYMENTS if not each.missing and (CHOSEN in (None, "all", each.name))]
 
 
 @pytest.fixture(scope="module", params=_RUNNABLE, ids=lambda deployment: deployment.name)
