@@ -1,10 +1,14 @@
-"""Every suite on every database: ``python -m tests.upstream``. Prints what each one said last."""
+"""Every suite on every database: ``python -m tests.upstream``. Prints what each one said.
+
+The databases of a suite run side by side.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 _SUITES: Final = ("langgraph", "langgraph_conformance", "langgraph_store", "openai_agents", "strands")
@@ -12,20 +16,26 @@ _DATABASES: Final = ("sqlite", "postgres")
 
 
 def main() -> int:
+    runs = [(suite, database) for suite in _SUITES for database in _DATABASES]
     failed = []
-    for suite in _SUITES:
-        for database in _DATABASES:
+    with ThreadPoolExecutor(len(_DATABASES)) as pool:
+        for (suite, database), (code, printed, seconds) in zip(runs, pool.map(_run, runs), strict=True):
             name = f"{suite} on {database}"
-            print(f"\n+ {name}", flush=True)
-            began = time.monotonic()
-            command = [sys.executable, "-m", f"tests.upstream.{suite}", "--database", database]
-            code = subprocess.run(command, check=False).returncode
-            print(f"{name}: {'ok' if code == 0 else 'FAILED'}, {time.monotonic() - began:.0f} s", flush=True)
+            print(f"\n+ {name}\n{printed}\n{name}: {'FAILED' if code else 'ok'}, {seconds:.0f} s", flush=True)
             if code:
                 failed.append(name)
     if failed:
         print(f"Failed: {', '.join(failed)}")
     return int(bool(failed))
+
+
+def _run(suite_and_database: tuple[str, str]) -> tuple[int, str, float]:
+    """The exit code, what was printed, and the seconds."""
+    suite, database = suite_and_database
+    began = time.monotonic()
+    command = [sys.executable, "-m", f"tests.upstream.{suite}", "--database", database]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout, time.monotonic() - began
 
 
 if __name__ == "__main__":
