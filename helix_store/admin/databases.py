@@ -19,6 +19,8 @@ __all__ = ["DatabaseLink", "DatabaseSite", "database_links", "database_sites"]
 class DatabaseSite(AdminSite):
     """The pages of the app, of one database. Users, permissions and the log are those of the project."""
 
+    index_template = "admin/helix_store/site_index.html"
+
     def __init__(self, database: str) -> None:
         super().__init__(name=f"helix_store_{database}")
         self.database = database

@@ -97,6 +97,14 @@ def test_every_link_stays_in_its_site(sites: Sites, page: str) -> None:
     assert all(link.startswith("/databases/") and link.endswith(f"/{page}") for link in links - stays)
 
 
+@pytest.mark.parametrize("page", ["", "helix_store/", "helix_store/session/"])
+def test_the_switch_leads_to_the_same_page_of_the_other_database(sites: Sites, page: str) -> None:
+    first, second = sites.pair.aliases
+    switched = f"/databases/{first}/{page}"
+    address = f"/databases/{second}/{page}"
+    assert switched in links_of(sites.open(address), address)
+
+
 def test_the_switch_names_where_one_is(sites: Sites) -> None:
     first, second = (f"/databases/{alias}/helix_store/session/" for alias in sites.pair.aliases)
     page = sites.list_of(sites.pair.second)
