@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from tests.mutants.runner import Copy
-from tests.mutants.table import MUTANTS, Suite
+from tests.mutants.table import MUTANTS
 
 
 def main() -> int:
@@ -28,13 +28,14 @@ def main() -> int:
     made, killed = Counter[str](), Counter[str]()
     with Copy.made() as copy:
         if not given.skip_baseline:
-            suites: dict[Suite, None] = dict.fromkeys(suite for mutant in chosen for suite in mutant.suites)
-            copy.require_passing(suites)
+            copy.require_passing(test for mutant in chosen for test in mutant.tests)
+            print("every test passes without a mutant", flush=True)  # noqa: T201
         for mutant in chosen:
             verdict = copy.verdict(mutant)
             made[mutant.kind] += 1
             killed[mutant.kind] += verdict.killer is not None
-            print(f"{'killed  ' if verdict.killer else 'SURVIVED'} {mutant.kind}: {mutant}", flush=True)  # noqa: T201
+            outcome = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
+            print(f"{mutant.kind}: {mutant}\n    {outcome} in {verdict.seconds:.0f} s", flush=True)  # noqa: T201
     for kind in made:
         print(f"{kind}: {killed[kind]} of {made[kind]} killed")  # noqa: T201
     return 0 if made == killed else 1

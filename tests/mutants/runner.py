@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from tests.mutants.table import Mutant, Suite
+from tests.mutants.mutant import ROOT, Mutant
 from tests.postgres import PostgresCluster
 
 __all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
 
-ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "helix_store"
 _COPIED: Final = ("helix_store", "tests", "example_project", "docs", "pyproject.toml", "manage.py")
 _PASSED, _FAILED = 0, 1
+_LONGEST_SECONDS: Final = 300.0
 
 
 class BrokenTable(Exception):
@@ -30,10 +33,18 @@ class BrokenTable(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """``killer`` is the suite that failed; ``None`` for a survivor."""
+    """``killer`` is the test that failed; ``None`` for a survivor."""
 
     mutant: Mutant
-    killer: Suite | None
+    killer: str | None
+    seconds: float
+
+
+class _Ran(NamedTuple):
+    code: int
+    failed: str | None
+    output: str
+    seconds: float
 
 
 def mutated(mutant: Mutant) -> str:
@@ -51,6 +62,7 @@ class Copy:
 
     folder: Path
     server: str
+    times: Iterator[int] = field(default_factory=lambda: count(1_000_000_000))
 
     @classmethod
     @contextmanager
@@ -67,34 +79,61 @@ class Copy:
             with PostgresCluster() as cluster:
                 yield cls(Path(folder), cluster.url)
 
-    def require_passing(self, suites: Iterable[Suite]) -> None:
-        """Without a mutant every suite passes; else a failure would prove nothing."""
-        for suite in suites:
-            if self._run(suite) != _PASSED:
-                raise BrokenTable(f"{' '.join(suite)} fails without a mutant.")
+    def require_passing(self, tests: Iterable[str]) -> None:
+        """Without a mutant every test passes; else a failure would prove nothing."""
+        ran = self._run(tests)
+        if ran.code != _PASSED:
+            raise BrokenTable(f"{ran.failed or 'pytest'} fails without a mutant:\n{ran.output}")
 
     def verdict(self, mutant: Mutant) -> Verdict:
         file = self.folder / "helix_store" / mutant.file
         original = file.read_text()
-        file.write_text(mutated(mutant))
+        self._write(file, mutated(mutant))
         try:
-            for suite in mutant.suites:
-                if (code := self._run(suite)) == _FAILED:
-                    return Verdict(mutant, suite)
-                if code != _PASSED:
-                    raise BrokenTable(f"{mutant}: {' '.join(suite)} ended with exit code {code}.")
-            return Verdict(mutant, None)
+            ran = self._run(mutant.tests, "-x")
         finally:
-            file.write_text(original)
+            self._write(file, original)
+        if ran.code not in (_PASSED, _FAILED):
+            raise BrokenTable(f"{mutant} ended with exit code {ran.code}:\n{ran.output}")
+        return Verdict(mutant, ran.failed, ran.seconds)
 
-    def _run(self, suite: Suite) -> int:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--reuse-db", *suite]
-        # A file that changes within a second could be taken for its compiled older text.
+    def _write(self, file: Path, text: str) -> None:
+        """Each text gets a time that no other had: Python knows by it that a compiled file is too old."""
+        file.write_text(text)
+        at = next(self.times)
+        os.utime(file, (at, at))
+
+    def _run(self, tests: Iterable[str], *options: str) -> _Ran:
+        """Run tests in one process."""
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "--reuse-db", "--tb=line"),
+            *("-p", "no:cacheprovider", "-p", "pytest_django.plugin", "-p", "pytest_asyncio.plugin"),
+            *options,
+            *dict.fromkeys(tests),
+        ]
         environment = {
             **os.environ,
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": str(self.folder),
+            # Compiled once for all mutants, and no plugin but those that the tests need: seconds for each.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "HELIX_TEST_POSTGRES_URL": self.server,
         }
-        ran = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, check=False)
-        return ran.returncode
+        began = time.monotonic()
+        try:
+            ran = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_LONGEST_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return _Ran(_FAILED, f"no end within {_LONGEST_SECONDS} seconds", "", time.monotonic() - began)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+        return _Ran(
+            ran.returncode, failed and failed[1], ran.stdout[-4_000:] + ran.stderr, time.monotonic() - began
+        )

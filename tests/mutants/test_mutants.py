@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 
+from tests.mutants.mutant import Mutant
 from tests.mutants.runner import PACKAGE, mutated
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants.table import MUTANTS
 
 _PREDICATE: Final = re.compile(
     r"""
@@ -18,7 +19,8 @@ _PREDICATE: Final = re.compile(
     | status\ =\ 'active'(?!,) | status\ =\ ANY | <>\ '\{SUPERSEDED\}'
     | (?:WHERE|AND|OR|\(|^|")\ ?\w*(?:expires_at|deadline)\ (?:>|<=)
     | (?:resumed_at|claim_done_at)\ IS\ NULL\ AND
-    | \btenant\ =\ (?:%\(tenant\)s|\(SELECT\ %\(tenant\)s\)|known\.tenant)
+    | \btenant\ =\ (?:%\(tenant\)s|\(SELECT\ %\(tenant\)s\)|\w+\.tenant)
+    | Final\ =\ "(?:session_id|lane)\ =\ %\(\w+\)s" | \{_HAS_KEY\}\ DO
     | owner\ =\ %\(owner\)s(?!,) | writer_id\ =\ %\(writer_id\)s\ RETURNING
     | FOR\ KEY\ SHARE | FOR\ UPDATE\ SKIP\ LOCKED | FOR\ NO\ KEY\ UPDATE\ SKIP\ LOCKED\)
     """,
@@ -50,7 +52,7 @@ def _comments_and_docs(source: str) -> set[int]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_can_be_applied_and_is_python(mutant: Mutant) -> None:
     ast.parse(mutated(mutant))
-    assert mutant.suites
+    assert mutant.tests
 
 
 def test_no_mutant_stands_twice_in_the_table() -> None:

@@ -1,0 +1,60 @@
+"""A mutant, and how it names the tests that must notice it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ROOT", "Mutant", "Tests", "in_memory", "state", "usage"]
+
+ROOT: Final = Path(__file__).parents[2]
+Tests = tuple[str, ...]
+"""Files of tests, and tests by ``file::name``."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``text`` stands in the file exactly once. The first of the tests that fails has killed it."""
+
+    kind: str
+    file: str
+    text: str
+    replacement: str
+    tests: Tests
+
+    def __str__(self) -> str:
+        return f"{self.file}: {' '.join(self.text.split())}"
+
+
+def _named(place: str, *words: str, written_in: str | None = None) -> Tests:
+    """The tests of a file or class whose names have one of these words.
+
+    ``written_in`` is the folder with the tests that a class of a contract suite inherits.
+    """
+    written = ROOT / (written_in or place)
+    sources = sorted(written.glob("*.py")) if written_in else [written]
+    names = [name for each in sources for name in re.findall(r"def (test_\w+)", each.read_text())]
+    found = tuple(f"{place}::{name}" for name in names if any(word in name for word in words))
+    if not all(any(word in name for name in names) for word in words):
+        raise ValueError(f"no test of {place} for one of {words}")
+    return found
+
+
+def state(*words: str) -> Tests:
+    """Tests of the contract suite of state stores, in the store's usual form."""
+    place = "tests/contract/test_database.py::TestDatabaseStateStore"
+    return _named(place, *words, written_in="helix_store/testing/state_store")
+
+
+def in_memory(*words: str) -> Tests:
+    """The same in memory. A database has a second look in its statement; there the rule is alone."""
+    place = "tests/contract/test_memory.py::TestInMemoryStateStore"
+    return _named(place, *words, written_in="helix_store/testing/state_store")
+
+
+def usage(*words: str) -> Tests:
+    """Tests of the contract suite of usage stores."""
+    place = "tests/contract/test_usage_database.py::TestDatabaseUsageStore"
+    return _named(place, *words, written_in="helix_store/testing/usage")

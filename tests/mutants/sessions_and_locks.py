@@ -1,0 +1,216 @@
+"""Mutants of sessions, locks, streams, snapshots and run states."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, in_memory, state
+
+__all__ = ["SESSIONS_AND_LOCKS"]
+
+_VERSIONS: Final = state("on_top_of_another_version")
+_STATUSES: Final = state("compare_and_set_that_does_not_match")
+_FENCED: Final = state("older_than_the_newest", "newest_token_may_write")
+_RUNS: Final = state("run_is_refused_while", "superseded", "supersedes", "run_that_is_over", "run_that_waits")
+_MEMORY: Final = in_memory("supersede")
+_REFS: Final = state("adding_a_ref_that_differs")
+_WAITS: Final = state(
+    "cannot_be_resumed", "resumed_once", "cannot_be_suspended", "has_ended_is_refused", "stale"
+)
+_TENANTS: Final = state("tenant")
+_ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
+_LOCKS: Final = ("tests/contract/test_locks_database.py",)
+_LOST_LOCKS: Final = ("tests/database/test_lost_locks.py",)
+_STREAMS: Final = (
+    "tests/contract/test_streams_database.py::TestDatabaseStreamManager",
+    "tests/contract/test_streams_database.py::TestDatabaseStreamManagerWithoutFastPaths",
+)
+_STREAM_FIGHTS: Final = ("tests/streams/test_stream_fights.py", "tests/streams/test_retention.py")
+_CLAIMS: Final = ("tests/checkpointers/test_snapshot_claims.py",)
+_RUN_STATES: Final = ("tests/frameworks/openai_agents/test_run_states.py",)
+_RACES: Final = ("tests/faults_found/test_one_statement_races.py",)
+_TAKEOVERS: Final = ("tests/concurrency/test_fencing.py",)
+_LOCK_ORDER: Final = ("tests/faults_found/test_lock_order.py",)
+
+_GUARDS: Final = "core/guards.py"
+_RULES: Final = "sessions/rules.py"
+_SESSIONS: Final = "sessions/sql.py"
+_LOCK_SQL: Final = "locks/sql.py"
+_STREAM_SQL: Final = "streams/sql.py"
+_SNAPSHOT_SQL: Final = "checkpointers/snapshots/sql.py"
+_OPENAI_SQL: Final = "contrib/openai_agents/sql.py"
+
+SESSIONS_AND_LOCKS: Final = (
+    # --- Versions
+    Mutant("version", _GUARDS, "self.expected_version != current_version", "False", _VERSIONS),
+    Mutant("version", _SESSIONS, "s.version = %(expected_version)s", "true", _VERSIONS + _RACES),
+    # --- Fencing tokens
+    Mutant("fence", _GUARDS, "self.fencing_token < newest_token", "False", _FENCED),
+    Mutant(
+        "fence", _GUARDS, "self.fencing_token < newest_token", "self.fencing_token > newest_token", _FENCED
+    ),
+    Mutant("fence", _SESSIONS, "token > %(fencing_token)s::bigint", "false", _FENCED + _TAKEOVERS),
+    Mutant("fence", _RULES, "fencing_token <= (running_token or 0)", "False", _RUNS),
+    Mutant(
+        "fence",
+        _RULES,
+        "guard.fencing_token is not None and completion_reason == SUPERSEDED",
+        "False",
+        _RUNS + _MEMORY,
+    ),
+    Mutant(
+        "fence",
+        _LOCK_SQL,
+        "SET owner = %(owner)s, token = token + 1,",
+        "SET owner = %(owner)s, token = token,",
+        _LOCKS,
+    ),
+    Mutant(
+        "fence",
+        _LOCK_SQL,
+        "expires_at = NULL, token = token + 1",
+        "expires_at = NULL, token = token",
+        _LOCKS,
+    ),
+    Mutant(
+        "fence", _LOCK_SQL, "token = %(token)s AND {_IS_HELD}", "token >= %(token)s AND {_IS_HELD}", _LOCKS
+    ),
+    Mutant(
+        "fence",
+        _LOCK_SQL,
+        "owner = %(owner)s AND token = %(token)s AND {_IS_HELD}",
+        "token = %(token)s AND {_IS_HELD}",
+        _LOCKS,
+    ),
+    Mutant("fence", _LOCK_SQL, "owner = %(owner)s AND acquired_at", "acquired_at", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, " AND acquired_at >= %(since)s", "", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, "token = %(token)s AND expires_at IS NULL", "expires_at IS NULL", _LOST_LOCKS),
+    Mutant("fence", _SNAPSHOT_SQL, " AND claim_token = %(token)s", "", _CLAIMS),
+    Mutant("fence", _SNAPSHOT_SQL, " AND claim_owner = %(owner)s", "", _CLAIMS),
+    Mutant("fence", _SNAPSHOT_SQL, "COALESCE(claim_token, 0) + 1", "1", _CLAIMS),
+    Mutant("fence", _OPENAI_SQL, "{_ONE} AND claim_token = %(token)s", "{_ONE}", _RUN_STATES),
+    Mutant("fence", _OPENAI_SQL, "claim_token = claim_token + 1", "claim_token = 1", _RUN_STATES),
+    # --- Statuses
+    Mutant("status", _SESSIONS, "AND status = ANY(%(expected)s)", "", _STATUSES),
+    Mutant("status", _SESSIONS, "AND coalesce(completion_reason, '') <> '{SUPERSEDED}'", "", _RUNS),
+    Mutant("status", _RULES, "running_run_id is not None and running_run_id != run_id", "False", _RUNS),
+    Mutant("status", _RULES, "status in _OVER or (", "(", _RUNS),
+    Mutant("status", _RULES, "if SessionStatus(status).is_terminal:", "if False:", _WAITS + _RUNS),
+    Mutant("status", _RULES, "if status != RunStatus.RUNNING:\n", "if False:\n", _WAITS + _RUNS),
+    Mutant("status", _RULES, 'or columns["status"] not in _RESUMABLE', "", _WAITS),
+    Mutant("status", _RULES, "if not has_continuation or", "if", _WAITS),
+    Mutant("status", _RULES, "request.run_id not in (None, running_run_id)", "False", _WAITS),
+    Mutant(
+        "status",
+        _RULES,
+        "stored.agent_type, stored.parent_tool_call_id, stored.location) != (",
+        "given.agent_type, given.parent_tool_call_id, given.location) != (",
+        _REFS,
+    ),
+    Mutant("status", _STREAM_SQL, "{STREAM_BY_ID} AND status = 'active'", "{STREAM_BY_ID}", _STREAMS),
+    Mutant("status", _STREAM_SQL, "WHERE known.status = 'active'", "", _STREAMS),
+    Mutant(
+        "status",
+        _STREAM_SQL,
+        "status = 'active' AND lease_expires_at <= {clock.now}",
+        "lease_expires_at <= {clock.now}",
+        _STREAMS,
+    ),
+    Mutant("status", _STREAM_SQL, "{STREAM_BY_ID} AND writer_id = %(writer_id)s", "{STREAM_BY_ID}", _STREAMS),
+    Mutant("status", _SNAPSHOT_SQL, '"claim_done_at IS NULL AND (', '"(', _CLAIMS),
+    Mutant("status", _SNAPSHOT_SQL, "{_IS_OWN} AND claim_done_at IS NULL AND", "{_IS_OWN} AND", _CLAIMS),
+    Mutant("status", _OPENAI_SQL, '"resumed_at IS NULL AND (', '"(', _RUN_STATES),
+    Mutant("status", _OPENAI_SQL, "{_OWN} AND resumed_at IS NULL AND", "{_OWN} AND", _RUN_STATES),
+    # --- Expiry
+    Mutant("expiry", _LOCK_SQL, "expires_at IS NULL OR expires_at <= {now}", "true", _LOCKS),
+    Mutant("expiry", _LOCK_SQL, '"expires_at > {now}"', '"expires_at IS NOT NULL"', _LOCKS),
+    Mutant(
+        "expiry", _SNAPSHOT_SQL, "(claim_expires_at IS NULL OR claim_expires_at <= {now})", "true", _CLAIMS
+    ),
+    Mutant("expiry", _SNAPSHOT_SQL, " AND claim_expires_at > {{now}}", "", _CLAIMS),
+    Mutant("expiry", _SNAPSHOT_SQL, "{_IS_OWN} AND claim_expires_at IS NOT NULL", "{_IS_OWN}", _CLAIMS),
+    Mutant(
+        "expiry",
+        _STREAM_SQL,
+        "AND lease_expires_at <= {clock.now} AND",
+        "AND lease_expires_at IS NOT NULL AND",
+        _STREAMS,
+    ),
+    Mutant(
+        "expiry",
+        _OPENAI_SQL,
+        "(claim_expires_at IS NULL OR claim_expires_at <= {{now}})",
+        "true",
+        _RUN_STATES,
+    ),
+    Mutant("expiry", _OPENAI_SQL, " AND claim_expires_at > {{now}}", "", _RUN_STATES),
+    Mutant("expiry", _OPENAI_SQL, " AND (deadline IS NULL OR deadline > {now})", "", _RUN_STATES),
+    Mutant("expiry", _OPENAI_SQL, "{_OWN} AND claim_expires_at IS NOT NULL", "{_OWN}", _RUN_STATES),
+    # --- Tenants and owners
+    Mutant("tenant", _SESSIONS, "{prefix}tenant = (SELECT %(tenant)s) AND ", "", _TENANTS + _ALL_TENANTS),
+    Mutant(
+        "tenant",
+        _SESSIONS,
+        "WHERE tenant = (SELECT %(tenant)s) AND parent",
+        "WHERE parent",
+        _TENANTS + _ALL_TENANTS,
+    ),
+    Mutant("tenant", _SESSIONS, "AND target.tenant = (SELECT %(tenant)s)", "", _TENANTS + _ALL_TENANTS),
+    Mutant("tenant", _SESSIONS, "child.tenant = %(tenant)s AND ", "", _TENANTS + _ALL_TENANTS),
+    Mutant("tenant", _SESSIONS, "target.tenant = %(tenant)s AND ", "", _TENANTS + _ALL_TENANTS),
+    Mutant(
+        "tenant",
+        _SESSIONS,
+        "WHERE tenant = %(tenant)s AND name",
+        "WHERE name",
+        _TENANTS + _TAKEOVERS + _ALL_TENANTS,
+    ),
+    Mutant(
+        "tenant",
+        _LOCK_SQL,
+        '"tenant = %(tenant)s AND name = %(name)s"',
+        '"name = %(name)s"',
+        _LOCKS + _ALL_TENANTS,
+    ),
+    Mutant(
+        "tenant",
+        _LOCK_SQL,
+        "WHERE tenant = (SELECT %(tenant)s) AND session_id",
+        "WHERE session_id",
+        _LOCK_ORDER + _ALL_TENANTS,
+    ),
+    Mutant(
+        "tenant",
+        _LOCK_SQL,
+        "WHERE tenant = %(tenant)s AND {_IS_HELD}",
+        "WHERE {_IS_HELD}",
+        _LOCKS + _ALL_TENANTS,
+    ),
+    Mutant(
+        "tenant", _STREAM_SQL, '"tenant = %(tenant)s AND stream_id', '"stream_id', _STREAMS + _ALL_TENANTS
+    ),
+    Mutant("tenant", _STREAM_SQL, '"stream.tenant = %(tenant)s AND ', '"', _STREAMS + _ALL_TENANTS),
+    Mutant(
+        "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _STREAMS + _ALL_TENANTS
+    ),
+    Mutant("tenant", _STREAM_SQL, "stream.tenant = known.tenant AND ", "", _STREAMS + _STREAM_FIGHTS),
+    Mutant("tenant", _OPENAI_SQL, "AND (owner IS NULL OR owner = %(owner)s)", "", _RUN_STATES),
+    # --- Lock order, and locks that hold off others
+    Mutant("lock", _LOCK_SQL, "{_SESSION} FOR NO KEY UPDATE SKIP LOCKED", "{_SESSION}", _LOCK_ORDER),
+    Mutant("lock", _LOCK_SQL, "WHERE {_ROW} FOR KEY SHARE", "WHERE {_ROW}", _TAKEOVERS + _LOCK_ORDER),
+    Mutant("lock", _LOCK_SQL, '"FOR UPDATE SKIP LOCKED"', '""', _TAKEOVERS + _LOCK_ORDER),
+    Mutant(
+        "lock",
+        _SESSIONS,
+        "name = %(session_id)s FOR KEY SHARE",
+        "name = %(session_id)s",
+        _TAKEOVERS + _RACES,
+    ),
+    Mutant(
+        "lock",
+        _SESSIONS,
+        "SET version = version WHERE id",
+        "SET version = version WHERE false AND id",
+        _RACES,
+    ),
+)

@@ -1,0 +1,180 @@
+"""Mutants of cleanup, retention and erasure: what is expired, idle or in use, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["UPKEEP"]
+
+_CLEANUP: Final = ("tests/cleanup/test_cleanup.py",)
+_CLEANUP_RACES: Final = ("tests/cleanup/test_races.py",)
+_RETENTION: Final = ("tests/cleanup/test_retention.py",)
+_ERASURE: Final = ("tests/cleanup/test_erasure.py",)
+
+_DATABASE: Final = "cleanup/database.py"
+_SQL: Final = "cleanup/sql.py"
+_RETAIN: Final = "cleanup/retention.py"
+_ERASE: Final = "cleanup/erasure.py"
+_TREES: Final = "cleanup/trees.py"
+
+_HAS_RUN: Final = "WHERE r.session_id = s.id AND r.status = '{RunStatus.RUNNING.value}'\n"
+_IS_LOCKED: Final = "WHERE l.tenant = s.tenant AND l.name = s.session_id AND l.expires_at > {clock.now}\n"
+_OR: Final = "            ) OR EXISTS ("
+_ORDER: Final = "            )\n        ORDER BY"
+_AND_NOT: Final = "            )\n            AND NOT EXISTS ("
+
+UPKEEP: Final = (
+    # --- Expired sessions
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        " AND expires_at <= %(now)s",
+        " AND %(now)s IS NOT NULL",
+        _CLEANUP + _CLEANUP_RACES,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        """status IN ({", ".join(f"'{status}'" for status in NON_TERMINAL)}) AND expires""",
+        "expires",
+        _CLEANUP + _CLEANUP_RACES,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "s.id = c.id AND s.version = c.version",
+        "s.id = c.id",
+        _CLEANUP + _CLEANUP_RACES,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "(id, version) IN (\n                SELECT json_extract(value, '$.id'), json",
+        "(id, abs(version)) IN (\n                SELECT json_extract(value, '$.id'), version + 0 * json",
+        _CLEANUP + _CLEANUP_RACES,
+    ),
+    Mutant("cleanup", _DATABASE, "FOR NO KEY UPDATE OF s SKIP LOCKED", "", _CLEANUP_RACES),
+    Mutant("cleanup", _DATABASE, ".filter(version=candidate.version)", "", _CLEANUP),
+    Mutant(
+        "cleanup", _DATABASE, "tree.non_terminal().exists() or not top.exists()", "not top.exists()", _CLEANUP
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "tree.non_terminal().exists() or not top.exists()",
+        "tree.non_terminal().exists()",
+        _CLEANUP,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)",
+        "tree",
+        _CLEANUP,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "marked.filter(pk=key.key).expired(before)",
+        "marked.filter(pk=key.key)",
+        _CLEANUP,
+    ),
+    Mutant("cleanup", _DATABASE, "unindexed.filter(unindexed_tenant=self._tenant)", "unindexed", _CLEANUP),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "self._of_tenant.non_terminal().expired(now)",
+        "self._of_tenant.expired(now)",
+        _CLEANUP,
+    ),
+    Mutant(
+        "cleanup",
+        _DATABASE,
+        "self._of_tenant.non_terminal().overdue(now)",
+        "self._of_tenant.overdue(now)",
+        _CLEANUP,
+    ),
+    # --- Idle trees
+    Mutant("cleanup", _SQL, "NOT coalesce(CASE status {_AGES} END, FALSE)", "FALSE", _RETENTION),
+    Mutant("cleanup", _SQL, "CASE status {_AGES} END, FALSE)", "CASE status {_AGES} END, TRUE)", _RETENTION),
+    Mutant("cleanup", _SQL, "THEN updated_at <= %({status})s", "THEN %({status})s IS NOT NULL", _RETENTION),
+    Mutant("cleanup", _SQL, "parent.tenant = child.tenant AND ", "", _RETENTION),
+    Mutant("cleanup", _SQL, " AND owner.tenant = child.tenant", "", _RETENTION),
+    Mutant("cleanup", _SQL, " AND ref.location = 'local'", "", _RETENTION),
+    Mutant("cleanup", _RETAIN, "if not keys or self._not_idle(db, keys):", "if not keys:", _RETENTION),
+    Mutant("cleanup", _RETAIN, "if trees.is_in_use(db, keys):", "if False:", _RETENTION),
+    # --- What is in use
+    Mutant("cleanup", _SQL, _HAS_RUN + _OR, "WHERE false\n" + _OR, _RETENTION),
+    Mutant("cleanup", _SQL, _IS_LOCKED + _OR, "WHERE false\n" + _OR, _RETENTION),
+    Mutant(
+        "cleanup",
+        _SQL,
+        _IS_LOCKED + _OR,
+        _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _OR,
+        _RETENTION,
+    ),
+    Mutant(
+        "cleanup",
+        _SQL,
+        _IS_LOCKED + _OR,
+        _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _OR,
+        _RETENTION,
+    ),
+    Mutant("cleanup", _SQL, "st.tenant = s.tenant AND ", "", _RETENTION),
+    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "", _RETENTION),
+    Mutant(
+        "cleanup",
+        _SQL,
+        "st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at > ",
+        "st.lease_expires_at > ",
+        _RETENTION,
+    ),
+    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "AND false", _RETENTION),
+    Mutant("cleanup", _TREES, 'if set(locks.values_list("pk", flat=True)) - free:', "if False:", _RETENTION),
+    # --- Checkpoints of sessions that are in use
+    Mutant(
+        "cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _RETENTION
+    ),
+    Mutant("cleanup", _SQL, _HAS_RUN + _AND_NOT, "WHERE false\n" + _AND_NOT, _RETENTION),
+    Mutant("cleanup", _SQL, _IS_LOCKED + _ORDER, "WHERE false\n" + _ORDER, _RETENTION),
+    Mutant(
+        "cleanup",
+        _SQL,
+        _IS_LOCKED + _ORDER,
+        _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _ORDER,
+        _RETENTION,
+    ),
+    Mutant(
+        "cleanup",
+        _SQL,
+        _IS_LOCKED + _ORDER,
+        _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _ORDER,
+        _RETENTION,
+    ),
+    # --- Streams and locks that others have too
+    Mutant("cleanup", _SQL, "o.tenant = st.tenant AND ", "", _ERASURE),
+    Mutant("cleanup", _SQL, "WHERE st.tenant = (SELECT %(tenant)s)\n            AND", "WHERE", _ERASURE),
+    Mutant(
+        "cleanup",
+        _SQL,
+        "            AND NOT EXISTS ({other} AND o.session_id = st.stream_id AND {not_chosen})\n",
+        "",
+        _ERASURE,
+    ),
+    Mutant(
+        "cleanup",
+        _SQL,
+        "(o.stream_id < o.session_id OR o.stream_id > o.session_id) AND",
+        "false AND",
+        _ERASURE,
+    ),
+    Mutant(
+        "cleanup", _SQL, "st.lease_expires_at <= {clock.now}", "st.lease_expires_at IS NOT NULL", _RETENTION
+    ),
+    Mutant(
+        "cleanup", _ERASE, "if not self._request.force and trees.is_in_use(db, keys):", "if False:", _ERASURE
+    ),
+    Mutant("cleanup", _ERASE, "locks.exclude(expires_at__gt=now)", "locks.all()", _ERASURE),
+)
