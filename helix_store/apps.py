@@ -10,5 +10,7 @@ class HelixStoreConfig(AppConfig):
     def ready(self) -> None:
         from helix_store import checks  # noqa: F401  registers the system checks
         from helix_store.engine.connections import watch_requests
+        from helix_store.engine.forks import watch_connections
 
         watch_requests()
+        watch_connections()

@@ -15,6 +15,8 @@ from django.core.signals import request_finished, request_started
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store.engine.forks import note_use
+
 __all__ = [
     "after_commit",
     "keep_open",
@@ -37,6 +39,7 @@ def release(connection: BaseDatabaseWrapper) -> None:
     with an open transaction stays: it belongs to the caller, in an ``atomic()`` block or with autocommit
     off.
     """
+    note_use(connection.alias)
     if connection.in_atomic_block or _is_managed():
         return
     if connection.connection is None or connection.autocommit:

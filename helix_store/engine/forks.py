@@ -1,0 +1,108 @@
+"""What a forked child finds of its parent's connections, and gives up at once.
+
+Two processes that use one socket mix their statements. A child that finds a file of SQLite open takes the
+locks of its parent for its own: when the parent closes the file, it deletes the write-ahead log under the
+child, and what the child commits is lost. So each process opens its own connections.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakSet
+
+from asgiref.sync import SyncToAsync
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+from helix_store.core.processes import after_fork
+
+__all__ = ["note_use", "watch_connections"]
+
+_CLOSE_TIMEOUT_SECONDS: Final = 1.0
+
+_opened: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
+"""The connections of all threads: the locks of a file belong to a process."""
+_used: Final[set[str]] = set()
+_kept: Final[list[object]] = []
+"""What must not be collected, because its end would change what belongs to the parent."""
+
+
+def watch_connections() -> None:
+    """Know which connections are open; called once, when the app is ready."""
+    connection_created.connect(_note_opened, dispatch_uid="helix_store.forks")
+
+
+def _note_opened(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    _opened.add(connection)
+
+
+def note_use(alias: str) -> None:
+    """Remember that a store uses this alias. The connections of others are the project's own."""
+    _used.add(alias)
+
+
+def _give_up_inherited() -> None:
+    files = []
+    for connection in [each for each in _opened if each.alias in _used and not each.closed_in_transaction]:
+        if connection.vendor == "postgresql":
+            _leave_server(connection)
+        elif connection.vendor == "sqlite" and _has_file_open(connection):
+            files.append(connection.connection)
+            _forget(connection)
+    if files:
+        _leave_files(files)
+    if _used:
+        # Its thread runs in the parent alone: the child's first async call would wait for it forever.
+        SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
+
+
+def _leave_server(connection: Any) -> None:
+    # Its threads run in the parent alone, and they may hold its locks.
+    _kept.append(getattr(connection, "_connection_pools", {}).pop(connection.alias, None))
+    inherited = connection.connection
+    if inherited is None:
+        return
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    # An error of the driver: it has lost the server already.
+    with suppress(connection.Database.Error):
+        os.dup2(nowhere, inherited.fileno(), inheritable=False)
+    os.close(nowhere)
+    # On the socket, this would tell the server to end the session of the parent.
+    inherited.close()
+    _forget(connection)
+
+
+def _has_file_open(connection: Any) -> bool:
+    return connection.connection is not None and not connection.is_in_memory_db()
+
+
+def _leave_files(inherited: list[Any]) -> None:
+    """Close them before another one is opened, which would take their locks for its own."""
+    _kept.extend(inherited)
+
+    def close_all() -> None:
+        for each in inherited:
+            # That would roll back the transaction of the parent.
+            if not each.in_transaction:
+                each.close()
+
+    # A file that another thread of the parent was using stays locked in the child.
+    closing = threading.Thread(target=close_all, name="helix_store fork", daemon=True)
+    closing.start()
+    closing.join(_CLOSE_TIMEOUT_SECONDS)
+
+
+def _forget(connection: Any) -> None:
+    """Make the next statement open another connection; in a block of the caller, make it fail."""
+    connection.run_on_commit = []
+    if connection.in_atomic_block:
+        connection.closed_in_transaction = connection.needs_rollback = True
+    else:
+        connection.connection = None
+
+
+after_fork(_give_up_inherited)
