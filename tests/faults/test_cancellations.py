@@ -9,13 +9,16 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 from asgiref.sync import SyncToAsync
-from django.db import connections
+from django.db import connections, transaction
 from django.test.utils import override_settings
+from psycopg.pq import TransactionStatus
 
+from helix_store import conf
+from helix_store.engine import async_twins
 from tests.database.counted_calls import CALLS, CLASSES, Faces
 from tests.databases import CommittedDatabase, close_connections, fresh_tenant
 from tests.faults.campaign import Trial, campaign
@@ -23,7 +26,9 @@ from tests.faults.lost_replies import rows_of
 
 _PATIENCE_SECONDS: Final = 30.0
 _TURNS_OF_THE_LOOP: Final = 20
+_ASYNC_THREADS: Final = (0, 2)
 
+R = TypeVar("R")
 AsyncCall = Callable[[], Coroutine[Any, Any, object]]
 
 
@@ -56,25 +61,49 @@ def async_form(face: str, call: str, faces: Faces) -> AsyncCall | None:
     return None if twin is None else functools.partial(twin, *given[0], **given[1])
 
 
+def in_every_thread(call: Callable[[], R]) -> list[R]:
+    """Make a call in Django's thread for synchronous code, or in each thread of ``ASYNC_THREADS``."""
+    count = conf.async_threads()
+    executor = async_twins._pools.get()(count) if count else SyncToAsync.single_thread_executor
+    together = threading.Barrier(count or 1)
+
+    def in_one() -> R:
+        together.wait(_PATIENCE_SECONDS)
+        return call()
+
+    calls = [executor.submit(in_one) for _ in range(together.parties)]
+    return [each.result() for each in calls]
+
+
 @contextmanager
-def in_every_thread(alias: str, barrier: Barrier) -> Iterator[None]:
-    """Install the barrier on the connection of Django's thread for synchronous code."""
+def installed(alias: str, barrier: Barrier) -> Iterator[None]:
+    """Install the barrier on the connections of async calls."""
 
     def wrappers() -> list[Any]:
         return connections[alias].execute_wrappers
 
-    executor = SyncToAsync.single_thread_executor
-    executor.submit(lambda: wrappers().append(barrier)).result()
+    in_every_thread(lambda: wrappers().append(barrier))
     try:
         yield
     finally:
-        executor.submit(lambda: wrappers().remove(barrier)).result()
+        in_every_thread(lambda: wrappers().remove(barrier))
+
+
+def is_clean(alias: str) -> bool:
+    """Whether the connection of this thread can be used again: no transaction is open, no reply is due."""
+    connection = connections[alias]
+    native = connection.connection
+    if connection.in_atomic_block or connection.run_on_commit or native is None:
+        return not (connection.in_atomic_block or connection.run_on_commit)
+    if connection.vendor == "sqlite":
+        return not native.in_transaction
+    return bool(native.info.transaction_status == TransactionStatus.IDLE)
 
 
 async def cancelled(alias: str, call: AsyncCall, number: int) -> bool:
     """Cancel a call at a statement; ``False`` if it sends fewer statements."""
     barrier = Barrier(number)
-    with in_every_thread(alias, barrier):
+    with installed(alias, barrier):
         task = asyncio.ensure_future(call())
         reached = asyncio.ensure_future(barrier.reached.wait())
         await asyncio.wait([task, reached], return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +124,7 @@ async def cancelled(alias: str, call: AsyncCall, number: int) -> bool:
             await task
         assert not was_told_early, "the caller was told before the call had ended"
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert all(in_every_thread(lambda: is_clean(alias))), "the call left its connection half-way"
         return True
 
 
@@ -128,7 +158,8 @@ def test_a_cancelled_call_ends_before_its_caller_is_told(committed_db: Committed
     def cancel_one(trial: Trial) -> None:
         face, call = twins()[trial.seed * 61 % len(twins())]
         fast = trial.chance.choice([True, False])
-        with override_settings(HELIX_STORE={"FAST_PATHS": fast}):
+        threads = trial.chance.choice(_ASYNC_THREADS)
+        with override_settings(HELIX_STORE={"FAST_PATHS": fast, "ASYNC_THREADS": threads}):
             expected = sound.get((face, call, fast))
             if expected is None:
                 made = CommittedDatabase(alias=committed_db.alias, tenant=fresh_tenant())
@@ -137,7 +168,9 @@ def test_a_cancelled_call_ends_before_its_caller_is_told(committed_db: Committed
             number = 0
             while True:
                 made = CommittedDatabase(alias=committed_db.alias, tenant=fresh_tenant())
-                form = async_form(face, call, Faces(made))
+                # In one transaction: a commit for each row of the preparation takes most of the time.
+                with transaction.atomic(using=made.alias):
+                    form = async_form(face, call, Faces(made))
                 if form is None:
                     trial.count("not called by its method")
                     return
@@ -147,11 +180,12 @@ def test_a_cancelled_call_ends_before_its_caller_is_told(committed_db: Committed
                 if not was_cancelled:
                     return
                 trial.count(f"cancelled, {face}")
+                trial.count(f"cancelled on threads of ASYNC_THREADS = {threads}")
                 number += 1
 
     before = resources(committed_db)
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("cancellations", name, sizes=(20, 2_000, 20_000)) as made:
+    with campaign("cancellations", name, sizes=(20, 3_500, 20_000)) as made:
         made.run(cancel_one)
     after = resources(committed_db)
     assert after[1] <= before[1] + 2, (before, after)
