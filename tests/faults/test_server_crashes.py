@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
 import pytest
 from django.core.management import call_command
+from django.core.signals import request_finished, request_started
 from django.db.backends.base.base import BaseDatabaseWrapper
 from pytest_django import DjangoDbBlocker
 
@@ -17,6 +19,7 @@ from helix_store.exceptions import OutcomeUnknown, StoreUnavailable
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from tests.database.separate import execute, separate_postgres
 from tests.databases import ALIASES, fresh_tenant
+from tests.deployments.deployments import another_alias
 from tests.faults.campaign import Campaign, Trial, campaign
 from tests.faults.clients import SESSION, read
 from tests.faults.crew import Crew, until
@@ -144,3 +147,84 @@ def test_a_server_that_does_not_wait_for_its_disk_is_found_out() -> None:
         execute(forgetful.connection, "SET synchronous_commit = on")
         faults = crash_under_load(forgetful, kill_all_processes, trial, [])
     assert any("lost" in fault for fault in faults), faults
+
+
+# --- Connections that are kept ---------------------------------------------------------------------
+
+
+def kill_and_start(cluster: PostgresCluster) -> None:
+    cluster.kill()
+    cluster.start()
+
+
+RESTARTS: Final[dict[str, Callable[[PostgresCluster], None]]] = {
+    "fast": lambda cluster: cluster.restart(),
+    "immediate": lambda cluster: cluster.restart(immediate=True),
+    "killed": kill_and_start,
+}
+
+
+def step(store: DatabaseStateStore, number: int) -> object:
+    state = store.load_state(SESSION)
+    assert state is not None
+    message = {"role": "user", "content": number}
+    info = {"step_id": f"step-{number}", "step_count": number}
+    return store.save_state_and_promote_staging(SESSION, state, [message], info)
+
+
+CALLS: Final[dict[str, Callable[[DatabaseStateStore, int], object]]] = {
+    "read": lambda store, number: store.get_messages(SESSION),
+    "statement": lambda store, number: store.append_messages(SESSION, [{"role": "user", "content": number}]),
+    "step": step,
+}
+
+
+@pytest.mark.parametrize("restart", RESTARTS.values(), ids=RESTARTS)
+@pytest.mark.parametrize("is_checked", [True, False], ids=["with health checks", "without"])
+def test_a_kept_connection_costs_at_most_one_typed_error_after_a_restart(
+    of_ours: Server, restart: Callable[[PostgresCluster], None], is_checked: bool
+) -> None:
+    settings = {
+        **of_ours.connection.settings_dict,
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": is_checked,
+    }
+    errors: dict[str, list[str]] = {name: [] for name in CALLS}
+
+    def in_request(call: Callable[[], object]) -> None:
+        request_started.send(sender=None)
+        try:
+            call()
+        finally:
+            request_finished.send(sender=None)
+
+    def answered(name: str, store: DatabaseStateStore, number: int) -> None:
+        while True:
+            try:
+                return in_request(lambda: CALLS[name](store, number))
+            except (StoreUnavailable, OutcomeUnknown) as exc:
+                errors[name].append(type(exc).__name__)
+                assert len(errors[name]) < 5, errors
+
+    with ExitStack() as aliases:
+        # Each call has a connection that none of the others has replaced.
+        stores = {
+            name: DatabaseStateStore(
+                aliases.enter_context(another_alias("kept", **settings)), tenant=fresh_tenant()
+            )
+            for name in CALLS
+        }
+        for store in stores.values():
+            in_request(partial(store.create_session, SESSION, agent_type="agent"))
+        for name, store in stores.items():
+            answered(name, store, 1)
+        assert not any(errors.values()), errors
+        restart(of_ours.cluster)
+        for number in (2, 3):
+            for name, store in stores.items():
+                answered(name, store, number)
+        for name in ("statement", "step"):
+            messages = stores[name].get_messages(SESSION).messages
+            assert [message["content"] for message in messages] == [1, 2, 3]
+    assert max(map(len, errors.values())) <= (0 if is_checked else 1), errors
+    assert is_checked or errors["read"], "the connection was not kept"
