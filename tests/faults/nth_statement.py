@@ -136,7 +136,8 @@ class Trials:
         if error is None:
             self.counts["healed"] += 1
             self._require_done(case, reference, world, result, where)
-            return world.rows() == world.before
+            # Where no row has changed, an object of the caller may have: a session is on another branch.
+            return False
         if case.in_a_block and (point.is_commit or point.sql.startswith(CONTROL)):
             assert isinstance(error, OperationalError), f"{where}: {error!r}"
         else:
