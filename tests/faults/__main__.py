@@ -32,8 +32,7 @@ def main() -> int:
         parser.error("--seed and --count need the name of a campaign")
     environment = {**os.environ, "HELIX_FAULTS_TIER": str(given.tier)}
     if given.name is None:
-        databases = ["postgres", "sqlite"] if given.database == "both" else [given.database]
-        return run_all(environment, databases, given.report, minutes=given.minutes)
+        return run_all(environment, given.database, given.report, minutes=given.minutes)
     environment["HELIX_TEST_DATABASES"] = given.database
     if given.seed is not None:
         environment["HELIX_FAULTS_SEED"] = str(given.seed)

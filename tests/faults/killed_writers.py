@@ -12,12 +12,12 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from django.db import connections
 
 from tests.databases import CommittedDatabase
+from tests.faults.campaign import folder_in_memory
 from tests.faults.forks import Forks, Tell
 from tests.faults.writes import KEY, STORIES, Contents, Faces, write
 from tests.faults.writes.mirrors import Mirror, mirror_of
@@ -74,16 +74,12 @@ def kill_writers(
 
 @contextmanager
 def _database_of_its_own(alias: str) -> Iterator[None]:
-    """On SQLite, a copy of the file: with other stories in it, the killed writer is not the last to close it.
-
-    It is in memory where the machine has such files: what a process wrote outlives it there too.
-    """
+    """On SQLite, a copy of the file: with other stories in it, the killed writer is not the last to close it."""
     connection = connections[alias]
     if connection.vendor != "sqlite":
         yield
         return
-    memory = Path("/dev/shm")  # noqa: S108  a directory in it that only we can enter
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(dir=folder_in_memory()) as folder:
         copy = f"{folder}/helix.sqlite3"
         with connection.cursor() as cursor:
             cursor.execute("VACUUM INTO %s", [copy])

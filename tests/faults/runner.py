@@ -8,17 +8,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+
+from tests.faults.campaign import folder_in_memory
 
 __all__ = ["FOLDER", "campaign_names", "command_of", "run_all", "table"]
 
 FOLDER: Final = Path(__file__).parent
 
 _AT_A_TIME: Final = 2
-_NOTHING_TO_RUN: Final = 5
-"""The exit code of pytest where no test is chosen."""
 _COLUMNS: Final = (
     *("campaign", "database", "first seed", "trials", "of"),
     *("seconds", "per minute", "failures", "bound"),
@@ -31,51 +30,43 @@ def campaign_names() -> list[str]:
     return sorted(p.stem.removeprefix("test_") for p in FOLDER.glob("test_*.py") if marker in p.read_text())
 
 
-def command_of(name: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-s", "-q", "-m", "campaign", str(FOLDER / f"test_{name}.py")]
+def command_of(*names: str) -> list[str]:
+    files = [str(FOLDER / f"test_{name}.py") for name in names]
+    return [sys.executable, "-m", "pytest", "-s", "-q", "-m", "campaign", *files]
 
 
 def run_all(
-    environment: Mapping[str, str], databases: Sequence[str], report: Path | None, *, minutes: float | None
+    environment: Mapping[str, str], databases: str, report: Path | None, *, minutes: float | None
 ) -> int:
-    """Run every campaign on each database, print the table, and return 1 if one has failed.
+    """Run every campaign on ``databases``, print the table, and return 1 if one has failed.
 
+    Two processes share the campaigns and one server, with its files in memory where there is such a folder.
     In ``minutes``, each campaign ends when its share of the time is over.
     """
-    jobs = [(name, database) for database in databases for name in campaign_names()]
+    names = campaign_names()
+    environment = {**environment, "HELIX_TEST_DATABASES": databases}
     if minutes is not None:
-        share = minutes * 60 * _AT_A_TIME / len(jobs)
-        environment = {**environment, "HELIX_FAULTS_SECONDS": str(share)}
+        share = minutes * 60 * _AT_A_TIME / (len(names) * (2 if databases == "both" else 1))
+        environment["HELIX_FAULTS_SECONDS"] = str(share)
+    if memory := folder_in_memory():
+        environment.setdefault("HELIX_TEST_POSTGRES_DIRECTORY", str(memory))
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_A_TIME) as pool:
-
-        def run(job: tuple[str, str]) -> tuple[bool, list[dict[str, Any]]]:
-            name, database = job
-            file = Path(folder) / f"{name}-{database}.jsonl"
-            given = {**environment, "HELIX_TEST_DATABASES": database, "HELIX_FAULTS_REPORT": str(file)}
-            done = subprocess.run(
-                command_of(name),
-                env=given,
-                cwd=FOLDER.parents[1],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            succeeded = done.returncode in (0, _NOTHING_TO_RUN)
-            if not succeeded:
-                _print(done.stdout)
-            lines = file.read_text().splitlines() if file.exists() else []
-            return succeeded, [json.loads(line) for line in lines]
-
-        outcomes = list(pool.map(run, jobs))
-    reports = [each for _, found in outcomes for each in found]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "reports.jsonl"
+        done = subprocess.run(
+            # Who has nothing left takes half of what the other one still has to do.
+            [*command_of(*names), "-n", str(_AT_A_TIME), "--dist", "worksteal"],
+            env={**environment, "HELIX_FAULTS_REPORT": str(file)},
+            cwd=FOLDER.parents[1],
+            check=False,
+        )
+        lines = file.read_text().splitlines() if file.exists() else []
     if report is not None:
-        with report.open("a") as lines:
-            lines.writelines(json.dumps(each) + "\n" for each in reports)
-    _print(table(reports))
+        with report.open("a") as kept:
+            kept.writelines(line + "\n" for line in lines)
+    _print(table(sorted(map(json.loads, lines), key=lambda each: (each["name"], each["database"]))))
     _print(f"{time.monotonic() - started:.0f} seconds")
-    return 0 if all(succeeded for succeeded, _ in outcomes) and reports else 1
+    return 0 if done.returncode == 0 and lines else 1
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
