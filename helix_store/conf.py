@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django.conf import settings
@@ -20,6 +21,7 @@ __all__ = [
     "DEFAULTS",
     "constraint_name",
     "get",
+    "is_citus",
     "limits",
     "stream_options",
     "table_name",
@@ -114,6 +116,11 @@ def row_level_security() -> bool:
     # Every statement asks, also those of the doctor, which reports settings that are not a dict.
     value = getattr(settings, "HELIX_STORE", None)
     return isinstance(value, dict) and value.get("ROW_LEVEL_SECURITY") is True
+
+
+def is_citus(database: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``DATABASES`` says that Citus distributes the tables."""
+    return database.get("HELIX_STORE_CITUS") is True
 
 
 def limits(given: Limits | None = None) -> Limits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -354,4 +355,4 @@ def _drop_usage(db: Database, keys: list[int]) -> int:
 
 
 def _anonymise_usage(db: Database, keys: list[int]) -> int:
-    return len(db.execute(ANONYMISE_USAGE, {"keys": list_parameter(db, keys)}))
+    return len(db.execute(ANONYMISE_USAGE, {"keys": list_parameter(db, keys), "secret": secrets.token_hex()}))

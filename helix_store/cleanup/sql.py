@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from helix_store.core.types import RunStatus, SessionStatus, StreamStatus
-from helix_store.engine.clocks import POSTGRESQL, SQLITE, Clock
+from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import (
@@ -41,7 +41,7 @@ _STREAM: Final = table(Stream)
 def _in_keys(form: Callable[[str, Clock], str], column: str) -> Statement:
     """A statement with a condition on the keys in the parameter ``keys``, in the form of each database."""
     postgresql, sqlite = is_in_list(column, "keys", "bigint")
-    return Statement(postgresql=form(postgresql, POSTGRESQL), sqlite=form(sqlite, SQLITE))
+    return Statement(form(postgresql, POSTGRESQL), form(sqlite, SQLITE), citus=(form(postgresql, CITUS),))
 
 
 # --- Sessions by their keys ---------------------------------------------------------------------------
@@ -96,7 +96,8 @@ IN_USE: Final = _in_keys(
 """The keys of those with a running run, a live lock, or a stream with a live writer."""
 
 
-def _streams_of_no_other(chosen: str, not_chosen: str, clock: Clock) -> str:
+def _streams_of_no_other(in_keys: str, clock: Clock) -> str:
+    chosen, not_chosen = in_keys.format(row="s"), f"NOT ({in_keys.format(row='o')})"
     # Another session is looked for in two parts, so that each is one look-up in an index.
     other = f"SELECT 1 FROM {_SESSION} AS o WHERE o.tenant = st.tenant AND o.stream_id = st.stream_id"
     return f"""
@@ -111,17 +112,7 @@ def _streams_of_no_other(chosen: str, not_chosen: str, clock: Clock) -> str:
             )"""
 
 
-STREAMS_OF_NO_OTHER: Final = Statement(
-    *(
-        _streams_of_no_other(chosen, f"NOT ({of_other})", clock)
-        for chosen, of_other, clock in zip(
-            is_in_list("s.id", "keys", "bigint"),
-            is_in_list("o.id", "keys", "bigint"),
-            (POSTGRESQL, SQLITE),
-            strict=True,
-        )
-    )
-)
+STREAMS_OF_NO_OTHER: Final = _in_keys(_streams_of_no_other, "{row}.id")
 """Key, id, number of chunks, and whether the writer is lost, of streams that only these sessions refer to."""
 
 
@@ -146,23 +137,22 @@ def row_counts() -> Statement:
 # --- Usage --------------------------------------------------------------------------------------------
 
 
-def _anonymise(random_id: str) -> Callable[[str, Clock], str]:
+def _anonymise(in_keys: str, random_id: str) -> str:
     # A row that is anonymous already is not written again.
-    return lambda in_keys, clock: (
-        f"""
+    return f"""
         UPDATE {table(UsageEntry)} SET user_id = NULL, session_id = NULL, run_id = NULL,
             sub_session_id = NULL, recorded_for = '', entry_id = {random_id}
         WHERE {in_keys} AND recorded_for <> '' RETURNING id"""
-    )
 
 
+# Citus takes no random function in an UPDATE.
+_DIGEST_OF_ID: Final = "left(encode(pg_catalog.sha256((%(secret)s || id::text)::bytea), 'hex'), 32)"
 ANONYMISE_USAGE: Final = Statement(
-    postgresql=_in_keys(_anonymise("pg_catalog.gen_random_uuid()::text"), "id").postgresql,
-    sqlite=_in_keys(_anonymise("lower(hex(randomblob(16)))"), "id").sqlite,
+    *map(_anonymise, is_in_list("id", "keys", "bigint"), (_DIGEST_OF_ID, "lower(hex(randomblob(16)))"))
 )
 """Remove the user, the session and the run of usage entries.
 
-The id of an entry is replaced too: it may be made from that of the session.
+The id of an entry is replaced too: it may be made from that of the session. ``secret`` is random.
 """
 
 
@@ -192,9 +182,7 @@ def _too_many_checkpoints(clock: Clock) -> str:
         ORDER BY s.session_id LIMIT %(limit)s"""
 
 
-TOO_MANY_CHECKPOINTS: Final = Statement(
-    postgresql=_too_many_checkpoints(POSTGRESQL), sqlite=_too_many_checkpoints(SQLITE)
-)
+TOO_MANY_CHECKPOINTS: Final = with_clock(_too_many_checkpoints)
 """Id and number of surplus step checkpoints of sessions that are not in use, in the order of the id."""
 
 SURPLUS_CHECKPOINTS: Final = _in_keys(

@@ -7,14 +7,27 @@ on the worker's machine; its clock stands still within a statement.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement
 
-__all__ = ["POSTGRESQL", "SQLITE", "Clock", "as_utc", "database_moment", "database_now"]
+if TYPE_CHECKING:
+    # It runs `engine.citus`, which reads the clock.
+    from helix_store.engine.database import Database
+
+__all__ = [
+    "CITUS",
+    "POSTGRESQL",
+    "SQLITE",
+    "Clock",
+    "as_utc",
+    "database_moment",
+    "database_now",
+    "with_clock",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +39,30 @@ class Clock:
 
     def after(self, parameter: str) -> str:
         """The time in as many milliseconds as the named parameter holds."""
-        return self._in_milliseconds.replace("%s", f"%({parameter})s")
+        return self._in_milliseconds.format(parameter)
 
 
 # With its schema: a function of the same name on the search path must not replace it.
 POSTGRESQL: Final = Clock(
     now="pg_catalog.clock_timestamp()",
-    _in_milliseconds="pg_catalog.clock_timestamp() + %s * interval '1 millisecond'",
+    _in_milliseconds="pg_catalog.clock_timestamp() + %({})s * interval '1 millisecond'",
 )
 SQLITE: Final = Clock(
     now="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')",
-    _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%s / 1000.0) || ' seconds')",
+    _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%({})s / 1000.0) || ' seconds')",
 )
+# Parameters that `engine.citus` fills in.
+CITUS: Final = Clock(now="%(now)s::timestamptz", _in_milliseconds="%(now_plus_{})s::timestamptz")
+
+
+def with_clock(text: Callable[[Clock], str], *, locks: str | None = None) -> Statement:
+    """A statement on the clock of each database.
+
+    ``locks`` is given where it may wait for a row: the query that locks the row first on Citus.
+    """
+    citus = text(CITUS)
+    return Statement(text(POSTGRESQL), text(SQLITE), citus=(locks, citus) if locks else (citus,))
+
 
 _NOW: Final = Statement(postgresql=f"SELECT {POSTGRESQL.now}", sqlite=f"SELECT {SQLITE.now}")
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store import conf
 from helix_store.engine.errors import mapped_errors
 from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
 
@@ -59,6 +60,9 @@ class WatchedTransaction:
     def __enter__(self) -> None:
         connection = self._connection
         if self._only_reads or connection.vendor != "postgresql" or connection.savepoint_ids:
+            return
+        if conf.is_citus(connection.settings_dict):
+            # The node with the tables commits first: it may have committed what the entry node gave up.
             return
         self._beginnings = _of_psycopg()
         if self._beginnings is not None:

@@ -14,7 +14,8 @@ method         errors released transaction                                      
 `execute`      no     no       the one that is open: part of one of the above        no
 ============== ====== ======== ===================================================== ========
 
-Statements are prepared on PostgreSQL, unless ``HELIX_STORE["FAST_PATHS"]`` is False.
+Statements are prepared on PostgreSQL, unless ``HELIX_STORE["FAST_PATHS"]`` is False. On Citus, see
+`engine.citus`, none is, and a write that has a form for it is a transaction.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from helix_store import conf
 from helix_store.core.limits import Limits
 from helix_store.core.tenants import TENANT_VARIABLE
 from helix_store.engine.aliases import alias_of
+from helix_store.engine.citus import run_in_order
 from helix_store.engine.commits import WatchedTransaction
 from helix_store.engine.connections import release, release_after, release_once
 from helix_store.engine.errors import (
@@ -180,9 +182,9 @@ class Database:
         Outside a block the statement is a whole transaction, which saves the trips for ``BEGIN`` and
         ``COMMIT``. Inside the caller's block it is a savepoint: the caller owns the commit and any retry.
         """
-        if self.tells_tenant:
-            return self.transaction(lambda: self.execute(statement, parameters))
         connection = self.connection
+        if self.tells_tenant or (statement.citus and conf.is_citus(connection.settings_dict)):
+            return self.transaction(lambda: self.execute(statement, parameters))
         is_alone = False
         try:
             if not connection.in_atomic_block:
@@ -323,7 +325,8 @@ def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 
 def _is_fast(connection: BaseDatabaseWrapper) -> bool:
-    return connection.vendor == "postgresql" and conf.fast_paths()
+    is_postgresql = connection.vendor == "postgresql"
+    return is_postgresql and conf.fast_paths() and not conf.is_citus(connection.settings_dict)
 
 
 def _connect(connection: BaseDatabaseWrapper) -> None:
@@ -343,6 +346,8 @@ def _run(connection: BaseDatabaseWrapper, statement: Statement, parameters: Para
         rows: Rows = cursor.fetchall()
         return rows
     with _reading_moments(connection):
+        if statement.citus and conf.is_citus(connection.settings_dict):
+            return run_in_order(cursor, statement.citus, cast(Mapping[str, Any], parameters))
         cursor.execute(statement.postgresql, parameters)
     rows = [] if cursor.description is None else cursor.fetchall()
     return rows

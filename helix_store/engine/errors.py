@@ -15,6 +15,7 @@ from django.db.transaction import TransactionManagementError
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
+    NotSupportedOnBackend,
     OutcomeUnknown,
     StoreBusy,
     StoreFull,
@@ -41,6 +42,7 @@ TENANT_MOVED: Final = "TM001"
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
 _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "08": StoreUnavailable,  # connection exception
+    "0A000": NotSupportedOnBackend,  # feature not supported: the planner of Citus, or another server
     "22": IntegrityFault,  # data exception
     "25006": StoreUnavailable,  # read-only transaction: the server is, or has become, a standby
     "25P03": StoreUnavailable,  # idle-in-transaction timeout
@@ -89,6 +91,10 @@ _ENDED_WHILE_IDLE: Final = frozenset({"25P03", "57P05"})
 _REFUSED_VALUE: Final = (
     "The database refused a value that the store should have refused; nothing was written. "
     "Please report the database_code of this error."
+)
+_NOT_SUPPORTED: Final = (
+    "The database does not support a statement of this call. On Citus, set HELIX_STORE_CITUS in the entry of "
+    "DATABASES."
 )
 _CORRUPT: Final = "The database found that its files are corrupt; restore them from a backup."
 _ABORTED: Final = (
@@ -267,6 +273,8 @@ def _has_ended_session(error: Error) -> bool:
 
 
 def _message(meaning: type[HelixStoreError], code: str | None, vendor: str) -> str | None:
+    if meaning is NotSupportedOnBackend:
+        return _NOT_SUPPORTED
     is_unreadable_row = code is None and vendor == "sqlite"
     if meaning is not IntegrityFault or is_unreadable_row:
         return None

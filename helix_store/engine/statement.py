@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,12 +31,14 @@ class PreparedForm(NamedTuple):
 class Statement:
     """SQL with placeholders ``%(name)s`` or ``%s``; ``%%`` is a percent sign.
 
-    ``sqlite`` is given where the text for PostgreSQL does not run on SQLite.
+    ``sqlite`` is given where the text for PostgreSQL does not run on SQLite, and ``citus`` where it does not
+    run on Citus: statements that are run in order in its place, see `engine.citus`.
     """
 
-    def __init__(self, postgresql: str, sqlite: str | None = None) -> None:
+    def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:
         self.postgresql = postgresql
         self.sqlite = postgresql if sqlite is None else sqlite
+        self.citus = tuple(citus)
 
     def __repr__(self) -> str:
         return f"<Statement {self.postgresql.strip()[:60]!r}>"

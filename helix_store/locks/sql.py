@@ -10,9 +10,10 @@ Parameters are named: ``tenant``, ``name``, and where they apply ``owner``, ``to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from helix_store.engine.clocks import POSTGRESQL, SQLITE
+from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock, Session
 
@@ -46,17 +47,30 @@ _TRY_SESSION: Final = f"""
 _TRY_ADVISORY: Final = f"pg_catalog.pg_try_advisory_xact_lock(%(key)s # '{_TABLE}'::regclass::oid::bigint)"
 
 
-def _by_clock(postgresql: str, sqlite: str | None = None) -> Statement:
+_LOCK_ROW: Final = f"SELECT id FROM {_TABLE} WHERE {_ROW} FOR NO KEY UPDATE"
+
+
+def _by_clock(postgresql: str, sqlite: str | None = None, citus: Sequence[str] = ()) -> Statement:
     """A statement with ``{now}`` and ``{until}``, the end of a new term, on the clock of each database."""
+
+    def on(clock: Clock, text: str) -> str:
+        return text.format(now=clock.now, until=clock.after("ttl_ms"))
+
     return Statement(
-        postgresql=postgresql.format(now=POSTGRESQL.now, until=POSTGRESQL.after("ttl_ms")),
-        sqlite=(sqlite or postgresql).format(now=SQLITE.now, until=SQLITE.after("ttl_ms")),
+        postgresql=on(POSTGRESQL, postgresql),
+        sqlite=on(SQLITE, sqlite or postgresql),
+        citus=[on(CITUS, text) for text in citus or [postgresql]],
     )
 
 
-def _in_order(first: str, second: str) -> str:
-    """Both conditions; PostgreSQL evaluates the second one only when the first one is true."""
-    return f"CASE WHEN {first} THEN {second} ELSE false END"
+def _of_held_row(text: str) -> Statement:
+    """A write to the row that may wait for it."""
+    return _by_clock(text, citus=(_LOCK_ROW, text))
+
+
+def _in_order(first: str, *others: str) -> str:
+    """All conditions; PostgreSQL evaluates each one only when those before it are true."""
+    return f"CASE WHEN {first} THEN {_in_order(*others)} ELSE false END" if others else first
 
 
 def _acquire_known(condition: str, row_lock: str = "") -> str:
@@ -76,27 +90,35 @@ def _acquire_new(condition: str) -> str:
         RETURNING token, expires_at"""
 
 
-def _acquisition(try_locks: str, *, condition: str = _IS_FREE) -> tuple[Statement, Statement]:
+def _acquisition(*try_locks: str, condition: str = _IS_FREE) -> tuple[Statement, Statement]:
     """Statements to try in this order: for a name with a row, and for a new name.
 
     Each returns the token and the end of the new term, or no row. The update comes first because it refuses a
     held name without a write. ``try_locks`` comes last: a held name must not cost its contenders the locks,
-    which last as long as the caller's transaction.
+    which last as long as the caller's transaction. On Citus they are tried by queries of their own.
     """
+    tried = [f"SELECT 1 WHERE {each}" for each in try_locks]
+    skip = "FOR UPDATE SKIP LOCKED"
     return (
         _by_clock(
-            postgresql=_acquire_known(_in_order(condition, try_locks), "FOR UPDATE SKIP LOCKED"),
+            postgresql=_acquire_known(_in_order(condition, *try_locks), skip),
             sqlite=_acquire_known(condition),
+            citus=(
+                f"SELECT 1 FROM {_TABLE} WHERE {_ROW} AND {condition}",
+                *tried,
+                _acquire_known(condition, skip),
+            ),
         ),
         _by_clock(
-            postgresql=_acquire_new(_in_order(_IS_NEW, try_locks)),
+            postgresql=_acquire_new(_in_order(_IS_NEW, *try_locks)),
             sqlite=_acquire_new(_IS_NEW),
+            citus=(f"SELECT 1 WHERE {_IS_NEW}", *tried, _acquire_new(_IS_NEW)),
         ),
     )
 
 
 ACQUIRE: Final = _acquisition(_TRY_ADVISORY)
-ACQUIRE_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISORY))
+ACQUIRE_AFTER_SESSION: Final = _acquisition(_TRY_SESSION, _TRY_ADVISORY)
 """`ACQUIRE` as part of a larger transaction: the row of the session with that name is locked first.
 
 Guarded writes lock the session row and then the lock row. The reverse order could deadlock with them. No row
@@ -104,7 +126,7 @@ is returned when the session exists and its row is busy.
 """
 
 TAKE_OVER: Final = _acquisition(_TRY_ADVISORY, condition="true")
-TAKE_OVER_AFTER_SESSION: Final = _acquisition(_in_order(_TRY_SESSION, _TRY_ADVISORY), condition="true")
+TAKE_OVER_AFTER_SESSION: Final = _acquisition(_TRY_SESSION, _TRY_ADVISORY, condition="true")
 """The same for a name that may be held. No row: a guarded write or another acquisition is under way."""
 
 ACQUIRE_AGAIN: Final = _acquisition(
@@ -121,16 +143,16 @@ WAIT_FOR_CONTENDERS: Final = Statement(
 )
 """Wait for the end of an acquisition under way; for PostgreSQL."""
 
-REFRESH: Final = _by_clock(
+REFRESH: Final = _of_held_row(
     f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"
 )
-RELEASE: Final = _by_clock(f"UPDATE {_TABLE} SET expires_at = NULL WHERE {_OWN_TERM} RETURNING token")
+RELEASE: Final = _of_held_row(f"UPDATE {_TABLE} SET expires_at = NULL WHERE {_OWN_TERM} RETURNING token")
 WAS_RELEASED: Final = Statement(
     f"""
         SELECT 1 FROM {_TABLE}
         WHERE {_ROW} AND owner = %(owner)s AND token = %(token)s AND expires_at IS NULL"""
 )
-FORCE_RELEASE: Final = _by_clock(
+FORCE_RELEASE: Final = _of_held_row(
     f"""
         UPDATE {_TABLE} SET expires_at = NULL, token = token + 1 WHERE {_ROW} AND {_IS_HELD}
         RETURNING token"""

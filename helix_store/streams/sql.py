@@ -6,10 +6,9 @@ condition of a write is on that row: PostgreSQL checks it again after a wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from helix_store.engine.clocks import POSTGRESQL, SQLITE, Clock
+from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Stream, StreamChunk
 
@@ -37,30 +36,36 @@ _CHUNK: Final = table(StreamChunk)
 
 STREAM_BY_ID: Final = "tenant = %(tenant)s AND stream_id = %(stream_id)s"
 _ACTIVE: Final = f"{STREAM_BY_ID} AND status = 'active'"
-
-
-def _with_clock(text: Callable[[Clock], str]) -> Statement:
-    return Statement(postgresql=text(POSTGRESQL), sqlite=text(SQLITE))
-
+_LOCK_ACTIVE: Final = f"SELECT id FROM {_STREAM} WHERE {_ACTIVE} FOR NO KEY UPDATE"
 
 # --- Writers ---------------------------------------------------------------------------------------
 
-OPEN: Final = _with_clock(
-    lambda clock: (
-        f"""
+
+def _insert(clock: Clock) -> str:
+    return f"""
         INSERT INTO {_STREAM} AS known
             (tenant, stream_id, status, last_sequence, floor, generation, is_emptied,
              run_id, agent_name, writer_id, lease_expires_at, created_at, updated_at)
         VALUES (%(tenant)s, %(stream_id)s, 'active', 0, 0, 0, FALSE,
                 %(run_id)s, %(agent_name)s, %(writer_id)s, {clock.after("lease_ms")},
                 {clock.now}, {clock.now})
-        ON CONFLICT (tenant, stream_id) DO UPDATE SET
+        ON CONFLICT (tenant, stream_id)"""
+
+
+def _open(clock: Clock) -> str:
+    return f"""{_insert(clock)} DO UPDATE SET
             run_id = excluded.run_id, agent_name = excluded.agent_name,
             writer_id = excluded.writer_id, lease_expires_at = excluded.lease_expires_at,
             updated_at = excluded.updated_at
         WHERE known.status = 'active'
         RETURNING id"""
-    )
+
+
+OPEN: Final = Statement(
+    _open(POSTGRESQL),
+    _open(SQLITE),
+    # The row exists after the first statement, so that the lease begins after the wait for it.
+    citus=(f"{_insert(CITUS)} DO NOTHING", _LOCK_ACTIVE, _open(CITUS)),
 )
 """Create the stream, or give the lease of an active one to another writer."""
 
@@ -89,7 +94,7 @@ APPEND: Final = Statement(
 )
 """`ADVANCE` and `INSERT_CHUNKS` in one statement; for PostgreSQL. ``texts`` is a list."""
 
-ADVANCE: Final = _with_clock(_advance)
+ADVANCE: Final = with_clock(_advance, locks=_LOCK_ACTIVE)
 """Take the sequences of new chunks and renew the lease. Returns nothing if the stream is not active."""
 
 INSERT_CHUNKS: Final = Statement(
@@ -106,12 +111,13 @@ INSERT_CHUNKS: Final = Statement(
 ``texts`` is a JSON array, so that this is one text for any number of rows.
 """
 
-RENEW: Final = _with_clock(
+RENEW: Final = with_clock(
     lambda clock: (
         f"""
         UPDATE {_STREAM} SET writer_id = %(writer_id)s, lease_expires_at = {clock.after("lease_ms")}
         WHERE {_ACTIVE} RETURNING id"""
-    )
+    ),
+    locks=_LOCK_ACTIVE,
 )
 
 RELEASE: Final = Statement(
@@ -120,7 +126,7 @@ RELEASE: Final = Statement(
     WHERE {STREAM_BY_ID} AND writer_id = %(writer_id)s RETURNING id"""
 )
 
-SET_STATUS: Final = _with_clock(
+SET_STATUS: Final = with_clock(
     lambda clock: (
         f"""
         UPDATE {_STREAM} SET
@@ -201,10 +207,11 @@ def _fail_lost(clock: Clock, lock: str = "") -> str:
         RETURNING id, last_sequence"""
 
 
+_SKIP_LOCKED: Final = "FOR NO KEY UPDATE SKIP LOCKED"
 FAIL_LOST: Final = Statement(
-    postgresql=_fail_lost(POSTGRESQL, "FOR NO KEY UPDATE SKIP LOCKED"), sqlite=_fail_lost(SQLITE)
+    _fail_lost(POSTGRESQL, _SKIP_LOCKED), _fail_lost(SQLITE), citus=(_fail_lost(CITUS, _SKIP_LOCKED),)
 )
-COUNT_LOST: Final = _with_clock(lambda clock: f"SELECT count(*) FROM {_STREAM} WHERE {_is_lost(clock)}")
+COUNT_LOST: Final = with_clock(lambda clock: f"SELECT count(*) FROM {_STREAM} WHERE {_is_lost(clock)}")
 
 DELETE_CHUNKS: Final = Statement(f"DELETE FROM {_CHUNK} WHERE stream_id = %(key)s AND sequence <= %(last)s")
 DELETE_STREAM: Final = Statement(f"DELETE FROM {_STREAM} WHERE id = %(key)s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from helix_store.engine.clocks import POSTGRESQL, SQLITE
+from helix_store.engine.clocks import with_clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock
 from helix_store.transfer.layout import Part
@@ -19,9 +19,8 @@ _RAISE: Final = f"""
     WHERE {_LOCK}.token < excluded.token AND ({_LOCK}.expires_at IS NULL OR {_LOCK}.expires_at <= {{now}})
     RETURNING id"""
 
-RAISE_TOKEN: Final = Statement(
-    postgresql=_RAISE.format(now=POSTGRESQL.now), sqlite=_RAISE.format(now=SQLITE.now)
-)
+# A clock that is older than a wait finds the lock held: it errs to the safe side.
+RAISE_TOKEN: Final = with_clock(lambda clock: _RAISE.format(now=clock.now))
 """Create a free lock, or raise the token of a free one; no row when it is held, or its token is as high."""
 
 TOKEN: Final = Statement(f"SELECT token FROM {_LOCK} WHERE tenant = %(tenant)s AND name = %(name)s")

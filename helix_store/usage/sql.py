@@ -87,11 +87,13 @@ def insert_entry(columns: tuple[str, ...]) -> Statement:
     copied = ", ".join(SESSION_COLUMNS.values())
     typed = ", ".join(f"%({name})s::{_COLUMN_TYPES[name]}" for name in columns)
     plain = ", ".join(f"%({name})s" for name in columns)
+    session = f"""FROM {table(Session)}
+            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s::varchar"""
+    postgresql = f"{insert} SELECT {copied}, {typed} {session} {{}} {_UNLESS_KNOWN} RETURNING id"
     return Statement(
-        postgresql=f"""
-            {insert} SELECT {copied}, {typed} FROM {table(Session)}
-            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s::varchar {_KEEP}
-            {_UNLESS_KNOWN} RETURNING id""",
+        postgresql=postgresql.format(_KEEP),
+        # Citus takes no row lock in an INSERT.
+        citus=(f"SELECT id {session} {_KEEP}", postgresql.format("")),
         sqlite=f"""
             {insert} SELECT {copied}, {plain} FROM {table(Session)}
             WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s

@@ -12,6 +12,7 @@ from helix_store.engine.errors import is_retryable_transaction
 from helix_store.exceptions import (
     HelixStoreError,
     IntegrityFault,
+    NotSupportedOnBackend,
     OutcomeUnknown,
     StoreBusy,
     StoreFull,
@@ -27,6 +28,7 @@ MEANINGS: dict[str, type[HelixStoreError]] = {
     "08000": StoreUnavailable,
     "08006": StoreUnavailable,
     "08P01": StoreUnavailable,
+    "0A000": NotSupportedOnBackend,
     "22012": IntegrityFault,
     "25006": StoreUnavailable,
     "25P03": StoreUnavailable,
@@ -51,7 +53,6 @@ MEANINGS: dict[str, type[HelixStoreError]] = {
     "XX002": IntegrityFault,
 }
 NOT_OURS = [
-    "0A000",
     "23503",
     "23505",
     "23514",

@@ -67,6 +67,7 @@ DEPLOYMENTS: Final = (
     ),
     Deployment(name="psycopg pool", settings={"OPTIONS": {"pool": {"min_size": 1, "max_size": _SERVERS}}}),
     Deployment(name="kept connections", settings={"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}),
+    Deployment(name="citus form", settings={"HELIX_STORE_CITUS": True}),
     Deployment(
         name=REPEATABLE_READ,
         settings={"OPTIONS": {"options": "-c default_transaction_isolation=repeatable\\ read"}},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from helix_store.engine.clocks import POSTGRESQL, SQLITE
+from helix_store.engine.clocks import with_clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Session
 from helix_store.sessions.sql import session_by_id
@@ -141,10 +141,7 @@ _IS_HELD: Final = f"{_IS_OWN} AND claim_done_at IS NULL AND claim_expires_at > {
 def _update(assignments: str, condition: str, returning: str) -> Statement:
     """``{now}`` is the database's time, and ``{end}`` that of a term from now."""
     text = f"UPDATE {_CHECKPOINT} SET {assignments} WHERE {condition} RETURNING {returning}"
-    postgresql, sqlite = (
-        text.format(now=clock.now, end=clock.after("ttl_ms")) for clock in (POSTGRESQL, SQLITE)
-    )
-    return Statement(postgresql, sqlite)
+    return with_clock(lambda clock: text.format(now=clock.now, end=clock.after("ttl_ms")))
 
 
 def _claim(snapshot: str) -> Statement:

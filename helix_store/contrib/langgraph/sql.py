@@ -310,9 +310,13 @@ COPY_PARTS: Final = tuple(Statement(text) for text in _COPIES)
 COPY: Final = Statement(
     f"WITH checkpoints AS ({_COPIES[0]}), copied_values AS ({_COPIES[1]}) {_COPIES[2]}".replace(
         "%(target)s", "%(target)s::bigint"
-    ).replace("%(thread_id)s", "%(thread_id)s::text")
+    ).replace("%(thread_id)s", "%(thread_id)s::text"),
+    citus=_COPIES,
 )
-"""All of `COPY_PARTS` as of one moment, on PostgreSQL: a checkpoint is copied with its values, or not."""
+"""All of `COPY_PARTS` as of one moment, on PostgreSQL: a checkpoint is copied with its values, or not.
+
+On Citus the values are copied after the checkpoints, and may be more than those that these refer to.
+"""
 
 DELETE_WRITES: Final = Statement(
     *(

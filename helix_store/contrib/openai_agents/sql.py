@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from helix_store.contrib.openai_agents.models import OpenAIRunState
-from helix_store.engine.clocks import POSTGRESQL, SQLITE
+from helix_store.engine.clocks import with_clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID
@@ -26,10 +26,7 @@ HEAD_COLUMNS: Final = (
 
 def _with_clock(text: str) -> Statement:
     """``{now}`` is the database's time, and ``{end}`` that of a term from now."""
-    postgresql, sqlite = (
-        text.format(now=clock.now, end=clock.after("ttl_ms")) for clock in (POSTGRESQL, SQLITE)
-    )
-    return Statement(postgresql, sqlite)
+    return with_clock(lambda clock: text.format(now=clock.now, end=clock.after("ttl_ms")))
 
 
 SAVE: Final = Statement(
