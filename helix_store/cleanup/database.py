@@ -46,8 +46,8 @@ _MARK_IN_BULK: Final = Statement(
     postgresql=_MARK.format(
         unchanged=f"""
             SELECT s.id FROM {table(Session)} AS s
-            JOIN jsonb_to_recordset(%(candidates)s::jsonb) AS c(id bigint, version bigint)
-                ON s.id = c.id AND s.version = c.version
+            JOIN jsonb_array_elements(%(candidates)s::jsonb) AS c(known)
+                ON s.id = (c.known ->> 'id')::bigint AND s.version = (c.known ->> 'version')::bigint
             WHERE {_IS_EXPIRED} FOR NO KEY UPDATE OF s SKIP LOCKED"""
     ),
     sqlite=_MARK.format(

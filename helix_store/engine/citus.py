@@ -21,7 +21,7 @@ from helix_store.engine.clocks import POSTGRESQL
 
 __all__ = ["run_in_order"]
 
-_MOMENT: Final = re.compile(r"%\((now(?:_plus_(\w+))?)\)s")
+_MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 
 
 def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:

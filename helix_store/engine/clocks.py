@@ -52,7 +52,7 @@ SQLITE: Final = Clock(
     _in_milliseconds="strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', (%({})s / 1000.0) || ' seconds')",
 )
 # Parameters that `engine.citus` fills in.
-CITUS: Final = Clock(now="%(now)s::timestamptz", _in_milliseconds="%(now_plus_{})s::timestamptz")
+CITUS: Final = Clock(now="%(clock)s::timestamptz", _in_milliseconds="%(clock_plus_{})s::timestamptz")
 
 
 def with_clock(text: Callable[[Clock], str], *, locks: str | None = None) -> Statement:

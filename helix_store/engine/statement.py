@@ -38,7 +38,8 @@ class Statement:
     def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:
         self.postgresql = postgresql
         self.sqlite = postgresql if sqlite is None else sqlite
-        self.citus = tuple(citus)
+        # A form with the same text is none: a write need not be a transaction then.
+        self.citus = () if list(citus) == [postgresql] else tuple(citus)
 
     def __repr__(self) -> str:
         return f"<Statement {self.postgresql.strip()[:60]!r}>"
