@@ -74,7 +74,7 @@ def kill_writers(
 
 @contextmanager
 def _database_of_its_own(alias: str) -> Iterator[None]:
-    """On SQLite, a copy of the file: with other stories in it, the killed writer is not the last to close it."""
+    """On SQLite, a copy of the file: beside other stories, the killed writer is not the last to close it."""
     connection = connections[alias]
     if connection.vendor != "sqlite":
         yield
