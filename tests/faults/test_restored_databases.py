@@ -1,0 +1,123 @@
+"""A worker that lives on while its database goes back to an earlier moment writes nothing stale."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pytest_django import DjangoDbBlocker
+
+from helix_store.exceptions import (
+    FencedOutError,
+    HelixStoreError,
+    LockLostError,
+    StaleStateError,
+    StoreUnavailable,
+)
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
+from tests.databases import CommittedDatabase
+from tests.faults.campaign import Trial, campaign
+from tests.faults.guarded import CALLS, SESSION, Place, everything_in, prepare
+from tests.faults.restores import Restorable, restorable_postgres, restorable_sqlite
+
+_MOST_TERMS: Final = 3
+KINDS: Final = list(CALLS)
+random.Random(0).shuffle(KINDS)  # noqa: S311  neighbouring seeds are to differ
+
+
+@pytest.fixture
+def restorable(
+    committed_db: CommittedDatabase, tmp_path: Path, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Restorable]:
+    with django_db_blocker.unblock():
+        if committed_db.vendor == "sqlite":
+            with restorable_sqlite(tmp_path / "restorable.sqlite3") as database:
+                yield database
+        else:
+            with restorable_postgres(committed_db.alias) as database:
+                yield database
+
+
+def take_terms(alias: str, tenant: str, count: int) -> Lock | None:
+    """So many terms of the lock, in each of which a step is made. The last one is held."""
+    locks = DatabaseLockManager(alias, tenant=tenant)
+    store = DatabaseStateStore(alias, tenant=tenant)
+    lock = None
+    for _ in range(count):
+        lock = locks.take_over(SESSION, owner=alias)
+        make_a_step(store, alias, lock.fencing_token)
+    return lock
+
+
+def make_a_step(store: DatabaseStateStore, said: str, token: int | None) -> None:
+    state = store.load_state(SESSION)
+    assert state is not None
+    state.custom_state["said"] = said
+    step = {"step_id": "restored", "step_count": state.step_count + 1}
+    message = {"role": "user", "content": said}
+    store.save_state_and_promote_staging(SESSION, state, [message], step, fencing_token=token)
+
+
+def refusal(call: Callable[[], object]) -> HelixStoreError | None:
+    """The error of a call, or ``None`` where it did its work."""
+    try:
+        call()
+    except HelixStoreError as exc:
+        return exc
+    return None
+
+
+def restore_once(database: Restorable, tenant: str, trial: Trial) -> None:
+    """Take the terms of a worker back, let a successor take others, and let the worker go on."""
+    name = KINDS[trial.seed % len(KINDS)]
+    place = Place(database.worker, tenant)
+    prepare(Place(database.worker, tenant), name)
+    kept = trial.chance.randint(0, _MOST_TERMS)
+    take_terms(database.worker, tenant, kept)
+    database.remember()
+    lock = take_terms(database.worker, tenant, trial.chance.randint(1, _MOST_TERMS))
+    state = place.state.load_state(SESSION)
+    assert lock is not None
+    assert state is not None
+    database.restore()
+    newest = kept + trial.chance.randint(0, lock.fencing_token - kept + 1)
+    take_terms(database.successor, tenant, newest - kept)
+    seen = Place(database.successor, tenant)
+    version = seen.state.load_state(SESSION).version  # type: ignore[union-attr]  # it is there
+    before = everything_in(seen)
+    # PostgreSQL has ended the worker's connection: it is told so once, and not that anything was written.
+    lost = refusal(lambda: place.state.load_state(SESSION))
+    assert lost is None or isinstance(lost, StoreUnavailable), repr(lost)
+    trial.count("the connection was lost", lost is not None)
+
+    if newest in (0, lock.fencing_token):
+        # The same token a second time, or a name that nobody has locked: nothing tells them apart.
+        CALLS[name](place, lock.fencing_token)
+        trial.count("the token is not told apart")
+        return
+    fenced_out = refusal(lambda: CALLS[name](place, lock.fencing_token))
+    assert isinstance(fenced_out, FencedOutError), f"{name} ended in {fenced_out!r}"
+    assert (fenced_out.token, fenced_out.current_token) == (lock.fencing_token, newest)
+    if version == state.version:
+        trial.count("the version is not told apart")
+    else:
+        stale = refusal(lambda: place.state.save_state(SESSION, state, expected_version=state.version))
+        assert isinstance(stale, StaleStateError), repr(stale)
+    assert isinstance(refusal(lock.refresh), LockLostError)
+    assert lock.release() is False
+    assert everything_in(seen) == before, f"{name} wrote with a token of the time that was taken back"
+    trial.count("an older token" if lock.fencing_token < newest else "a token from the future")
+
+
+@pytest.mark.campaign
+def test_a_worker_is_fenced_out_of_a_database_that_was_restored(
+    committed_db: CommittedDatabase, restorable: Restorable
+) -> None:
+    name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
+    sizes = (6, 600, 6_000) if name == "sqlite" else (2, 60, 600)
+    with campaign("restored_databases", name, sizes=sizes) as made:
+        made.run(lambda trial: restore_once(restorable, f"tenant-{trial.seed}", trial))
+    assert made.counts["a token from the future"], made.counts
