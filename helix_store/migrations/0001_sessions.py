@@ -4,6 +4,7 @@ from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import (
     CostField,
     IdentifierField,
@@ -11,7 +12,7 @@ from helix_store.models.fields import (
 )
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     initial = True
 
     dependencies = []

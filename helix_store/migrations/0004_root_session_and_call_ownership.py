@@ -6,6 +6,7 @@ from django.db import migrations, models
 
 from helix_store.conf import constraint_name
 from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
@@ -26,7 +27,7 @@ def fill_in_roots(apps: Any, schema_editor: Any) -> None:
     rootless.update(root_session_id=models.F("session_id"))
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0003_pending_client_tool_calls")]
 
     operations = [

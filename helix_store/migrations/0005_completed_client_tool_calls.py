@@ -3,10 +3,11 @@
 from django.db import migrations
 
 from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import PayloadField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0004_root_session_and_call_ownership")]
 
     operations = [

@@ -4,10 +4,11 @@ from django.db import migrations, models
 
 from helix_store.conf import constraint_name
 from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0006_mode_and_completion_reason")]
 
     operations = [

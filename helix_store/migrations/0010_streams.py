@@ -6,10 +6,11 @@ from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import IdentifierField, PayloadField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0009_graph_checkpoints_and_snapshots")]
 
     operations = [

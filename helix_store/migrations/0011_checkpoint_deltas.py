@@ -7,6 +7,7 @@ from django.db import migrations, models
 
 from helix_store.conf import constraint_name
 from helix_store.core.payloads import size_of
+from helix_store.migrations._whole import WholeMigration
 from helix_store.sessions.deltas import apply_deltas
 
 ROWS_AT_ONCE = 50
@@ -27,7 +28,7 @@ def write_in_full(apps: Any, schema_editor: Any) -> None:
     checkpoints.filter(kind="base").delete()
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0010_streams")]
 
     operations = [

@@ -1,11 +1,10 @@
 """Payloads compressed with lz4 on PostgreSQL servers that have it: many times faster than their default."""
 
-from django.db import migrations
-
 from helix_store.migrations._operations import compress_quickly
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0011_checkpoint_deltas")]
 
     operations = [

@@ -5,9 +5,10 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name
 from helix_store.migrations._operations import index_documents
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0012_payload_compression")]
 
     operations = [

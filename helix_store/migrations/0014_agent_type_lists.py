@@ -3,9 +3,10 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0013_list_indexes")]
 
     operations = [

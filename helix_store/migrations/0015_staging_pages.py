@@ -1,11 +1,10 @@
 """Staged changes come and go: PostgreSQL keeps the pages of their table."""
 
-from django.db import migrations
-
 from helix_store.migrations._operations import keep_pages
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0014_agent_type_lists")]
 
     operations = [keep_pages("stagedchange")]

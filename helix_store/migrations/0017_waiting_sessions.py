@@ -4,9 +4,10 @@ from django.db import migrations, models
 from django.db.models import Q
 
 from helix_store.conf import constraint_name
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0016_sub_session_owners")]
 
     operations = [

@@ -4,6 +4,8 @@ from typing import Final
 
 from django.db import migrations
 
+from helix_store.migrations._whole import WholeMigration
+
 _NAMES: Final = {
     "checkpoint": ("checkpoint", "checkpoints"),
     "lock": ("lock", "locks"),
@@ -15,7 +17,7 @@ _NAMES: Final = {
 }
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0017_waiting_sessions")]
 
     operations = [

@@ -6,10 +6,11 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.migrations._operations import RefuseToLose, compress_quickly
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store", "0018_model_names")]
 
     operations = [

@@ -4,10 +4,11 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import LongIdentifierField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     initial = True
 
     dependencies = [

@@ -2,9 +2,10 @@ from django.db import migrations, models
 
 import helix_store.models.fields
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._whole import WholeMigration
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     dependencies = [("helix_store_langgraph", "0001_checkpoints")]
 
     operations = [

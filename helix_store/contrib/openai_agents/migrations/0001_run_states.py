@@ -3,10 +3,11 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._whole import WholeMigration
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 
-class Migration(migrations.Migration):
+class Migration(WholeMigration):
     initial = True
 
     dependencies = [("helix_store", "0019_items")]
