@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 import pytest
-from pytest_django import DjangoDbBlocker
 
 from helix_store.exceptions import (
     FencedOutError,
@@ -21,24 +19,11 @@ from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
 from tests.faults.guarded import CALLS, SESSION, Place, everything_in, prepare
-from tests.faults.restores import Restorable, restorable_postgres, restorable_sqlite
+from tests.faults.restores import Restorable
 
 _MOST_TERMS: Final = 3
 KINDS: Final = list(CALLS)
 random.Random(0).shuffle(KINDS)  # noqa: S311  neighbouring seeds are to differ
-
-
-@pytest.fixture
-def restorable(
-    committed_db: CommittedDatabase, tmp_path: Path, django_db_blocker: DjangoDbBlocker
-) -> Iterator[Restorable]:
-    with django_db_blocker.unblock():
-        if committed_db.vendor == "sqlite":
-            with restorable_sqlite(tmp_path / "restorable.sqlite3") as database:
-                yield database
-        else:
-            with restorable_postgres(committed_db.alias) as database:
-                yield database
 
 
 def take_terms(alias: str, tenant: str, count: int) -> Lock | None:
@@ -119,5 +104,5 @@ def test_a_worker_is_fenced_out_of_a_database_that_was_restored(
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
     sizes = (6, 600, 6_000) if name == "sqlite" else (2, 60, 600)
     with campaign("restored_databases", name, sizes=sizes) as made:
-        made.run(lambda trial: restore_once(restorable, f"tenant-{trial.seed}", trial))
+        made.run(lambda trial: restore_once(restorable, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["a token from the future"], made.counts
