@@ -23,6 +23,7 @@ from django.urls import URLResolver, get_resolver
 from helix_store import conf
 from helix_store.app_tables import registered_tables
 from helix_store.engine.aliases import alias_of, app_aliases
+from helix_store.engine.entry_nodes import citus_problems, has_citus
 from helix_store.engine.poolers import dropped_search_path
 from helix_store.models import Session
 from helix_store.sessions.database.children import children_of_sessions
@@ -30,6 +31,7 @@ from helix_store.transfer.layout import app_part
 
 __all__ = [
     "check_app_tables",
+    "check_citus",
     "check_connections_under_asgi",
     "check_database",
     "check_database_alias",
@@ -265,6 +267,30 @@ def check_row_level_security(
     ]
 
 
+@register("helix_store")
+def check_citus(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E016: what the form for Citus does not work with. W009: a database with Citus, but without the form."""
+    messages: list[CheckMessage] = [
+        Error(f"HELIX_STORE_CITUS of the database {alias!r}: {problem}.", hint=hint, id="helix_store.E016")
+        for alias, problem, hint in citus_problems(app_aliases())
+        if only in (None, alias)
+    ]
+    return messages + [
+        Warning(
+            f"The PostgreSQL database {connection.alias!r} has Citus: if it distributes the tables of "
+            "helix_store, locks, streams, usage and steps are refused.",
+            hint="Set HELIX_STORE_CITUS = True in its entry of DATABASES; or silence this check.",
+            id="helix_store.W009",
+        )
+        for connection in _store_connections("postgresql", only)
+        if connection.alias in (databases or ())
+        and not conf.is_citus(connection.settings_dict)
+        and has_citus(connection)
+    ]
+
+
 @register(Tags.models, "helix_store")
 def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
     """E013: a registered table that no export can hold. W008: rows of sessions that nobody registered."""
@@ -446,6 +472,7 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         check_sqlite_settings,
         *([check_sqlite_version] if deploy else []),
         check_connections_under_asgi,
+        check_citus,
         check_stream_permission,
         check_postgres_durability,
         check_search_path,

@@ -175,7 +175,8 @@ def test_the_first_finishing_time_of_a_claim_is_kept(
 
 def finishing_time(citus: CommittedDatabase) -> datetime | None:
     snapshots = Checkpoint.objects.using(citus.alias).filter(kind="snapshot")
-    return snapshots.get(session__tenant=citus.tenant).claim_done_at
+    found: datetime | None = snapshots.get(session__tenant=citus.tenant).claim_done_at
+    return found
 
 
 # --- What the advisory lock and the number of a transaction are for ------------------------------------

@@ -1,0 +1,66 @@
+"""What the entries of ``DATABASES`` say of Citus, and what contradicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store import conf
+
+__all__ = ["CitusProblem", "citus_problems", "has_citus"]
+
+
+class CitusProblem(NamedTuple):
+    alias: str
+    problem: str
+    hint: str
+
+
+def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
+    """Why the form for Citus does not work, or is not safe, in some of these databases.
+
+    Sequences, advisory locks and notifications belong to one node. So every process has to reach the tables
+    of an alias through the same one.
+    """
+    nodes: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for alias in aliases:
+        settings = connections[alias].settings_dict
+        if settings.get("HELIX_STORE_CITUS", False) not in (True, False):
+            yield CitusProblem(alias, "the value is neither True nor False", "Write True or False.")
+        if not conf.is_citus(settings):
+            continue
+        if connections[alias].vendor != "postgresql":
+            yield CitusProblem(alias, "the database is not PostgreSQL", "Remove the key.")
+        if conf.row_level_security():
+            yield CitusProblem(
+                alias,
+                "the policies of ROW_LEVEL_SECURITY are asked on the node with the tables, which does not "
+                "learn the tenant",
+                "Use a schema for each group of tenants instead, or remove one of the two settings.",
+            )
+        node, hint = _node_of(settings), "Name one node, the same one in every process: the coordinator."
+        if "," in f"{node}":
+            yield CitusProblem(alias, "it has several hosts: ids and locks are those of one node", hint)
+        tables = (settings["NAME"], settings["USER"], settings["OPTIONS"].get("options"))
+        other, other_node = nodes.setdefault(tables, (alias, node))
+        if other_node != node:
+            yield CitusProblem(
+                alias, f"it has the tables of {other!r} and reaches them through another node", hint
+            )
+
+
+def _node_of(settings: Mapping[str, Any]) -> str:
+    options = settings["OPTIONS"]
+    host = options.get("host") or options.get("hostaddr") or settings["HOST"]
+    return f"{host}:{options.get('port') or settings['PORT']}"
+
+
+def has_citus(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the extension is installed in the database."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus')")
+        (found,) = cursor.fetchone()
+    return bool(found)
