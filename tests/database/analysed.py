@@ -50,10 +50,10 @@ def _nodes_in(value: Any) -> Iterator[Node]:
             yield from _nodes_in(each)
 
 
-def analysed(connection: BaseDatabaseWrapper, text: str) -> Node:
-    """The tree of a statement with placeholders of a driver, or with values in their place."""
+def analysed(connection: BaseDatabaseWrapper, text: str, *, is_bound: bool = False) -> Node:
+    """The tree of a statement with placeholders of a driver, or bound: with the values in their place."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        numbered = _numbered(text)
+        numbered = text if is_bound else _numbered(text)
         cursor.execute(f"PREPARE analysed AS {numbered}")
         cursor.execute(_TYPES)
         (types,) = cursor.fetchone()

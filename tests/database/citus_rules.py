@@ -39,9 +39,9 @@ _TYPE_OF: Final = {
 }
 
 
-def refusals(connection: BaseDatabaseWrapper, text: str) -> set[str]:
+def refusals(connection: BaseDatabaseWrapper, text: str, *, is_bound: bool = False) -> set[str]:
     """Why Citus may refuse a statement, or run it on another clock than that of the entry node."""
-    query = analysed(connection, text)
+    query = analysed(connection, text, is_bound=is_bound)
     if not any(int(node.text("relid")) >= _FIRST_OF_USERS for node in _tables(query)):
         return set()
     volatile, stable = _volatilities(connection, query)

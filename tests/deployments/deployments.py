@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -11,13 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from django.core.management import call_command
 from django.db import connections
 
 from tests.databases import close_connections
 from tests.pooler import PGBOUNCER, Address, can_track, pgbouncer, transaction_pooler
+from tests.settings import postgres_database
 from tests.streams.background import wait_for_background_threads
 
 __all__ = [
+    "CITUS_FORM",
     "DEPLOYMENTS",
     "REPEATABLE_READ",
     "Deployment",
@@ -36,11 +40,15 @@ Pooler = Callable[[Address, int], AbstractContextManager[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """``settings`` are keys of ``DATABASES``; ``missing`` says why this machine cannot run it."""
+    """``settings`` are keys of ``DATABASES``; ``missing`` says why this machine cannot run it.
+
+    ``migrates`` is for another database than that of the tests.
+    """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     pooler: Pooler | None = None
+    migrates: bool = False
     missing: str | None = None
 
 
@@ -51,6 +59,12 @@ _NO_TRACKING: Final = _NO_PGBOUNCER or (
 )
 
 REPEATABLE_READ: Final = "repeatable read"
+
+CITUS_FORM: Final = "citus form"
+"""On plain PostgreSQL."""
+_CITUS_FORM: Final = {"HELIX_STORE_CITUS": True}
+_CITUS: Final = os.environ.get("HELIX_TEST_CITUS")
+"""The URL of the entry node, for a role whose search path is a distributed schema."""
 
 DEPLOYMENTS: Final = (
     Deployment(name="pooler of the tests", pooler=transaction_pooler),
@@ -67,7 +81,13 @@ DEPLOYMENTS: Final = (
     ),
     Deployment(name="psycopg pool", settings={"OPTIONS": {"pool": {"min_size": 1, "max_size": _SERVERS}}}),
     Deployment(name="kept connections", settings={"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}),
-    Deployment(name="citus form", settings={"HELIX_STORE_CITUS": True}),
+    Deployment(name=CITUS_FORM, settings=_CITUS_FORM),
+    Deployment(
+        name="citus",
+        settings={**_CITUS_FORM, **postgres_database(_CITUS)},
+        migrates=True,
+        missing=None if _CITUS else "HELIX_TEST_CITUS names no server",
+    ),
     Deployment(
         name=REPEATABLE_READ,
         settings={"OPTIONS": {"options": "-c default_transaction_isolation=repeatable\\ read"}},
@@ -84,6 +104,8 @@ def deployed(deployment: Deployment, alias: str) -> Iterator[None]:
     with pooler as port:
         address = {} if port is None else {"HOST": "127.0.0.1", "PORT": port}
         with changed_alias(alias, **{**deployment.settings, **address, "OPTIONS": options}):
+            if deployment.migrates:
+                call_command("migrate", database=alias, verbosity=0)
             yield
 
 

@@ -12,15 +12,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from django.db import connections
 from django.test.utils import override_settings
 from pytest_django import DjangoDbBlocker
 
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.checkpointers.conftest import Stores, graph, make_snapshots, snapshots, statements
+from tests.database.citus_rules import refusals
 from tests.databases import ALIASES, CommittedDatabase, close_connections, fresh_tenant
 from tests.deployments.contracts.table import PROPERTY, table_of
-from tests.deployments.deployments import DEPLOYMENTS, REPEATABLE_READ, Deployment, deployed, socket_of
+from tests.deployments.deployments import (
+    CITUS_FORM,
+    DEPLOYMENTS,
+    REPEATABLE_READ,
+    Deployment,
+    deployed,
+    socket_of,
+)
+from tests.deployments.sent import sent_through
 from tests.sampling import CHOSEN, leave_most_out
 
 __all__ = ["graph", "make_snapshots", "snapshots", "statements"]
@@ -59,7 +69,17 @@ def deployment(
     if made.pooler and socket_of(alias) is None:
         pytest.skip("the server of DATABASE_URL is not reached through a socket that trusts")
     with django_db_blocker.unblock(), deployed(made, alias):
-        yield made
+        if made.name == CITUS_FORM:
+            with sent_through(alias) as sent:
+                yield made
+            refused = {
+                text: found
+                for text in sent.values()
+                if (found := refusals(connections[alias], text, is_bound=True))
+            }
+            assert (bool(sent), refused) == (True, {})
+        else:
+            yield made
 
 
 @pytest.fixture
