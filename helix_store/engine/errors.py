@@ -74,6 +74,7 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "SQLITE_IOERR": StoreUnavailable,
     "SQLITE_LOCKED": StoreBusy,
     "SQLITE_NOTADB": IntegrityFault,
+    "SQLITE_PROTOCOL": StoreBusy,  # a writer was stopped while it changed the index of the WAL
     "SQLITE_READONLY": StoreUnavailable,
     "SQLITE_TOOBIG": IntegrityFault,
 }

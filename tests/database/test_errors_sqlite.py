@@ -90,6 +90,29 @@ def test_a_snapshot_that_is_out_of_date_makes_the_store_busy(
     assert is_retryable_transaction(raised.value)
 
 
+def test_a_writer_that_is_stopped_in_the_index_of_the_wal_makes_the_store_busy(file: Path) -> None:
+    with separate_sqlite(file) as writer, separate_sqlite(file) as reader:
+        execute(writer, "BEGIN IMMEDIATE")
+        swap_a_byte_of_the_index(file)
+        # SQLite tries a hundred times, for ten seconds.
+        with pytest.raises(StoreBusy) as raised, mapped_errors(reader):
+            fetch(reader, "SELECT * FROM kept")
+        assert raised.value.attributes == {"database_code": "SQLITE_PROTOCOL"}
+        assert (raised.value.retryable, raised.value.applied) == (True, "no")
+        swap_a_byte_of_the_index(file)
+        execute(writer, "ROLLBACK")
+        assert fetch(reader, "SELECT * FROM kept") == []
+
+
+def swap_a_byte_of_the_index(file: Path) -> None:
+    """Make the two copies of its header differ, as while a writer changes them, or make them agree."""
+    with file.with_name(f"{file.name}-shm").open("r+b") as index:
+        index.seek(8)
+        (byte,) = index.read(1)
+        index.seek(8)
+        index.write(bytes([byte ^ 1]))
+
+
 def test_a_table_that_is_being_read_makes_the_store_busy_but_a_retry_is_of_no_use(
     connection: BaseDatabaseWrapper,
 ) -> None:
