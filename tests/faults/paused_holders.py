@@ -26,15 +26,19 @@ class Holder:
     """The process seen from outside. `write` begins a write; its answer comes when the process goes on."""
 
     def __init__(self, alias: str) -> None:
-        self._orders, theirs = PROCESSES.Pipe()
-        self._worker = WorkerProcess(_serve, alias, theirs)
-        self._process = psutil.Process(self._worker.pid)
+        self._alias = alias
+        self._start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._worker.kill()
+
+    def start_again(self) -> None:
+        """In another process, which nothing was asked of."""
+        self._worker.kill()
+        self._start()
 
     def acquire(self, tenant: str) -> int:
         """Begin a short term of the lock. Returns its token."""
@@ -60,6 +64,11 @@ class Holder:
         outcome = self._answer()
         assert outcome is None or isinstance(outcome, HelixStoreError), outcome
         return outcome
+
+    def _start(self) -> None:
+        self._orders, theirs = PROCESSES.Pipe()
+        self._worker = WorkerProcess(_serve, self._alias, theirs)
+        self._process = psutil.Process(self._worker.pid)
 
     def _answer(self) -> Any:
         assert self._orders.poll(_PATIENCE_SECONDS), "the holder does not answer"
