@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "Mutant", "Tests", "in_memory", "state", "usage"]
+__all__ = ["ROOT", "Mutant", "Tests", "in_memory", "locks", "named", "state", "streams", "usage"]
 
 ROOT: Final = Path(__file__).parents[2]
 Tests = tuple[str, ...]
@@ -28,7 +28,7 @@ class Mutant:
         return f"{self.file}: {' '.join(self.text.split())}"
 
 
-def _named(place: str, *words: str, written_in: str | None = None) -> Tests:
+def named(place: str, *words: str, written_in: str | None = None) -> Tests:
     """The tests of a file or class whose names have one of these words.
 
     ``written_in`` is the folder with the tests that a class of a contract suite inherits.
@@ -45,16 +45,28 @@ def _named(place: str, *words: str, written_in: str | None = None) -> Tests:
 def state(*words: str) -> Tests:
     """Tests of the contract suite of state stores, in the store's usual form."""
     place = "tests/contract/test_database.py::TestDatabaseStateStore"
-    return _named(place, *words, written_in="helix_store/testing/state_store")
+    return named(place, *words, written_in="helix_store/testing/state_store")
 
 
 def in_memory(*words: str) -> Tests:
     """The same in memory. A database has a second look in its statement; there the rule is alone."""
     place = "tests/contract/test_memory.py::TestInMemoryStateStore"
-    return _named(place, *words, written_in="helix_store/testing/state_store")
+    return named(place, *words, written_in="helix_store/testing/state_store")
 
 
 def usage(*words: str) -> Tests:
     """Tests of the contract suite of usage stores."""
     place = "tests/contract/test_usage_database.py::TestDatabaseUsageStore"
-    return _named(place, *words, written_in="helix_store/testing/usage")
+    return named(place, *words, written_in="helix_store/testing/usage")
+
+
+def locks(*words: str) -> Tests:
+    """Tests of the contract suite of lock managers."""
+    place = "tests/contract/test_locks_database.py::TestDatabaseLockManager"
+    return named(place, *words, written_in="helix_store/testing/locks")
+
+
+def streams(*words: str) -> Tests:
+    """Tests of the contract suite of stream managers."""
+    place = "tests/contract/test_streams_database.py::TestDatabaseStreamManager"
+    return named(place, *words, written_in="helix_store/testing/streams")

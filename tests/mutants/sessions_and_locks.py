@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, in_memory, state
+from tests.mutants.mutant import Mutant, in_memory, locks, state, streams
 
 __all__ = ["SESSIONS_AND_LOCKS"]
 
@@ -15,15 +15,37 @@ _RUNS: Final = state("run_is_refused_while", "superseded", "supersedes", "run_th
 _MEMORY: Final = in_memory("supersede")
 _REFS: Final = state("adding_a_ref_that_differs")
 _WAITS: Final = state(
-    "cannot_be_resumed", "resumed_once", "cannot_be_suspended", "has_ended_is_refused", "stale"
+    "cannot_be_resumed",
+    "resumed_once",
+    "an_ended_one_cannot",
+    "cannot_be_suspended",
+    "has_ended_is_refused",
+    "stale",
 )
 _TENANTS: Final = state("tenant")
 _ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
-_LOCKS: Final = ("tests/contract/test_locks_database.py",)
+_LOCKS: Final = locks(
+    "tokens_grow_however",
+    "taking_a_lock_away",
+    "former_holder",
+    "held_lock_is_refused",
+    "expired_lock",
+    "locked_while_it_is_held",
+    "tenants_do_not_see",
+    "active_locks",
+)
 _LOST_LOCKS: Final = ("tests/database/test_lost_locks.py",)
-_STREAMS: Final = (
-    "tests/contract/test_streams_database.py::TestDatabaseStreamManager",
-    "tests/contract/test_streams_database.py::TestDatabaseStreamManagerWithoutFastPaths",
+_RESTORED: Final = ("tests/database/test_restored_tokens.py",)
+_STREAMS: Final = streams(
+    "is_over_or_paused",
+    "whose_writer_died",
+    "as_a_context_beats",
+    "has_finished_is_not_missed",
+    "older_writer",
+    "former_holder",
+    "tenants",
+    "first_end",
+    "reactivation",
 )
 _STREAM_FIGHTS: Final = ("tests/streams/test_stream_fights.py", "tests/streams/test_retention.py")
 _CLAIMS: Final = ("tests/checkpointers/test_snapshot_claims.py",)
@@ -80,20 +102,26 @@ SESSIONS_AND_LOCKS: Final = (
         _LOCK_SQL,
         "owner = %(owner)s AND token = %(token)s AND {_IS_HELD}",
         "token = %(token)s AND {_IS_HELD}",
-        _LOCKS,
+        _RESTORED,
     ),
     Mutant("fence", _LOCK_SQL, "owner = %(owner)s AND acquired_at", "acquired_at", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, " AND acquired_at >= %(since)s", "", _LOST_LOCKS),
     Mutant("fence", _LOCK_SQL, "token = %(token)s AND expires_at IS NULL", "expires_at IS NULL", _LOST_LOCKS),
     Mutant("fence", _SNAPSHOT_SQL, " AND claim_token = %(token)s", "", _CLAIMS),
-    Mutant("fence", _SNAPSHOT_SQL, " AND claim_owner = %(owner)s", "", _CLAIMS),
+    Mutant("fence", _SNAPSHOT_SQL, " AND claim_owner = %(owner)s", "", _RESTORED),
     Mutant("fence", _SNAPSHOT_SQL, "COALESCE(claim_token, 0) + 1", "1", _CLAIMS),
     Mutant("fence", _OPENAI_SQL, "{_ONE} AND claim_token = %(token)s", "{_ONE}", _RUN_STATES),
     Mutant("fence", _OPENAI_SQL, "claim_token = claim_token + 1", "claim_token = 1", _RUN_STATES),
     # --- Statuses
     Mutant("status", _SESSIONS, "AND status = ANY(%(expected)s)", "", _STATUSES),
     Mutant("status", _SESSIONS, "AND coalesce(completion_reason, '') <> '{SUPERSEDED}'", "", _RUNS),
-    Mutant("status", _RULES, "running_run_id is not None and running_run_id != run_id", "False", _RUNS),
+    Mutant(
+        "status",
+        _RULES,
+        "running_run_id is not None and running_run_id != run_id",
+        "False",
+        in_memory("beside_another"),
+    ),
     Mutant("status", _RULES, "status in _OVER or (", "(", _RUNS),
     Mutant("status", _RULES, "if SessionStatus(status).is_terminal:", "if False:", _WAITS + _RUNS),
     Mutant("status", _RULES, "if status != RunStatus.RUNNING:\n", "if False:\n", _WAITS + _RUNS),

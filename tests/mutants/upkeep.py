@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, named
 
 __all__ = ["UPKEEP"]
 
 _CLEANUP: Final = ("tests/cleanup/test_cleanup.py",)
 _CLEANUP_RACES: Final = ("tests/cleanup/test_races.py",)
-_RETENTION: Final = ("tests/cleanup/test_retention.py",)
-_ERASURE: Final = ("tests/cleanup/test_erasure.py",)
+_IN_USE: Final = ("tests/cleanup/test_in_use.py",)
+_RETENTION: Final = named(
+    "tests/cleanup/test_retention.py",
+    "idle_age",
+    "between_the_look",
+    "not_waited_for",
+    "the_writer_of_a_stream",
+)
+_ERASURE: Final = named("tests/cleanup/test_erasure.py", "in_use_is_left", "that_is_held_is_left")
 
 _DATABASE: Final = "cleanup/database.py"
 _SQL: Final = "cleanup/sql.py"
@@ -100,75 +107,73 @@ UPKEEP: Final = (
     Mutant("cleanup", _SQL, "NOT coalesce(CASE status {_AGES} END, FALSE)", "FALSE", _RETENTION),
     Mutant("cleanup", _SQL, "CASE status {_AGES} END, FALSE)", "CASE status {_AGES} END, TRUE)", _RETENTION),
     Mutant("cleanup", _SQL, "THEN updated_at <= %({status})s", "THEN %({status})s IS NOT NULL", _RETENTION),
-    Mutant("cleanup", _SQL, "parent.tenant = child.tenant AND ", "", _RETENTION),
-    Mutant("cleanup", _SQL, " AND owner.tenant = child.tenant", "", _RETENTION),
-    Mutant("cleanup", _SQL, " AND ref.location = 'local'", "", _RETENTION),
+    Mutant("cleanup", _SQL, "parent.tenant = child.tenant AND ", "", _IN_USE),
+    Mutant("cleanup", _SQL, " AND owner.tenant = child.tenant", "", _IN_USE),
+    Mutant("cleanup", _SQL, " AND ref.location = 'local'", "", _IN_USE),
     Mutant("cleanup", _RETAIN, "if not keys or self._not_idle(db, keys):", "if not keys:", _RETENTION),
-    Mutant("cleanup", _RETAIN, "if trees.is_in_use(db, keys):", "if False:", _RETENTION),
+    Mutant("cleanup", _RETAIN, "if trees.is_in_use(db, keys):", "if False:", _IN_USE),
     # --- What is in use
-    Mutant("cleanup", _SQL, _HAS_RUN + _OR, "WHERE false\n" + _OR, _RETENTION),
-    Mutant("cleanup", _SQL, _IS_LOCKED + _OR, "WHERE false\n" + _OR, _RETENTION),
+    Mutant("cleanup", _SQL, _HAS_RUN + _OR, "WHERE false\n" + _OR, _IN_USE),
+    Mutant("cleanup", _SQL, _IS_LOCKED + _OR, "WHERE false\n" + _OR, _IN_USE),
     Mutant(
         "cleanup",
         _SQL,
         _IS_LOCKED + _OR,
         _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _OR,
-        _RETENTION,
+        _IN_USE,
     ),
     Mutant(
         "cleanup",
         _SQL,
         _IS_LOCKED + _OR,
         _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _OR,
-        _RETENTION,
+        _IN_USE,
     ),
-    Mutant("cleanup", _SQL, "st.tenant = s.tenant AND ", "", _RETENTION),
-    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "", _RETENTION),
+    Mutant("cleanup", _SQL, "st.tenant = s.tenant AND ", "", _IN_USE),
+    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "", _IN_USE),
     Mutant(
         "cleanup",
         _SQL,
         "st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at > ",
         "st.lease_expires_at > ",
-        _RETENTION,
+        _IN_USE,
     ),
-    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "AND false", _RETENTION),
+    Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "AND false", _IN_USE),
     Mutant("cleanup", _TREES, 'if set(locks.values_list("pk", flat=True)) - free:', "if False:", _RETENTION),
     # --- Checkpoints of sessions that are in use
-    Mutant(
-        "cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _RETENTION
-    ),
-    Mutant("cleanup", _SQL, _HAS_RUN + _AND_NOT, "WHERE false\n" + _AND_NOT, _RETENTION),
-    Mutant("cleanup", _SQL, _IS_LOCKED + _ORDER, "WHERE false\n" + _ORDER, _RETENTION),
+    Mutant("cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _IN_USE),
+    Mutant("cleanup", _SQL, _HAS_RUN + _AND_NOT, "WHERE false\n" + _AND_NOT, _IN_USE),
+    Mutant("cleanup", _SQL, _IS_LOCKED + _ORDER, "WHERE false\n" + _ORDER, _IN_USE),
     Mutant(
         "cleanup",
         _SQL,
         _IS_LOCKED + _ORDER,
         _IS_LOCKED.replace("l.tenant = s.tenant AND ", "") + _ORDER,
-        _RETENTION,
+        _IN_USE,
     ),
     Mutant(
         "cleanup",
         _SQL,
         _IS_LOCKED + _ORDER,
         _IS_LOCKED.replace("> {clock.now}", "IS NOT NULL") + _ORDER,
-        _RETENTION,
+        _IN_USE,
     ),
     # --- Streams and locks that others have too
-    Mutant("cleanup", _SQL, "o.tenant = st.tenant AND ", "", _ERASURE),
-    Mutant("cleanup", _SQL, "WHERE st.tenant = (SELECT %(tenant)s)\n            AND", "WHERE", _ERASURE),
+    Mutant("cleanup", _SQL, "o.tenant = st.tenant AND ", "", _IN_USE),
+    Mutant("cleanup", _SQL, "WHERE st.tenant = (SELECT %(tenant)s)\n            AND", "WHERE", _IN_USE),
     Mutant(
         "cleanup",
         _SQL,
         "            AND NOT EXISTS ({other} AND o.session_id = st.stream_id AND {not_chosen})\n",
         "",
-        _ERASURE,
+        _IN_USE,
     ),
     Mutant(
         "cleanup",
         _SQL,
         "(o.stream_id < o.session_id OR o.stream_id > o.session_id) AND",
         "false AND",
-        _ERASURE,
+        _IN_USE,
     ),
     Mutant(
         "cleanup", _SQL, "st.lease_expires_at <= {clock.now}", "st.lease_expires_at IS NOT NULL", _RETENTION
