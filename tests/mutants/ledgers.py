@@ -14,6 +14,7 @@ _OPERATIONS: Final = state(
     "another_payload_under",
     "merely_equal",
     "ids_of_operations",
+    "another_id_is_another",
     "a_refused_step",
     "same_operation",
 )
@@ -27,7 +28,6 @@ _ITEMS: Final = ("tests/items/test_item_log.py",)
 _STEPS: Final = "sessions/database/steps.py"
 _REQUESTS: Final = "sessions/requests.py"
 _MEMORY_STEPS: Final = "sessions/memory/steps.py"
-_OUTCOMES: Final = "engine/outcomes.py"
 _USAGE: Final = "usage/database.py"
 _USAGE_SQL: Final = "usage/sql.py"
 _ITEMS_DB: Final = "items/database.py"
@@ -58,7 +58,6 @@ LEDGERS: Final = (
         _OPERATIONS,
     ),
     Mutant("operation", _STEPS, "request, is_repeat=True)", "request, is_repeat=False)", _LOST_COMMITS),
-    Mutant("operation", _OUTCOMES, "if db.in_transaction:", "if False:", _LOST_COMMITS),
     Mutant("operation", _REQUESTS, "            self.encoded.payload,\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, "            self.encoded.envelope,\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, "            self.step.step_id,\n", "", _OPERATIONS),

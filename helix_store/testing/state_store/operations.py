@@ -77,6 +77,8 @@ class OperationContract(StoreTests):
             {"step": StepInfo("step-2", 1, 10)},
             {"step": StepInfo("step-1", 2, 10)},
             {"step": StepInfo("step-1", 1, 11)},
+            # The same digits in a row.
+            {"step": StepInfo("step-1", 11, 0)},
             {"run_id": "run-1"},
         ],
     )
@@ -106,6 +108,14 @@ class OperationContract(StoreTests):
         assert commit.new_version == 2
         assert store.get_message_count("other") == 3
 
+    def test_another_id_is_another_step(self, store: StateStore, session_id: str) -> None:
+        first = _commit(store, session_id)
+        second = _commit(store, session_id, append=messages(2), operation_id="another")
+        assert second.new_version == first.new_version + 1
+        assert _commit(store, session_id) == first
+        assert _commit(store, session_id, append=messages(2), operation_id="another") == second
+        assert store.get_message_count(session_id) == 3
+
     def test_a_refused_step_does_not_use_up_its_id(self, store: StateStore, session_id: str) -> None:
         with pytest.raises(StaleStateError):
             _commit(store, session_id, expected_version=9)
@@ -130,6 +140,7 @@ def _commit(
     step: StepInfo = step(1),  # noqa: B008  frozen
     expected_version: int | None = None,
     run_id: str | None = None,
+    operation_id: str = "operation",
     **fields: Any,
 ) -> StepCommit:
     """A step with defaults for the arguments that are not given."""
@@ -140,6 +151,6 @@ def _commit(
         [message("hello")] if append is None else append,
         step,
         expected_version=expected_version,
-        operation_id="operation",
+        operation_id=operation_id,
         run_id=run_id,
     )

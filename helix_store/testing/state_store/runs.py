@@ -191,6 +191,17 @@ class RunContract(StoreTests):
         assert run.ended_at is None
         assert repr(store.get_current_run(session_id)) == repr(run)
 
+    def test_a_run_that_waits_does_not_run_again_beside_another_one(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        store.start_run(session_id, "run-1")
+        store.update_run(session_id, "run-1", status="interrupted")
+        store.start_run(session_id, "run-2")
+        before = contents(store, session_id)
+        with pytest.raises(ConflictError):
+            store.update_run(session_id, "run-1", status="running")
+        assert contents(store, session_id) == before
+
     def test_updating_a_run_is_no_new_version(self, store: StateStore, session_id: str) -> None:
         store.start_run(session_id, "run-1")
         before = repr(store.load_state(session_id))
