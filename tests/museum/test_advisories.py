@@ -185,8 +185,8 @@ def _links(page: str) -> list[str]:
     return [attributes["href"] or "" for _, attributes in elements.started if "href" in attributes]
 
 
-@pytest.mark.parametrize("segment", ["__proto__", "constructor", "prototype", "__class__"])
-def test_immer_738_a_path_of_a_patch_leads_out_of_no_document(segment: str) -> None:
+@pytest.mark.parametrize("path", ["/__proto__", "/constructor/prototype", "/prototype"])
+def test_immer_738_a_path_of_a_patch_leads_out_of_no_document(path: str) -> None:
     """immer#738, fast-json-patch#216, jsonpatch-js#30"""
 
     class Document(dict[str, Any]):
@@ -195,7 +195,7 @@ def test_immer_738_a_path_of_a_patch_leads_out_of_no_document(segment: str) -> N
     patched_by_attributes(Document(), ["__class__", "polluted"], value=True)
     assert getattr(Document(), "polluted", False)
 
-    document = {"a": 1}
+    document = {"constructor": {"a": 1}}
     with pytest.raises(PatchError):
-        apply_patches(document, [{"op": "add", "path": f"/{segment}/polluted", "value": True}])
-    assert document == {"a": 1}
+        apply_patches(document, [{"op": "add", "path": path, "value": {"polluted": True}}])
+    assert document == {"constructor": {"a": 1}}

@@ -34,8 +34,7 @@ def main() -> int:
             verdict = copy.verdict(mutant)
             made[mutant.kind] += 1
             killed[mutant.kind] += verdict.killer is not None
-            outcome = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
-            print(f"{mutant.kind}: {mutant}\n    {outcome} in {verdict.seconds:.0f} s", flush=True)  # noqa: T201
+            print(f"{mutant.kind}: {mutant}\n    {verdict} in {verdict.seconds:.0f} s", flush=True)  # noqa: T201
     for kind in made:
         print(f"{kind}: {killed[kind]} of {made[kind]} killed")  # noqa: T201
     return 0 if made == killed else 1

@@ -23,8 +23,8 @@ __all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
 
 PACKAGE: Final = ROOT / "helix_store"
 _COPIED: Final = ("helix_store", "tests", "example_project", "docs", "pyproject.toml", "manage.py")
-_PASSED, _FAILED = 0, 1
-_LONGEST_SECONDS: Final = 300.0
+_PASSED, _FAILED, _NO_END = 0, 1, -1
+_LONGEST_SECONDS: Final = 600.0
 
 
 class BrokenTable(Exception):
@@ -33,11 +33,20 @@ class BrokenTable(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """``killer`` is the test that failed; ``None`` for a survivor."""
+    """``killer`` is the test that failed; ``None`` for a survivor, and where the tests did not end.
+
+    A busy machine is no killer: tests that do not end are no verdict.
+    """
 
     mutant: Mutant
     killer: str | None
     seconds: float
+    has_ended: bool = True
+
+    def __str__(self) -> str:
+        if self.killer:
+            return f"killed by {self.killer}"
+        return "SURVIVED" if self.has_ended else "NO VERDICT: its tests did not end"
 
 
 class _Ran(NamedTuple):
@@ -90,12 +99,12 @@ class Copy:
         original = file.read_text()
         self._write(file, mutated(mutant))
         try:
-            ran = self._run(mutant.tests, "-x")
+            ran = self._run(mutant.tests, "-x", seconds=_LONGEST_SECONDS)
         finally:
             self._write(file, original)
-        if ran.code not in (_PASSED, _FAILED):
+        if ran.code not in (_PASSED, _FAILED, _NO_END):
             raise BrokenTable(f"{mutant} ended with exit code {ran.code}:\n{ran.output}")
-        return Verdict(mutant, ran.failed, ran.seconds)
+        return Verdict(mutant, ran.failed, ran.seconds, has_ended=ran.code != _NO_END)
 
     def _write(self, file: Path, text: str) -> None:
         """Each text gets a time that no other had: Python knows by it that a compiled file is too old."""
@@ -103,7 +112,7 @@ class Copy:
         at = next(self.times)
         os.utime(file, (at, at))
 
-    def _run(self, tests: Iterable[str], *options: str) -> _Ran:
+    def _run(self, tests: Iterable[str], *options: str, seconds: float | None = None) -> _Ran:
         """Run tests in one process."""
         command = [
             *(sys.executable, "-m", "pytest", "-q", "--reuse-db", "--tb=line"),
@@ -128,11 +137,11 @@ class Copy:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=_LONGEST_SECONDS,
+                timeout=seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return _Ran(_FAILED, f"no end within {_LONGEST_SECONDS} seconds", "", time.monotonic() - began)
+            return _Ran(_NO_END, None, "", time.monotonic() - began)
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
         return _Ran(
             ran.returncode, failed and failed[1], ran.stdout[-4_000:] + ran.stderr, time.monotonic() - began
