@@ -45,6 +45,11 @@ def restorable(
     committed_db: CommittedDatabase, restorables: Callable[[str], Restorable]
 ) -> Iterator[Restorable]:
     database = restorables(committed_db.vendor)
+    aliases = (database.worker, database.successor)
+    for alias in aliases:
+        # So that every thread finds it.
+        connections.settings[alias] = connections[alias].settings_dict
     yield database
-    for alias in (database.worker, database.successor):
+    for alias in aliases:
         connections[alias].close()
+        del connections.settings[alias]

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ def killer(last: int) -> Callable[[str], None]:
     return observe
 
 
-def migrate_until(settings: dict[str, Any], targets: list[tuple[str, ...]], last: int) -> None:
+def migrate_until(settings: dict[str, Any], targets: Sequence[tuple[str, ...]], last: int) -> None:
     with separate_connection(**settings) as connection, observed(connection, killer(last)):
         for target in targets:
             call_command("migrate", *target, database=connection.alias, verbosity=0)
@@ -104,7 +104,7 @@ def applied(alias: str) -> list[str]:
     return sorted(name for app, name in found if app == "helix_store")
 
 
-def killed_run(alias: str, targets: list[tuple[str, ...]], trial: Trial) -> bool:
+def killed_run(alias: str, targets: Sequence[tuple[str, ...]], trial: Trial) -> bool:
     """Migrate in another process, and return whether it was killed before its end."""
     settings = connections[alias].settings_dict
     connections[alias].close()

@@ -34,7 +34,9 @@ Contents = Mapping[str, str]
 
 _TIME: Final = re.compile(r"datetime\.datetime\((?:[^()]|\([^()]*\))*\)")
 _MILLISECONDS: Final = re.compile(r"\b[12]\d{12}\b")
-_RANDOM: Final = re.compile(r"-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_RANDOM: Final = re.compile(
+    r"-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b"
+)
 
 
 @dataclass(frozen=True)
