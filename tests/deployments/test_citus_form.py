@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checkpointers import SnapshotCheckpointer
@@ -66,6 +67,35 @@ def acquired(locks: DatabaseLockManager) -> Lock:
     lock = locks.acquire("name")
     assert lock is not None
     return lock
+
+
+def acquire(locks: DatabaseLockManager, usage: DatabaseUsageStore) -> Callable[[], object]:
+    assert acquired(locks).release()
+    return lambda: acquired(locks)
+
+
+def refresh(locks: DatabaseLockManager, usage: DatabaseUsageStore) -> Callable[[], object]:
+    return acquired(locks).refresh
+
+
+def record(locks: DatabaseLockManager, usage: DatabaseUsageStore) -> Callable[[], object]:
+    return lambda: usage.record_entry(tokens("session"))
+
+
+@pytest.mark.parametrize("prepared", [acquire, refresh, record], ids=lambda prepared: prepared.__name__)
+def test_the_statements_of_a_form_are_one_transaction(
+    citus: CommittedDatabase,
+    locks: DatabaseLockManager,
+    usage: DatabaseUsageStore,
+    prepared: Callable[[DatabaseLockManager, DatabaseUsageStore], Callable[[], object]],
+) -> None:
+    call = prepared(locks, usage)
+    with CaptureQueriesContext(citus.connection) as captured:
+        call()
+    first, *statements, last = [query["sql"] for query in captured.captured_queries]
+    assert (first, last) == ("BEGIN", "COMMIT")
+    assert len(statements) > 1
+    assert not {"BEGIN", "COMMIT"} & set(statements)
 
 
 # --- An older clock -----------------------------------------------------------------------------------
