@@ -61,8 +61,10 @@ def _give_up_inherited() -> None:
 
 
 def _leave_server(connection: Any) -> None:
-    # Its threads run in the parent alone, and they may hold its locks.
-    _kept.append(getattr(connection, "_connection_pools", {}).pop(connection.alias, None))
+    pools = getattr(connection, "_connection_pools", {})
+    if connection.alias in pools:
+        # Its threads run in the parent alone, and they may hold its locks.
+        _kept.append(pools.pop(connection.alias))
     inherited = connection.connection
     if inherited is None:
         return
