@@ -115,7 +115,8 @@ def test_p13_a_reader_finds_what_its_dead_listener_did_not_hear(
         reading = asyncio.create_task(anext(reader))
         await until(lambda: sync_to_async(_end_listeners)(postgres_db))
         await sync_to_async(streams.write_sync)("stream", [{"type": "work"}])
-        assert (await reading).chunk == {"type": "work"}
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reading).chunk == {"type": "work"}
         await reader.aclose()
 
     async_to_sync(read)()
