@@ -281,6 +281,16 @@ def test_sessions_long_expired_are_deleted_with_their_trees(store: StateStore, e
     assert cleanup(store, now=now, delete_after=timedelta(days=5)).deleted == 1
 
 
+def test_a_session_that_has_another_end_since_it_was_marked_is_not_deleted(
+    store: StateStore, expired: Expired
+) -> None:
+    expired("s")
+    assert cleanup(store).marked == 1
+    store.update_status("s", "completed", failure_reason="session_expired")
+    assert cleanup(store, delete_after=30).deleted == 0
+    assert status_of(store, "s")[0] == "completed"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
