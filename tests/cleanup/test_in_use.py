@@ -106,6 +106,14 @@ def test_a_session_that_is_used_or_owned_stays(ours: DatabaseStateStore, use: Us
     assert apply_retention(using=ours.alias, policy=IDLE).trees == 0
 
 
+def test_a_session_whose_status_has_no_rule_keeps_its_tree(ours: DatabaseStateStore) -> None:
+    ours.create_session("waits", agent_type="agent", parent_session_id="old")
+    ours.update_status("waits", "paused")
+    end_long_ago(ours)
+    assert _update(ours, Session, updated_at=moments.now() - timedelta(days=100)) == 2
+    assert apply_retention(using=ours.alias, policy=IDLE).trees == 0
+
+
 @pytest.mark.parametrize("use", [lock_before, write_before, write_to_the_end, refer_to_a_remote_one])
 def test_what_is_over_or_elsewhere_keeps_no_session(ours: DatabaseStateStore, use: Use) -> None:
     assert use(ours)

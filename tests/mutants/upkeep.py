@@ -9,7 +9,9 @@ from tests.mutants.mutant import Mutant, named
 __all__ = ["UPKEEP"]
 
 _CLEANUP: Final = ("tests/cleanup/test_cleanup.py",)
-_CLEANUP_RACES: Final = ("tests/cleanup/test_races.py",)
+_CHANGED: Final = named("tests/cleanup/test_cleanup.py", "that_changes_between", "another_end")
+_DELETED: Final = named("tests/cleanup/test_cleanup.py", "long_expired", "another_end")
+_SECOND_LOOKS: Final = ("tests/cleanup/test_second_looks.py",)
 _IN_USE: Final = ("tests/cleanup/test_in_use.py",)
 _RETENTION: Final = named(
     "tests/cleanup/test_retention.py",
@@ -39,54 +41,58 @@ UPKEEP: Final = (
         _DATABASE,
         " AND expires_at <= %(now)s",
         " AND %(now)s IS NOT NULL",
-        _CLEANUP + _CLEANUP_RACES,
+        _SECOND_LOOKS + _CHANGED,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         """status IN ({", ".join(f"'{status}'" for status in NON_TERMINAL)}) AND expires""",
         "expires",
-        _CLEANUP + _CLEANUP_RACES,
+        _SECOND_LOOKS + _CHANGED,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         "s.id = c.id AND s.version = c.version",
         "s.id = c.id",
-        _CLEANUP + _CLEANUP_RACES,
+        _SECOND_LOOKS + _CHANGED,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         "(id, version) IN (\n                SELECT json_extract(value, '$.id'), json",
         "(id, abs(version)) IN (\n                SELECT json_extract(value, '$.id'), version + 0 * json",
-        _CLEANUP + _CLEANUP_RACES,
+        _SECOND_LOOKS + _CHANGED,
     ),
-    Mutant("cleanup", _DATABASE, "FOR NO KEY UPDATE OF s SKIP LOCKED", "", _CLEANUP_RACES),
+    Mutant("cleanup", _DATABASE, "FOR NO KEY UPDATE OF s SKIP LOCKED", "", _SECOND_LOOKS),
     Mutant("cleanup", _DATABASE, ".filter(version=candidate.version)", "", _CLEANUP),
     Mutant(
-        "cleanup", _DATABASE, "tree.non_terminal().exists() or not top.exists()", "not top.exists()", _CLEANUP
+        "cleanup",
+        _DATABASE,
+        "tree.non_terminal().exists() or not top.exists()",
+        "not top.exists()",
+        _DELETED + _SECOND_LOOKS,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         "tree.non_terminal().exists() or not top.exists()",
         "tree.non_terminal().exists()",
-        _CLEANUP,
+        _DELETED + _SECOND_LOOKS,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         "tree.filter(status=SessionStatus.FAILED.value, failure_reason=SESSION_EXPIRED)",
         "tree",
-        _CLEANUP,
+        _DELETED + _SECOND_LOOKS,
     ),
     Mutant(
         "cleanup",
         _DATABASE,
         "marked.filter(pk=key.key).expired(before)",
         "marked.filter(pk=key.key)",
-        _CLEANUP,
+        _DELETED + _SECOND_LOOKS,
     ),
     Mutant("cleanup", _DATABASE, "unindexed.filter(unindexed_tenant=self._tenant)", "unindexed", _CLEANUP),
     Mutant(
@@ -105,7 +111,7 @@ UPKEEP: Final = (
     ),
     # --- Idle trees
     Mutant("cleanup", _SQL, "NOT coalesce(CASE status {_AGES} END, FALSE)", "FALSE", _RETENTION),
-    Mutant("cleanup", _SQL, "CASE status {_AGES} END, FALSE)", "CASE status {_AGES} END, TRUE)", _RETENTION),
+    Mutant("cleanup", _SQL, "CASE status {_AGES} END, FALSE)", "CASE status {_AGES} END, TRUE)", _IN_USE),
     Mutant("cleanup", _SQL, "THEN updated_at <= %({status})s", "THEN %({status})s IS NOT NULL", _RETENTION),
     Mutant("cleanup", _SQL, "parent.tenant = child.tenant AND ", "", _IN_USE),
     Mutant("cleanup", _SQL, " AND owner.tenant = child.tenant", "", _IN_USE),
