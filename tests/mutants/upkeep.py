@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.mutant import Mutant, named
+from tests.mutants.mutant import Mutant, named, state
 
 __all__ = ["UPKEEP"]
 
@@ -104,10 +104,10 @@ UPKEEP: Final = (
     ),
     Mutant(
         "cleanup",
-        _DATABASE,
-        "self._of_tenant.non_terminal().overdue(now)",
-        "self._of_tenant.overdue(now)",
-        _CLEANUP,
+        "sessions/tool_calls.py",
+        "not entry or SessionStatus(status).is_terminal",
+        "not entry",
+        state("has_ended_waits_for_nobody"),
     ),
     # --- Idle trees
     Mutant("cleanup", _SQL, "NOT coalesce(CASE status {_AGES} END, FALSE)", "FALSE", _RETENTION),
