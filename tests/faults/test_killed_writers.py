@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from helix_store.contrib.langgraph import DjangoSaver
+from helix_store.contrib.openai_agents import RunStateClaim, RunStateStore
 from tests.database.counted_calls import CLASSES
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import campaign
@@ -42,7 +43,7 @@ READS = {
     *("create_reader", "create_resumable_reader", "get_info", "read_after"),
     *("continue_latest", "get_session", "get_session_summary", "list_session_summaries", "search_sessions"),
     *("count", "get", "lanes", "tail", "list"),
-    *("get_delta_channel_history", "get_next_version", "get_tuple", "with_allowlist"),
+    *("get_delta_channel_history", "get_next_version", "get_tuple", "with_allowlist", "waiting"),
 }
 MADE_OF_OTHERS = {
     *("new_session", "session", "branch", "rewind", "say", "update"),
@@ -118,7 +119,7 @@ def test_no_write_is_left_out() -> None:
     known = {kind.split(": ")[-1] for story in STORIES.values() for kind in story.kinds}
     public = {
         name
-        for each in (*CLASSES.values(), DjangoSaver)
+        for each in (*CLASSES.values(), DjangoSaver, RunStateStore, RunStateClaim)
         for name, _ in inspect.getmembers(each, callable)
         if not name.startswith("_")
     }

@@ -1,4 +1,4 @@
-"""The writes of items, graphs, snapshots, LangGraph's savers and its memory. Memory has no twin of these."""
+"""The writes of items, graphs, snapshots, and stores of frameworks. Memory has no twin of these."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from helix_store.checkpointers import Claim, GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.contrib.langgraph import DjangoSaver, DjangoStore
+from helix_store.contrib.openai_agents import RunStateClaim, RunStateStore
 from helix_store.items import ItemLog
 from tests.faults.writes.faces import Faces
 
-__all__ = ["LOGS", "begin_logs"]
+__all__ = ["CLAIMS", "LOGS", "begin_logs"]
 
 _HOUR: Final = timedelta(hours=1)
 
@@ -137,7 +138,40 @@ def _remember(faces: Faces, key: str) -> None:
     memory.delete((key, "memories"), "other")
 
 
+# OpenAI Agents SDK
+
+
+def _run_states(faces: Faces) -> RunStateStore:
+    return RunStateStore(faces.alias, tenant=faces.tenant)
+
+
+def _save_run_state(faces: Faces, key: str) -> str:
+    count = len(_run_states(faces).waiting(key))
+    return _run_states(faces).save(key, f"run {count}", state_id=f"state-{count}", owner="alice")
+
+
+def _claim_run(faces: Faces, key: str) -> RunStateClaim | None:
+    return _run_states(faces).claim(key, "state-0", resumer="worker", owner="alice", ttl_ms=_HOUR)
+
+
+def _with_run(faces: Faces, key: str, then: Callable[[RunStateClaim], object]) -> object:
+    claim = _claim_run(faces, key)
+    faces.between()
+    return claim and then(claim)
+
+
+CLAIMS: Final[dict[str, Write]] = {
+    "claim: refresh": lambda faces, key: _with_claim(faces, key, lambda claim: claim.refresh(2 * _HOUR)),
+    "claim: done": lambda faces, key: _with_claim(faces, key, lambda claim: claim.done()),
+    "claim: release": lambda faces, key: _with_claim(faces, key, lambda claim: claim.release()),
+    "run claim: refresh": lambda faces, key: _with_run(faces, key, lambda claim: claim.refresh(2 * _HOUR)),
+    "run claim: done": lambda faces, key: _with_run(faces, key, lambda claim: claim.done()),
+    "run claim: release": lambda faces, key: _with_run(faces, key, lambda claim: claim.release()),
+}
+"""Each is two transactions: the claim, and what is done with it."""
+
 LOGS: Final[dict[str, Write]] = {
+    **CLAIMS,
     "items: append": _append,
     "items: put": _of_items("put", "third", {"put": True}),
     "items: pop": _of_items("pop"),
@@ -159,9 +193,9 @@ LOGS: Final[dict[str, Write]] = {
     "snapshots: delete": lambda faces, key: _snapshots(faces).delete(f"{key}-thread"),
     "snapshots: delete_threads": lambda faces, key: _snapshots(faces).delete_threads([f"{key}-thread"]),
     "snapshots: claim": _claim,
-    "claim: refresh": lambda faces, key: _with_claim(faces, key, lambda claim: claim.refresh(2 * _HOUR)),
-    "claim: done": lambda faces, key: _with_claim(faces, key, lambda claim: claim.done()),
-    "claim: release": lambda faces, key: _with_claim(faces, key, lambda claim: claim.release()),
+    "run states: save": _save_run_state,
+    "run states: claim": _claim_run,
+    "run states: delete": lambda faces, key: _run_states(faces).delete(key, "state-0"),
     "langgraph saver: put": _put,
     "langgraph saver: put_writes": _put_writes,
     "langgraph saver: copy_thread": lambda faces, key: _saver(faces).copy_thread(
@@ -175,5 +209,6 @@ LOGS: Final[dict[str, Write]] = {
 
 
 def begin_logs(faces: Faces, key: str) -> None:
-    for write in (_append, LOGS["graph: create_session"], _save_checkpoint, _put_snapshot, _put):
+    first = (_append, LOGS["graph: create_session"], _save_checkpoint, _put_snapshot, _put, _save_run_state)
+    for write in first:
         write(faces, key)

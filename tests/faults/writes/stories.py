@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from helix_store.exceptions import HelixStoreError
 from tests.faults.writes.faces import Faces
-from tests.faults.writes.logs import LOGS, begin_logs
+from tests.faults.writes.logs import CLAIMS, LOGS, begin_logs
 from tests.faults.writes.managers import (
     MANAGERS,
     SEVERAL_TRANSACTIONS,
@@ -101,8 +101,8 @@ STORIES: Final = {
             LOGS,
             begin_logs,
             has_memory=False,
-            tables=_tables("helix_store", "helix_store_langgraph"),
-            several=frozenset({"claim: refresh", "claim: done", "claim: release"}),
+            tables=_tables("helix_store", "helix_store_langgraph", "helix_store_openai_agents"),
+            several=frozenset(CLAIMS),
         ),
     )
 }
