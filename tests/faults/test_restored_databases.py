@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
+from django.db import connections
 from django.db.models import F
 
 from helix_store.exceptions import (
@@ -18,10 +20,11 @@ from helix_store.exceptions import (
 )
 from helix_store.models import Lock as LockRow
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
+from helix_store.testing.state_store.samples import full_session
 from tests.databases import CommittedDatabase
 from tests.faults.campaign import Trial, campaign
 from tests.faults.guarded import CALLS, SESSION, Place, everything_in, prepare
-from tests.faults.restores import Restorable
+from tests.faults.restores import Restorable, restorable_sqlite
 
 _MOST_TERMS: Final = 3
 RAISED_BY: Final = 1_000_000
@@ -112,3 +115,30 @@ def test_a_worker_is_fenced_out_of_a_database_that_was_restored(
     with campaign("restored_databases", name, sizes=sizes) as made:
         made.run(lambda trial: restore_once(restorable, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["a successor has the lock"], made.counts
+
+
+def test_a_worker_is_fenced_out_once_it_opens_the_sqlite_file_that_took_the_place_of_its_own(
+    sqlite_db: CommittedDatabase, tmp_path: Path
+) -> None:
+    file = tmp_path / "moved.sqlite3"
+    with restorable_sqlite(file) as database:
+        worker, successor = Place(database.worker, "tenant"), Place(database.successor, "tenant")
+        full_session(worker.state, SESSION)
+        take_terms(database.worker, "tenant", 1)
+        database.remember()
+        lock = take_terms(database.worker, "tenant", 2)
+        assert lock is not None
+        connections[database.successor].close()
+        file.with_suffix(".kept").replace(file)
+        for companion in ("-wal", "-shm"):
+            Path(f"{file}{companion}").unlink()
+        # Into a file that no longer has a name: SQLite does not notice.
+        make_a_step(worker.state, "lost", lock.fencing_token)
+        raise_tokens(database.successor)
+        take_terms(database.successor, "tenant", 1)
+        before = everything_in(successor)
+        connections[database.worker].close()
+        fenced_out = refusal(lambda: make_a_step(worker.state, "stale", lock.fencing_token))
+        assert isinstance(fenced_out, FencedOutError), repr(fenced_out)
+        assert everything_in(successor) == before
+        assert everything_in(worker) == before
