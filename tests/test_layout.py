@@ -78,7 +78,10 @@ RE_EXPORTED_NAMES = {
 ALL_NAMES = {(path, path): names for path, names in PUBLIC_NAMES.items()} | RE_EXPORTED_NAMES
 
 BESIDE_THE_DOOR = {
-    "checks.py": "system checks ask databases that the stores may not use",
+    **dict.fromkeys(
+        ("checks/postgresql.py", "checks/settings.py", "checks/sqlite.py"),
+        "system checks ask databases that the stores may not use",
+    ),
     "management/commands/migrate.py": "the advisory lock around Django's own command",
     "contrib/row_level_security.py": "a migration has a schema editor",
     "contrib/session_search.py": "a migration has a schema editor",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.models import Session
 
-__all__ = ["alias_of", "app_aliases"]
+__all__ = ["alias_of", "app_aliases", "app_connections"]
 
 
 def alias_of(tenant: str) -> str:
@@ -17,3 +18,12 @@ def alias_of(tenant: str) -> str:
 def app_aliases() -> list[str]:
     """The databases that the routers let the app migrate, in the order of ``DATABASES``."""
     return [alias for alias in connections if router.allow_migrate_model(alias, Session)]
+
+
+def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
+    """Connections of the databases that may have the app's tables, or of one of them."""
+    return [
+        connections[alias]
+        for alias in app_aliases()
+        if connections[alias].vendor == vendor and only in (None, alias)
+    ]

@@ -1,0 +1,133 @@
+"""Checks of databases on SQLite: settings with which it loses or refuses writes."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Warning, register
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from helix_store import conf
+from helix_store.engine.aliases import app_connections
+
+__all__ = ["check_row_level_security", "check_sqlite_settings", "check_sqlite_version"]
+
+Apps = Sequence[AppConfig] | None
+
+_FIRST_SAFE_SQLITE: Final = (3, 51, 3)
+# https://sqlite.org/wal.html#walresetbug
+_BACKPORTS_OF_THE_FIX: Final = ((3, 44, 6), (3, 50, 7))
+_OPTIONS: Final = (
+    '"OPTIONS": {{"timeout": 20, "transaction_mode": "IMMEDIATE", '
+    '"init_command": "PRAGMA journal_mode={}; PRAGMA synchronous=FULL;"}}'
+)
+_SET_WAL: Final = f"Set {_OPTIONS.format('WAL')}."
+# Not DELETE: with synchronous=FULL, a power failure after a commit may bring the deleted journal back.
+_AVOID_WAL: Final = (
+    f"Use SQLite 3.51.3 or newer, or PostgreSQL; else set {_OPTIONS.format('TRUNCATE')}, with which readers "
+    "and writers wait for each other."
+)
+_DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
+
+
+@register("helix_store")
+def check_sqlite_settings(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits without sync."""
+    messages: list[CheckMessage] = []
+    hint = _AVOID_WAL if _has_the_wal_reset_bug() else _SET_WAL
+    for connection in app_connections("sqlite", only):
+        options = connection.settings_dict.get("OPTIONS", {})
+        if str(options.get("transaction_mode") or "").upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} begins deferred transactions: with several "
+                    'writers, most fail at once with "database is locked".',
+                    hint=hint,
+                    id="helix_store.W001",
+                )
+            )
+        journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
+        avoids_the_bug = _has_the_wal_reset_bug() and journal_mode in _DURABLE_WITHOUT_WAL
+        if journal_mode != "wal" and not avoids_the_bug:
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} is not in WAL mode: readers block writers.",
+                    hint=hint,
+                    id="helix_store.W002",
+                )
+            )
+        if synchronous not in ("full", "extra", "2", "3"):
+            messages.append(
+                Warning(
+                    f"The SQLite database {connection.alias!r} does not set synchronous=FULL: a power "
+                    "failure may lose steps that were acknowledged.",
+                    hint=hint,
+                    id="helix_store.W003",
+                )
+            )
+    return messages
+
+
+def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
+    """Journal mode and synchronous level: of the database if ``ask``, else of its settings."""
+    if ask:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode")
+            journal_mode = cursor.fetchone()[0]
+            cursor.execute("PRAGMA synchronous")
+            return str(journal_mode).lower(), str(cursor.fetchone()[0])
+    command = str(connection.settings_dict.get("OPTIONS", {}).get("init_command") or "")
+    pragmas = {
+        name.lower(): value.lower()
+        for name, value in re.findall(r"(?i)PRAGMA\s+(\w+)\s*=\s*'?(\w+)", command)
+    }
+    return pragmas.get("journal_mode", ""), pragmas.get("synchronous", "")
+
+
+def _has_the_wal_reset_bug() -> bool:
+    version = sqlite3.sqlite_version_info
+    has_a_backport = any(fixed <= version < (3, fixed[1] + 1) for fixed in _BACKPORTS_OF_THE_FIX)
+    return version < _FIRST_SAFE_SQLITE and not has_a_backport
+
+
+@register("helix_store", deploy=True)
+def check_sqlite_version(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W004: WAL mode of an SQLite version with the WAL-reset bug; only under ``check --deploy``."""
+    if not _has_the_wal_reset_bug():
+        return []
+    return [
+        Warning(
+            f"The SQLite database {connection.alias!r} runs on SQLite {sqlite3.sqlite_version} in WAL mode, "
+            "which can corrupt it when two connections meet at a checkpoint.",
+            hint=_AVOID_WAL,
+            id="helix_store.W004",
+        )
+        for connection in app_connections("sqlite", only)
+        if _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))[0] == "wal"
+    ]
+
+
+@register("helix_store")
+def check_row_level_security(
+    app_configs: Apps = None, only: str | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W007: row-level security for a database that has none."""
+    if not conf.row_level_security():
+        return []
+    return [
+        Warning(
+            f'HELIX_STORE["ROW_LEVEL_SECURITY"] has no effect on the SQLite database {connection.alias!r}: '
+            "SQLite has no policies, so that only the queries of the stores separate tenants.",
+            hint="Use PostgreSQL, or a database file for each tenant; or remove the setting.",
+            id="helix_store.W007",
+        )
+        for connection in app_connections("sqlite", only)
+    ]
