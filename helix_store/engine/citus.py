@@ -3,8 +3,9 @@
 With schema-based sharding all tables of an alias are on one node, and the statements reach them through the
 entry node: the server that the alias names. A statement has another form there when it would break a rule:
 
-- Beside a table stand immutable functions only. The clock is read by a statement of its own, on the entry
-  node and right before the statement that needs it, and comes as a parameter (`clocks.CITUS`).
+- Beside a table stands no volatile function, and in ``CASE`` and ``COALESCE`` of a write an immutable one
+  only. The clock is read by a statement of its own, on the entry node and right before the statement that
+  needs it, and comes as a parameter (`clocks.CITUS`).
 - A row is locked by a query of its own, before the clock is read: a clock that is older than a wait would
   extend a term that has ended.
 - A statement writes to one table. So there are no steps in one statement, and nothing is prepared.

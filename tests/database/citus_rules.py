@@ -1,14 +1,16 @@
 """What the planner of Citus refuses, found in a statement without a cluster.
 
-The rules are those of `helix_store.engine.citus`. They are stricter than the planner: it takes a function
-that is stable in some places.
+A volatile function is refused beside a table. A write may call a stable one, which the entry node evaluates,
+but not in CASE, COALESCE or RETURNING, and not with a column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tests.database.analysed import Node, analysed
@@ -28,6 +30,7 @@ _FUNCTION_OF: Final = {
     "AGGREF": "aggfnoid",
     "WINDOWFUNC": "winfnoid",
 }
+_CALLS: Final = {*_FUNCTION_OF, "COERCEVIAIO"}
 _TYPE_OF: Final = {
     "VAR": "vartype",
     "CONST": "consttype",
@@ -44,10 +47,9 @@ def refusals(connection: BaseDatabaseWrapper, text: str, *, is_bound: bool = Fal
     query = analysed(connection, text, is_bound=is_bound)
     if not any(int(node.text("relid")) >= _FIRST_OF_USERS for node in _tables(query)):
         return set()
-    volatile, stable = _volatilities(connection, query)
-    found = {f"volatile: {name}" for name in volatile}
+    found = {f"volatile: {name}" for name in _names(connection, query.nodes(), "v")}
     if query.text("commandType") != _SELECT:
-        found |= {f"not immutable: {name}" for name in stable}
+        found |= {f"not immutable: {name}" for name in _names(connection, _constant_places(query), "s")}
     found |= {"several writes" for cte in query.nodes_of("cteList") if _writes(cte)}
     if query.text("commandType") == "3" and any(node.name == "ROWMARKCLAUSE" for node in query.nodes()):
         found.add("row lock in an INSERT")
@@ -62,30 +64,53 @@ def _writes(node: Node) -> bool:
     return node.name == "QUERY" and node.text("commandType") != _SELECT
 
 
-def _volatilities(connection: BaseDatabaseWrapper, query: Node) -> tuple[set[str], set[str]]:
-    """The names of the volatile and of the stable functions."""
-    rows = fetch(
-        connection,
-        "SELECT proname, provolatile FROM pg_proc WHERE oid = ANY(%s::oid[])",
-        list(_functions(connection, query.nodes())),
-    )
-    found = {letter: {name for name, volatility in rows if volatility == letter} for letter in ("v", "s")}
-    now = {"CURRENT_TIMESTAMP" for node in query.nodes() if node.name == "SQLVALUEFUNCTION"}
-    return found["v"], found["s"] | now
+def _constant_places(query: Node) -> Iterator[Node]:
+    """What has to be immutable in a write."""
+    for node in query.nodes():
+        if node.name.startswith(("CASE", "COALESCE")):
+            yield from node.nodes()
+        elif node.name in _CALLS and any(each.name == "VAR" for each in node.nodes()):
+            yield node
+    yield from query.nodes_of("returningList")
 
 
-def _functions(connection: BaseDatabaseWrapper, nodes: Iterable[Node]) -> Iterator[str]:
+def _names(connection: BaseDatabaseWrapper, nodes: Iterable[Node], volatility: str) -> set[str]:
+    """The names of the functions of this volatility that are called."""
+    catalog = _catalog(connection.alias)
+    found: set[str] = set()
     for node in nodes:
-        if name := _FUNCTION_OF.get(node.name):
-            yield node.text(name)
-        elif node.name == "COERCEVIAIO":
-            (argument,) = node.fields["arg"]
-            source = argument.text(_TYPE_OF.get(argument.name, "resulttype"))
-            ((reads, writes),) = fetch(
-                connection,
-                "SELECT (SELECT typinput::oid FROM pg_type WHERE oid = %s::oid),"
-                " (SELECT typoutput::oid FROM pg_type WHERE oid = %s::oid)",
-                node.text("resulttype"),
-                source,
-            )
-            yield from (str(each) for each in (reads, writes) if each)
+        if node.name == "SQLVALUEFUNCTION" and volatility == "s":
+            found.add("CURRENT_TIMESTAMP")
+        for function in _functions(catalog, node):
+            name, its_volatility = catalog.functions[function]
+            found |= {name} if its_volatility == volatility else set()
+    return found
+
+
+class _Catalog(NamedTuple):
+    functions: dict[str, tuple[str, str]]
+    """Name and volatility."""
+    conversions: dict[str, tuple[str, str]]
+    """The functions that read a type from text, and write it as text."""
+
+
+@cache
+def _catalog(alias: str) -> _Catalog:
+    functions = fetch(connections[alias], "SELECT oid::text, proname, provolatile FROM pg_proc")
+    types = fetch(
+        connections[alias], "SELECT oid::text, typinput::oid::text, typoutput::oid::text FROM pg_type"
+    )
+    return _Catalog(
+        {oid: (name, kind) for oid, name, kind in functions}, {oid: (i, o) for oid, i, o in types}
+    )
+
+
+def _functions(catalog: _Catalog, node: Node) -> Iterator[str]:
+    if name := _FUNCTION_OF.get(node.name):
+        yield node.text(name)
+    elif node.name == "COERCEVIAIO":
+        yield catalog.conversions[node.text("resulttype")][0]
+        (argument,) = node.fields["arg"]
+        source = catalog.conversions.get(argument.text(_TYPE_OF.get(argument.name, "resulttype")))
+        if source is not None:
+            yield source[1]

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from django.db.models.functions import Coalesce, Now
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
@@ -28,9 +29,11 @@ from helix_store.stores import (
     Lock,
 )
 from helix_store.testing.usage.base import tokens
+from tests.database.citus_rules import refusals
 from tests.database.separate import execute, fetch
 from tests.databases import CommittedDatabase
 from tests.deployments.deployments import another_alias
+from tests.deployments.sent import sent_through
 from tests.faults.proxy import Cut
 from tests.faults.wires import opened_wire
 from tests.faults_found.races import Writers, held, held_session, until_backends_wait
@@ -96,6 +99,20 @@ def test_the_statements_of_a_form_are_one_transaction(
     assert (first, last) == ("BEGIN", "COMMIT")
     assert len(statements) > 1
     assert not {"BEGIN", "COMMIT"} & set(statements)
+
+
+def test_what_the_contract_suites_send_is_held_to_the_rules(postgres_db: CommittedDatabase) -> None:
+    connections.close_all()
+    with sent_through(postgres_db.alias) as sent:
+        DatabaseStateStore(postgres_db.alias, tenant=postgres_db.tenant).list_sessions()
+        LockRow.objects.using(postgres_db.alias).filter(tenant=postgres_db.tenant).update(
+            expires_at=Coalesce("expires_at", Now())
+        )
+    *read, update = sent.values()
+    found = [refusals(postgres_db.connection, text, is_bound=True) for text in (*read, update)]
+    assert found == [*[set()] * len(read), {"not immutable: statement_timestamp"}]
+    assert read
+    assert postgres_db.tenant in update
 
 
 # --- An older clock -----------------------------------------------------------------------------------
