@@ -98,6 +98,10 @@ def _config(key: str, checkpoint_id: str | None = None) -> Any:
     return {"configurable": given | ({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}
 
 
+def _copy_of(key: str) -> Any:
+    return {"configurable": {"thread_id": f"{key}-copy", "checkpoint_ns": ""}}
+
+
 def _saver(faces: Faces) -> DjangoSaver:
     return DjangoSaver(faces.alias, tenant=faces.tenant)
 
@@ -126,9 +130,11 @@ def _put_writes(faces: Faces, key: str) -> None:
 
 
 def _delete_for_runs(faces: Faces, key: str) -> None:
-    latest = _saver(faces).get_tuple(_config(key))
-    if latest is not None:
-        _saver(faces).delete_for_runs([f"run-{latest.metadata['step']}"])
+    """The newest run that the copy has no part of: a run of two threads is deleted in two transactions."""
+    saver = _saver(faces)
+    copied = {found.metadata["step"] for found in saver.list(_copy_of(key))}
+    steps = [found.metadata["step"] for found in saver.list(_config(key))]
+    saver.delete_for_runs([f"run-{step}" for step in steps if step not in copied][:1])
 
 
 def _remember(faces: Faces, key: str) -> None:

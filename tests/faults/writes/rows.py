@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections
-from django.db.models import AutoField, Field, ForeignKey, Model
+from django.db.models import AutoField, Field, ForeignKey, Model, UniqueConstraint
 
 from helix_store.models.fields import MomentField
 from tests.faults.writes.stories import Contents, masked
@@ -29,7 +29,7 @@ class Rows:
         self._queries = [self._query(table, tenant) for table in tables]
 
     def read(self) -> Found:
-        """Every column of every row, in the order of the keys."""
+        """Every column of every row, in an order that the twin has too."""
         with connections[self._alias].cursor() as cursor:
             if cursor.db.vendor == "sqlite":
                 return [cursor.execute(*query).fetchall() for query in self._queries]
@@ -55,13 +55,21 @@ class Rows:
     def _query(self, table: type[Model], tenant: str) -> tuple[str, tuple[Any, ...]]:
         chosen = table._default_manager.using(self._alias).filter(**{_path_to_tenant(table): tenant})
         columns = [field.attname for field in _fields(table)]
-        query = chosen.order_by("pk").values_list(*columns).query
+        query = chosen.order_by(*_order(table)).values_list(*columns).query
         sql, parameters = query.get_compiler(self._alias).as_sql()
         return sql, tuple(parameters)
 
 
 def _fields(table: type[Model]) -> list[Field[Any, Any]]:
     return [field for field in table._meta.fields if not field.generated]
+
+
+def _order(table: type[Model]) -> Sequence[str]:
+    """By the key; rows of a thread by their names, for a copy on PostgreSQL gets its keys in any order."""
+    if table._meta.app_label != "helix_store_langgraph":
+        return ["pk"]
+    unique = next(each for each in table._meta.constraints if isinstance(each, UniqueConstraint))
+    return unique.fields
 
 
 def _path_to_tenant(table: type[Model]) -> str:
