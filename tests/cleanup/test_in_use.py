@@ -159,7 +159,9 @@ def test_a_stream_goes_with_the_only_session_of_its_tenant_that_refers_to_it(
     for store in (ours, theirs):
         write_before(store)
     theirs.create_session("one", agent_type="agent", stream_id="stream")
-    assert erase(using=ours.alias, tenant="ours", session_id="old").deleted["stream"] == 1
+    for dry_run in (True, False):
+        receipt = erase(using=ours.alias, tenant="ours", session_id="old", dry_run=dry_run)
+        assert receipt.deleted["stream"] == 1
     kept = Stream.objects.using(ours.alias).values_list("tenant", "stream_id")
     assert list(kept) == [("theirs", "stream")]
 
@@ -170,5 +172,7 @@ def test_a_stream_of_another_session_stays_also_if_it_has_its_name(
 ) -> None:
     write_before(ours)
     ours.create_session(other, agent_type="agent", stream_id="stream")
-    assert "stream" not in erase(using=ours.alias, tenant="ours", session_id="old").deleted
+    for dry_run in (True, False):
+        receipt = erase(using=ours.alias, tenant="ours", session_id="old", dry_run=dry_run)
+        assert "stream" not in receipt.deleted
     assert Stream.objects.using(ours.alias).count() == 1

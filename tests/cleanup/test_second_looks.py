@@ -6,15 +6,16 @@ from datetime import timedelta
 
 import pytest
 
+from helix_store.cleanup import erase
 from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.database import DatabaseCleanup
 from helix_store.core import moments
-from helix_store.models import Session
-from helix_store.stores import DatabaseStateStore
+from helix_store.models import Lock, Session
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.cleanup.conftest import LONG_AGO
 from tests.database.separate import execute
 from tests.databases import CommittedDatabase
-from tests.faults_found.races import held_session
+from tests.faults_found.races import held, held_session
 
 DAY = timedelta(days=1)
 
@@ -56,3 +57,14 @@ def test_a_session_that_another_transaction_has_locked_is_left_without_a_wait(
     with held_session(postgres_db, "held"):
         execute(postgres_db.connection, "SET lock_timeout = '5s'")
         assert cleanup.mark_in_bulk([held, other], moments.now()) == [held]
+
+
+def test_a_session_whose_lock_is_being_acquired_is_left(postgres_db: CommittedDatabase) -> None:
+    expired_sessions(postgres_db, "s")
+    lock = DatabaseLockManager(postgres_db.alias, tenant=postgres_db.tenant).acquire("s")
+    assert lock is not None
+    lock.release()
+    with held(postgres_db, Lock, name="s"):
+        execute(postgres_db.connection, "SET lock_timeout = '5s'")
+        receipt = erase(using=postgres_db.alias, tenant=postgres_db.tenant, session_id="s")
+    assert (receipt.sessions_left, receipt.errors) == (1, 0)

@@ -145,7 +145,9 @@ UPKEEP: Final = (
         _IN_USE,
     ),
     Mutant("cleanup", _SQL, "AND st.lease_expires_at > {clock.now}", "AND false", _IN_USE),
-    Mutant("cleanup", _TREES, 'if set(locks.values_list("pk", flat=True)) - free:', "if False:", _RETENTION),
+    Mutant(
+        "cleanup", _TREES, 'if set(locks.values_list("pk", flat=True)) - free:', "if False:", _SECOND_LOOKS
+    ),
     # --- Checkpoints of sessions that are in use
     Mutant("cleanup", _SQL, "s.tenant = (SELECT %(tenant)s) AND s.session_id >", "s.session_id >", _IN_USE),
     Mutant("cleanup", _SQL, _HAS_RUN + _AND_NOT, "WHERE false\n" + _AND_NOT, _IN_USE),
