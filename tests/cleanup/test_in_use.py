@@ -166,6 +166,15 @@ def test_a_stream_goes_with_the_only_session_of_its_tenant_that_refers_to_it(
     assert list(kept) == [("theirs", "stream")]
 
 
+def test_a_stream_of_another_tenant_is_not_counted(
+    ours: DatabaseStateStore, theirs: DatabaseStateStore
+) -> None:
+    for store in (ours, theirs):
+        write_before(store)
+    receipt = erase(using=ours.alias, tenant="ours", session_id="old", dry_run=True)
+    assert receipt.deleted["stream"] == 1
+
+
 @pytest.mark.parametrize("other", ["stream", "another"])
 def test_a_stream_of_another_session_stays_also_if_it_has_its_name(
     ours: DatabaseStateStore, other: str

@@ -104,7 +104,6 @@ LEDGERS: Final = (
         "recorded_for",
         usage("kept_usage_stays_with_its_tenant"),
     ),
-    Mutant("usage", _USAGE_SQL, " AND session_id IS NULL", "", usage("starts_with_nothing")),
     Mutant(
         "usage", _USAGE_SQL, '"e.tenant = (SELECT %(tenant)s)"', '"(SELECT %(tenant)s) IS NOT NULL"', _REPORTS
     ),

@@ -184,9 +184,6 @@ UPKEEP: Final = (
         _IN_USE,
     ),
     Mutant(
-        "cleanup", _SQL, "st.lease_expires_at <= {clock.now}", "st.lease_expires_at IS NOT NULL", _RETENTION
-    ),
-    Mutant(
         "cleanup", _ERASE, "if not self._request.force and trees.is_in_use(db, keys):", "if False:", _ERASURE
     ),
     Mutant("cleanup", _ERASE, "locks.exclude(expires_at__gt=now)", "locks.all()", _ERASURE),
