@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 from pytest_django import DjangoDbBlocker
 
-from tests.databases import ALIASES, CommittedDatabase
+from tests.databases import ALIASES, CommittedDatabase, close_connections
 from tests.faults.restores import Restorable, restorable_postgres, restorable_sqlite
 from tests.faults.wires import Wire, opened_wire
 
@@ -50,6 +50,7 @@ def restorable(
         # So that every thread finds it.
         connections.settings[alias] = connections[alias].settings_dict
     yield database
+    # Those of other threads too.
+    close_connections()
     for alias in aliases:
-        connections[alias].close()
         del connections.settings[alias]
