@@ -13,6 +13,7 @@ from pytest_django import DjangoDbBlocker
 from tests.databases import ALIASES, CommittedDatabase, close_connections
 from tests.faults.restores import Restorable, restorable_postgres, restorable_sqlite
 from tests.faults.wires import Wire, opened_wire
+from tests.streams.background import wait_for_background_threads
 
 
 @pytest.fixture
@@ -50,6 +51,8 @@ def restorable(
         # So that every thread finds it.
         connections.settings[alias] = connections[alias].settings_dict
     yield database
+    for alias in aliases:
+        wait_for_background_threads(alias)
     # Those of other threads too.
     close_connections()
     for alias in aliases:
