@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 from pytest_django import DjangoDbBlocker
 
-from tests.databases import ALIASES, CommittedDatabase, close_connections
+from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows
 from tests.faults.restores import Restorable, restorable_postgres, restorable_sqlite
 from tests.faults.wires import Wire, opened_wire
 from tests.streams.background import wait_for_background_threads
@@ -50,6 +50,8 @@ def restorable(
     for alias in aliases:
         # So that every thread finds it.
         connections.settings[alias] = connections[alias].settings_dict
+    # Going back refuses to lose the rows of an earlier test.
+    delete_all_rows(database.worker)
     yield database
     for alias in aliases:
         wait_for_background_threads(alias)
