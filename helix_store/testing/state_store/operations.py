@@ -78,7 +78,7 @@ class OperationContract(StoreTests):
             {"step": StepInfo("step-1", 2, 10)},
             {"step": StepInfo("step-1", 1, 11)},
             # The same digits in a row.
-            {"step": StepInfo("step-1", 11, 0)},
+            {"step": StepInfo("step-1", 1, 1), "run_id": "0"},
             {"run_id": "run-1"},
         ],
     )

@@ -238,6 +238,9 @@ class UsageTenantContract(UsageTests):
             sessions.delete_session("session", keep_usage=True)
         ours, theirs = self.make_store(tenant="ours"), self.make_store(tenant="theirs")
         assert [entry.id for entry in ours.get_entries("session")] == ["ours"]
+        rollup = ours.get_rollup("session")
+        assert rollup is not None
+        assert rollup.entry_count == 1
         assert ours.delete("session") == 1
         assert theirs.exists("session")
 
