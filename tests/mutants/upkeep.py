@@ -53,8 +53,8 @@ UPKEEP: Final = (
     Mutant(
         "cleanup",
         _DATABASE,
-        "s.id = c.id AND s.version = c.version",
-        "s.id = c.id",
+        "AND s.version = (c.known ->> 'version')::bigint",
+        "",
         _SECOND_LOOKS + _CHANGED,
     ),
     Mutant(
