@@ -127,7 +127,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant("status", _RULES, "if status != RunStatus.RUNNING:\n", "if False:\n", _WAITS + _RUNS),
     Mutant("status", _RULES, 'or columns["status"] not in _RESUMABLE', "", _WAITS),
     Mutant("status", _RULES, "if not has_continuation or", "if", _WAITS),
-    Mutant("status", _RULES, "request.run_id not in (None, running_run_id)", "False", _WAITS),
+    Mutant("status", _RULES, "request.run_id not in (None, running_run_id)", "False", in_memory("stale")),
     Mutant(
         "status",
         _RULES,
@@ -137,13 +137,6 @@ SESSIONS_AND_LOCKS: Final = (
     ),
     Mutant("status", _STREAM_SQL, "{STREAM_BY_ID} AND status = 'active'", "{STREAM_BY_ID}", _STREAMS),
     Mutant("status", _STREAM_SQL, "WHERE known.status = 'active'", "", _STREAMS),
-    Mutant(
-        "status",
-        _STREAM_SQL,
-        "status = 'active' AND lease_expires_at <= {clock.now}",
-        "lease_expires_at <= {clock.now}",
-        _STREAMS,
-    ),
     Mutant("status", _STREAM_SQL, "{STREAM_BY_ID} AND writer_id = %(writer_id)s", "{STREAM_BY_ID}", _STREAMS),
     Mutant("status", _SNAPSHOT_SQL, '"claim_done_at IS NULL AND (', '"(', _CLAIMS),
     Mutant("status", _SNAPSHOT_SQL, "{_IS_OWN} AND claim_done_at IS NULL AND", "{_IS_OWN} AND", _CLAIMS),

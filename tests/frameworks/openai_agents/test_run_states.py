@@ -115,6 +115,18 @@ def test_a_released_run_can_be_claimed_at_once(store: RunStateStore) -> None:
     assert store.claim("chat", state_id, resumer="second") is not None
 
 
+def test_a_claim_of_a_resumed_run_is_neither_refreshed_nor_released(store: RunStateStore) -> None:
+    state_id = store.save("s", "text")
+    claim = store.claim("s", state_id, resumer="w")
+    assert claim is not None
+    assert claim.done()
+    with pytest.raises(LockLostError):
+        claim.refresh()
+    assert not claim.release()
+    assert store.claim("s", state_id, resumer="w") is None
+    assert claim.done()
+
+
 def test_nobody_claims_a_run_after_its_deadline(store: RunStateStore) -> None:
     late, early = store.save("chat", "late", deadline=PAST), store.save("chat", "early", deadline=FUTURE)
     assert store.claim("chat", late, resumer="worker") is None
