@@ -4,8 +4,8 @@ A statement for PostgreSQL alone holds its whole decision in its conditions. Whe
 it changes nothing, and the portable form decides: it locks first.
 
 After a wait for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
-Everything else in the statement, also a subselect, is as it was at the start. So a condition decides either
-on a column of the locked row, or through ``_UNCHANGED``: the row is the version that was there at the start.
+Everything else in the statement, also a subselect, is as it was at the start. So a condition decides on a
+column of the locked row; `step_sql` has another way. That file has the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Item, Lock, Message, Run, Session, StagedChange, SubSessionRef
-from helix_store.sessions.layout import STATE_COLUMNS, WRITTEN_COLUMNS
+from helix_store.sessions.layout import STATE_COLUMNS
 from helix_store.sessions.rules import SUPERSEDED
 
 __all__ = [
@@ -27,20 +27,19 @@ __all__ = [
     "CURRENT_COLUMNS",
     "ENDED_RUN_COLUMNS",
     "END_LOCKED_RUN",
+    "FENCE",
+    "FENCE_HOLDS",
     "FOREST_KEYS",
     "LATEST_CHECKPOINT",
     "LOAD_STATE",
-    "MAX_SINGLE_MESSAGES",
     "MESSAGE_PAGE",
     "SESSION_BY_ID",
-    "STAGED_ROWS",
     "STAGE_CHANGE",
     "TAKE_STAGED",
     "TOUCH_SESSION",
     "TREE_KEYS",
     "end_run",
     "session_by_id",
-    "step_statement",
 ]
 
 _SESSION: Final = table(Session)
@@ -64,9 +63,6 @@ def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
 
 
 SESSION_BY_ID: Final = session_by_id()
-
-# True for the version of the row that the statement saw at its start. Every committed update changes xmin.
-_UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID})"
 
 
 # --- Reads -----------------------------------------------------------------------------------------
@@ -273,10 +269,10 @@ STAGE_CHANGE: Final = Statement(
 )
 
 # The share lock prevents a takeover until the transaction ends, as `hold_fence` does.
-_FENCE: Final = f"""fence AS MATERIALIZED (
+FENCE: Final = f"""fence AS MATERIALIZED (
             SELECT token FROM {table(Lock)} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
         ), """
-_FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
+FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
 
 
 @cache
@@ -287,170 +283,9 @@ def end_run(*, is_fenced: bool) -> Statement:
     """
     return Statement(
         postgresql=f"""
-        WITH {_FENCE if is_fenced else ""}head AS (
+        WITH {FENCE if is_fenced else ""}head AS (
             SELECT id AS key FROM {_SESSION}
-            WHERE {SESSION_BY_ID} {f"AND {_FENCE_HOLDS}" if is_fenced else ""}
+            WHERE {SESSION_BY_ID} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
             FOR NO KEY UPDATE
         ){_end_run("FROM head", "head.key", is_fenced=is_fenced)}"""
     )
-
-
-MAX_SINGLE_MESSAGES: Final = 4
-"""Messages that a step may have to be sent each as parameters: an array has to be taken apart."""
-
-# A row that is written again gets another xmin.
-_STAGED_VERSION: Final = "g.id || ':' || g.xmin"
-# By an expression: the index of the keys has this order too, and all rows of all steps.
-_STAGED_ORDER: Final = "ORDER BY g.id + 0"
-_STAGED_OF_STEP: Final = f"""{_STAGED} AS g
-            WHERE g.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})
-                AND g.step_id = %(step_id)s"""
-STAGED_ROWS: Final = Statement(
-    postgresql=f"""
-        SELECT {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
-        {_STAGED_ORDER}"""
-)
-"""The version and the payload of each staged change of a step, in staging order."""
-
-_ASSIGNED_BELOW: Final = frozenset({"tags", "metadata", "mode"})
-_CHECKPOINT_VALUES: Final = {
-    "session_id": "head.id",
-    "version": "head.version",
-    "message_count": "head.message_count",
-    "step_count": "%(step_number)s",
-    "base_id": "%(base_id)s::bigint",
-    "created_at": "%(at)s",
-    "kind": "'step'",
-    "namespace": "''",
-    "source": "'step'",
-}
-"""Columns of a step's checkpoint whose value is not the parameter of the same name."""
-# By the name that PostgreSQL gives it: to ask with ``pg_get_serial_sequence`` takes as long as an insert.
-_NEXT_CHECKPOINT_KEY: Final = f"nextval('\"{Checkpoint._meta.db_table}_id_seq\"')"
-
-
-# What `drop_checkpoints` does to all but the newest; the one that the step adds is not among those it sees.
-_PRUNED: Final = f"""doomed AS (
-            SELECT c.id FROM head, {_CHECKPOINT} AS c
-            WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
-            ORDER BY c.version DESC OFFSET %(keep)s::bigint - 1
-        ), needed AS (
-            SELECT %(base_id)s::bigint AS id
-          UNION ALL
-            SELECT c.base_id FROM head, {_CHECKPOINT} AS c
-            WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
-                AND c.id NOT IN (SELECT id FROM doomed)
-        ), demoted_to_bases AS (
-            UPDATE {_CHECKPOINT} AS c SET kind = 'base', checkpoint_id = NULL FROM head, doomed
-            WHERE c.session_id = head.id AND c.id = doomed.id
-                AND EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
-        ), deleted_checkpoints AS (
-            DELETE FROM {_CHECKPOINT} AS c USING head
-            WHERE c.session_id = head.id AND c.namespace = ''
-                AND (c.kind = 'base' OR c.kind = 'step' AND c.id IN (SELECT id FROM doomed))
-                AND NOT EXISTS (SELECT 1 FROM needed WHERE needed.id = c.id)
-        ), """
-
-
-@cache
-def step_statement(
-    checkpoint_columns: tuple[str, ...],
-    *,
-    messages: int,
-    merges: bool,
-    is_delta: bool,
-    is_expected: bool,
-    is_fenced: bool,
-    is_of_run: bool,
-    prunes: bool,
-    ends: bool,
-) -> Statement:
-    """One step. A part that a step does not need costs as much as one that it does: there is a form for each.
-
-    Returns one row with the new version, the checkpoint's key and, if the step ``ends`` the session, the
-    status that it had. Without ``merges`` it may return what is staged instead, in order, as rows of nulls,
-    the row's version and its payload: then nothing was written.
-
-    ``head`` decides, and every other part takes its rows from there. Decided on the locked row: the mode, the
-    version (the expected one, or else the row is `_UNCHANGED`), and for a delta the key of its base. With the
-    fence held, its token. Through `_UNCHANGED`: the status before the end. Through `_UNCHANGED` or the
-    version: that the run exists, that no state waits between checkpoints, and what is staged: a promote, a
-    restore or a save changes the version, and discarding touches the row. What is staged meanwhile stays for
-    the next promote. If the step prunes, also which checkpoints there are: deleting one touches the row, as
-    long as steps prune.
-    """
-    fence = replaced = taken = inserted_messages = ""
-    conditions = ["s.version = %(expected_version)s"] if is_expected else [_UNCHANGED]
-    of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
-    if is_expected and (merges or prunes or ends):
-        conditions.append(_UNCHANGED)
-    if merges:
-        conditions.append(
-            f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {_STAGED} AS g
-                 WHERE {of_step.format("s")}) = %(staged)s::text[]"""
-        )
-        taken = f"""deleted_staging AS (
-            DELETE FROM {_STAGED} AS g USING head
-            WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY(%(staged)s::text[])
-        ), """
-        result = "SELECT version, current_id, earlier_status, NULL, NULL FROM head"
-    else:
-        conditions.append(f"NOT EXISTS (SELECT 1 FROM {_STAGED} AS g WHERE {of_step.format('s')})")
-        result = f"""SELECT version, current_id, earlier_status, NULL, NULL FROM head
-        UNION ALL (
-            SELECT NULL, NULL, NULL, {_STAGED_VERSION}, g.payload FROM {_STAGED_OF_STEP}
-                AND NOT EXISTS (SELECT 1 FROM head)
-            {_STAGED_ORDER}
-        )"""
-    if messages:
-        inserted_messages = f"""inserted_messages AS (
-            INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
-            SELECT head.id, head.message_count - %(added)s + m.number, m.role, m.payload, %(at)s
-            FROM head, {_message_rows(messages)} AS m(role, payload, number)
-        ), """
-    if is_fenced:
-        fence = _FENCE
-        conditions.append(_FENCE_HOLDS)
-    if is_of_run:
-        conditions.append(
-            f"EXISTS (SELECT 1 FROM {_RUN} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
-        )
-    if is_delta:
-        # A known base implies that no state waits between checkpoints, so none has to be replaced.
-        conditions.append("s.base_key = %(base_key)s")
-    else:
-        replaced = f"""deleted_state AS (
-            DELETE FROM {_CHECKPOINT} AS c USING head WHERE c.session_id = head.id AND c.kind = 'state'
-        ), """
-        conditions.append(
-            f"""(s.current_is_checkpoint OR EXISTS (
-                SELECT 1 FROM {_CHECKPOINT} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
-        )
-    # As at the start of the statement, which the row has not changed since.
-    earlier_status = f"(SELECT status FROM {_SESSION} WHERE {SESSION_BY_ID})" if ends else "NULL"
-    assignments = ", ".join(f"{name} = %({name})s" for name in WRITTEN_COLUMNS if name not in _ASSIGNED_BELOW)
-    values = ", ".join(_CHECKPOINT_VALUES.get(name, f"%({name})s") for name in checkpoint_columns)
-    return Statement(
-        postgresql=f"""
-        WITH {fence}head AS (
-            UPDATE {_SESSION} AS s
-            SET {assignments}, tags = %(tags)s::jsonb, metadata = %(metadata)s::jsonb,
-                mode = coalesce(s.mode, %(mode)s), version = s.version + 1, updated_at = %(at)s,
-                message_count = s.message_count + %(added)s, current_is_checkpoint = true,
-                base_key = %(base_key)s, current_id = {_NEXT_CHECKPOINT_KEY}
-            WHERE {session_by_id("s")} AND (s.mode IS NULL OR %(mode)s::text IS NULL OR s.mode = %(mode)s)
-              AND {" AND ".join(conditions)}
-            RETURNING s.id, s.version, s.message_count, s.current_id, {earlier_status} AS earlier_status
-        ), {replaced}{taken}{inserted_messages}{_PRUNED if prunes else ""}checkpoint AS (
-            INSERT INTO {_CHECKPOINT} (id, {", ".join(checkpoint_columns)})
-            SELECT head.current_id, {values} FROM head
-        )
-        {result}"""
-    )
-
-
-def _message_rows(messages: int) -> str:
-    if messages > MAX_SINGLE_MESSAGES:
-        return "unnest(%(roles)s::text[], %(texts)s::text[]) WITH ORDINALITY"
-    rows = (f"(%(role_{each})s, %(text_{each})s, {each})" for each in range(1, messages + 1))
-    return f"(VALUES {', '.join(rows)})"

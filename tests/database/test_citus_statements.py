@@ -17,7 +17,7 @@ import helix_store
 from helix_store.cleanup.sql import row_counts
 from helix_store.core.usage import UsageReportGrouping
 from helix_store.engine.statement import Statement
-from helix_store.sessions.sql import step_statement
+from helix_store.sessions.step_sql import step_statement
 from helix_store.usage.sql import (
     COLUMNS,
     REPORT_FILTERS,

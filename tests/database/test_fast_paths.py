@@ -13,7 +13,7 @@ from helix_store.core.types import StepInfo
 from helix_store.models import Checkpoint
 from helix_store.sessions import sql
 from helix_store.sessions.layout import WRITTEN_COLUMNS
-from helix_store.sessions.sql import MAX_SINGLE_MESSAGES
+from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES
 from helix_store.stores import DatabaseStateStore
 from tests.database.test_statements import messages, sent_by
 from tests.databases import CommittedDatabase

@@ -57,6 +57,7 @@ _LOCK_ORDER: Final = ("tests/faults_found/test_lock_order.py",)
 _GUARDS: Final = "core/guards.py"
 _RULES: Final = "sessions/rules.py"
 _SESSIONS: Final = "sessions/sql.py"
+_STEP: Final = "sessions/step_sql.py"
 _LOCK_SQL: Final = "locks/sql.py"
 _STREAM_SQL: Final = "streams/sql.py"
 _SNAPSHOT_SQL: Final = "checkpointers/snapshots/sql.py"
@@ -65,7 +66,7 @@ _OPENAI_SQL: Final = "contrib/openai_agents/sql.py"
 SESSIONS_AND_LOCKS: Final = (
     # --- Versions
     Mutant("version", _GUARDS, "self.expected_version != current_version", "False", _VERSIONS),
-    Mutant("version", _SESSIONS, "s.version = %(expected_version)s", "true", _VERSIONS + _RACES),
+    Mutant("version", _STEP, "s.version = %(expected_version)s", "true", _VERSIONS + _RACES),
     # --- Fencing tokens
     Mutant("fence", _GUARDS, "self.fencing_token < newest_token", "False", _FENCED),
     Mutant(

@@ -42,13 +42,8 @@ from helix_store.sessions.database.sessions import replace_custom_state
 from helix_store.sessions.deltas import StoredPayload, origin_of, remember_step, stored_payload
 from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
 from helix_store.sessions.requests import EncodedMessage, StepRequest, decode_staged
-from helix_store.sessions.sql import (
-    MAX_SINGLE_MESSAGES,
-    STAGE_CHANGE,
-    STAGED_ROWS,
-    TAKE_STAGED,
-    step_statement,
-)
+from helix_store.sessions.sql import STAGE_CHANGE, TAKE_STAGED
+from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES, STAGED_ROWS, step_statement
 
 __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
