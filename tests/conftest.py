@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Final
 
 import pytest
 from django.conf import settings
@@ -28,6 +29,8 @@ settings_of_hypothesis.register_profile(
 )
 settings_of_hypothesis.load_profile("shared machine")
 
+_SHARING_FIXTURES: Final = ("tests/plans/", "tests/deployments/contracts/")
+"""Folders whose fixtures take a minute: one worker makes them for all modules."""
 _CLUSTER = pytest.StashKey[PostgresCluster]()
 
 
@@ -41,6 +44,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Start one server for all workers of pytest-xdist: they inherit its address from the environment."""
     _start_server(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of a class or module to one worker, unless ``--dist`` says otherwise."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            shared = next((folder for folder in _SHARING_FIXTURES if nodeid.startswith(folder)), None)
+            return shared or str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -152,7 +152,7 @@ REFUSED_DOCUMENTS: list[tuple[dict[Any, Any], type[HelixStoreError]]] = [
     ({"value": [-(10**MAX_INT_DIGITS)]}, LimitExceeded),
     ({"value": 10**5000}, LimitExceeded),
     (nested(MAX_DEPTH + 1), LimitExceeded),
-    (nested(100_000), LimitExceeded),
+    (nested(20_000), LimitExceeded),
     (doubling(100), LimitExceeded),
 ]
 """Objects that are refused before anything is written, each with the error that says so."""

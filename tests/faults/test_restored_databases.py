@@ -81,7 +81,7 @@ def restore_once(database: Restorable, tenant: str, trial: Trial) -> None:
     assert state is not None
     database.restore()
     raise_tokens(database.successor)
-    taken = trial.chance.randint(0, 2)
+    taken = trial.seed % 3
     take_terms(database.successor, tenant, taken)
     newest = kept + RAISED_BY + taken
     seen = Place(database.successor, tenant)

@@ -176,7 +176,10 @@ def _admin_pages(database: CommittedDatabase, text: str) -> list[str]:
     row = Session.objects.using(database.alias).get(tenant=database.tenant)
     with browser_on(database) as browser:
         browser.sign_in(superuser=True)
-        return [browser.list_of(Session).html, browser.page_of(row, section="state").html]
+        return [
+            browser.list_of(Session, tenant=database.tenant).html,
+            browser.page_of(row, section="state").html,
+        ]
 
 
 def _links(page: str) -> list[str]:
