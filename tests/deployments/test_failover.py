@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pytest
 
 from helix_store.exceptions import HelixStoreError, OutcomeUnknown
 from helix_store.stores import DatabaseStateStore
@@ -66,9 +64,6 @@ def write_steps(alias: str, tenant: str, name: str, written: Any, promoted: Any)
     return journal
 
 
-@pytest.mark.skipif(
-    "HELIX_DEPLOYMENTS" not in os.environ, reason="it takes minutes: HELIX_DEPLOYMENTS=all runs it"
-)
 def test_a_promotion_under_load_loses_nothing_and_clients_heal(postgres_db: CommittedDatabase) -> None:
     alias, tenant = postgres_db.alias, postgres_db.tenant
     promoted = PROCESSES.Event()
