@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-
 from helix_store.exceptions import HelixStoreError, OutcomeUnknown
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
