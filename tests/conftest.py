@@ -48,15 +48,14 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests of a class or module to one worker, unless ``--dist`` says otherwise."""
+    """Give each test to the next free worker, and those that share fixtures to one."""
     if config.getvalue("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            shared = next((folder for folder in _SHARING_FIXTURES if nodeid.startswith(folder)), None)
-            return shared or str(super()._split_scope(nodeid))
+            return next((folder for folder in _SHARING_FIXTURES if nodeid.startswith(folder)), nodeid)
 
     return Scheduling(config, log)
 
