@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -55,11 +56,11 @@ def test_the_tiles_say_what_needs_a_person_runs_failed_and_costs(browser: Browse
     _fill(browser, "x")
     text = _start_page(browser).text
     assert "Needs a person 1 Book a trip waits-x book_trip, deadline in 5 hours" in text
-    assert "Running 1 Works on it works-x 0 seconds ago" in text
+    assert re.search(r"Running 1 Works on it works-x \d+ seconds? ago", text)
     assert "Failed today 1 Is broken broken-x No model answered." in text
     assert "Cost today $1.25" in text
     assert "Past 7 days $1.25" in text
-    assert "Oldest lock 0 seconds ago works-x held by worker-17 lease ends in" in text
+    assert re.search(r"Oldest lock \d+ seconds? ago works-x held by worker-17 lease ends in", text)
 
 
 def test_an_empty_database_has_a_calm_start_page(browser: Browser) -> None:

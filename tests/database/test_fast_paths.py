@@ -11,7 +11,7 @@ from django.test.utils import override_settings
 
 from helix_store.core.types import StepInfo
 from helix_store.models import Checkpoint
-from helix_store.sessions import sql
+from helix_store.sessions import step_sql
 from helix_store.sessions.layout import WRITTEN_COLUMNS
 from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES
 from helix_store.stores import DatabaseStateStore
@@ -151,4 +151,4 @@ def test_a_change_whose_staging_was_rolled_back_is_not_merged(
 def test_a_parameter_of_a_step_has_one_meaning() -> None:
     """A step sends columns of the head and of the checkpoint by their names: only the status is the same."""
     checkpoint = {field.attname for field in Checkpoint._meta.concrete_fields}
-    assert checkpoint & set(WRITTEN_COLUMNS) - sql._CHECKPOINT_VALUES.keys() == {"status"}
+    assert checkpoint & set(WRITTEN_COLUMNS) - step_sql._CHECKPOINT_VALUES.keys() == {"status"}
