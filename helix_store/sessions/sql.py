@@ -1,11 +1,11 @@
-"""Every SQL statement of the state store.
+"""The SQL statements of the state store, but for the step in one statement: that is in `step_sql`.
 
 A statement for PostgreSQL alone holds its whole decision in its conditions. When one of them does not hold,
 it changes nothing, and the portable form decides: it locks first.
 
 After a wait for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
 Everything else in the statement, also a subselect, is as it was at the start. So a condition decides on a
-column of the locked row; `step_sql` has another way. That file has the step.
+column of the locked row.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
@@ -17,6 +16,7 @@ from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.notifications import Listener
 from tests.databases import CommittedDatabase
 from tests.deployments.conftest import PooledAlias
+from tests.streams.following import read_each_written_chunk
 
 _PATIENCE_SECONDS = 30.0
 
@@ -54,22 +54,12 @@ def test_a_listener_on_the_direct_alias_hears_a_writer_behind_the_pooler(
 def test_a_reader_gets_chunks_without_polling(
     postgres_db: CommittedDatabase, pooled_alias: PooledAlias
 ) -> None:
-    async def read_each_written_chunk(alias: str) -> list[int]:
-        streams = DatabaseStreamManager(alias, tenant=postgres_db.tenant, poll_interval=LONGEST_SECONDS)
-        writer = await streams.create_writer("stream", "run", "agent")
-        reader = await streams.create_resumable_reader("stream")
-        assert reader is not None
-        read = []
-        for _ in range(5):
-            await writer.write({"type": "t"})
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                read.append((await anext(reader)).sequence)
-        await reader.aclose()
-        await writer.close()
-        return read
-
     with pooled_alias() as alias, _listening_on(postgres_db.alias):
-        assert async_to_sync(read_each_written_chunk)(alias) == [1, 2, 3, 4, 5]
+        streams = DatabaseStreamManager(alias, tenant=postgres_db.tenant, poll_interval=LONGEST_SECONDS)
+        sequences = async_to_sync(read_each_written_chunk)(
+            streams, streams, "stream", chunks=5, patience_seconds=_PATIENCE_SECONDS
+        )
+        assert sequences == [1, 2, 3, 4, 5]
         assert _listening_sessions(postgres_db.alias) >= 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from helix_store.testing.usage.base import custom
 from tests.databases import ALIASES, close_connections
 from tests.deployments.deployments import another_alias
 from tests.deployments.servers import primary_and_standby
+from tests.streams.following import read_each_written_chunk
 
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -123,18 +123,8 @@ def test_a_reader_of_the_standby_gets_what_is_written_to_the_primary(
 ) -> None:
     primary, replica = stores
 
-    async def read_each_written_chunk() -> list[int]:
-        writer = await primary.streams.create_writer("read", "run", "agent")
-        reader = await replica.streams.create_resumable_reader("read")
-        assert reader is not None
-        read = []
-        for _ in range(3):
-            await writer.write({"type": "t"})
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                read.append((await anext(reader)).sequence)
-        await reader.aclose()
-        await writer.close()
-        return read
-
     with django_db_blocker.unblock():
-        assert async_to_sync(read_each_written_chunk)() == [1, 2, 3]
+        sequences = async_to_sync(read_each_written_chunk)(
+            primary.streams, replica.streams, "read", chunks=3, patience_seconds=_PATIENCE_SECONDS
+        )
+        assert sequences == [1, 2, 3]
