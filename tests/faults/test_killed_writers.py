@@ -19,6 +19,7 @@ from tests.faults.campaign import campaign
 from tests.faults.killed_writers import KILLS_PER_SEED, FacesOf, kill_writers
 from tests.faults.planted_writes import PLANTED
 from tests.faults.writes import KEY, STORIES, Faces, write
+from tests.faults.writes.frameworks import FRAMEWORK_CLASSES
 from tests.faults.writes.mirrors import mirror_of
 from tests.faults.writes.rows import Rows
 from tests.faults.writes.stories import public_contents
@@ -44,9 +45,14 @@ READS = {
     *("continue_latest", "get_session", "get_session_summary", "list_session_summaries", "search_sessions"),
     *("count", "get", "lanes", "tail", "list"),
     *("get_delta_channel_history", "get_next_version", "get_tuple", "with_allowlist", "waiting"),
+    *("find_turns_by_content", "get_conversation_turns", "get_items", "list_branches", "switch_to_branch"),
+    *("get_session_usage", "get_turn_usage", "list_conversations", "load_entries", "read_entry"),
+    *("read_history", "read_record", "read_records", "list_messages", "read_agent", "read_message"),
+    *("read_multi_agent", "read_session", "list_subkeys", "session_id_of"),
 }
 MADE_OF_OTHERS = {
     *("new_session", "session", "branch", "rewind", "say", "update"),
+    *("create_branch_from_content", "delete_record", "write_record"),
     *("wait_acquire", "keep_alive", "write", "claim_write_ownership", "check_write_ownership"),
 }
 """Writes that are another one with other arguments, or several of them."""
@@ -119,7 +125,7 @@ def test_no_write_is_left_out() -> None:
     known = {kind.split(": ")[-1] for story in STORIES.values() for kind in story.kinds}
     public = {
         name
-        for each in (*CLASSES.values(), DjangoSaver, RunStateStore, RunStateClaim)
+        for each in (*CLASSES.values(), DjangoSaver, RunStateStore, RunStateClaim, *FRAMEWORK_CLASSES)
         for name, _ in inspect.getmembers(each, callable)
         if not name.startswith("_")
     }

@@ -16,6 +16,7 @@ from django.db.models import Model
 
 from helix_store.exceptions import HelixStoreError
 from tests.faults.writes.faces import Faces
+from tests.faults.writes.frameworks import FRAMEWORKS, begin_frameworks
 from tests.faults.writes.logs import CLAIMS, LOGS, begin_logs
 from tests.faults.writes.managers import (
     MANAGERS,
@@ -32,10 +33,14 @@ KEY: Final = "story"
 Contents = Mapping[str, str]
 """What is stored, by its name, without times and random ids."""
 
-_TIME: Final = re.compile(r"datetime\.datetime\((?:[^()]|\([^()]*\))*\)")
+_TIME: Final = re.compile(
+    r"datetime\.datetime\((?:[^()]|\([^()]*\))*\)|\b\d{4}-\d\d-\d\dT[\d:.]{8,}(?:Z|\+00:00)"
+)
 _MILLISECONDS: Final = re.compile(r"\b[12]\d{12}\b")
 _RANDOM: Final = re.compile(
     r"-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b"
+    # The position of a turn, in the id of its usage.
+    r"|(?<=\.main\.)\d+(?=\.)"
 )
 
 
@@ -103,6 +108,16 @@ STORIES: Final = {
             has_memory=False,
             tables=_tables("helix_store", "helix_store_langgraph", "helix_store_openai_agents"),
             several=frozenset(CLAIMS),
+        ),
+        Story(
+            "frameworks",
+            FRAMEWORKS,
+            begin_frameworks,
+            has_memory=False,
+            tables=_tables(
+                *("helix_store", "helix_store_openai_agents"),
+                *("helix_store_pydantic_ai", "helix_store_claude_agent"),
+            ),
         ),
     )
 }
