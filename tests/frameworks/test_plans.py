@@ -177,13 +177,14 @@ def _name_of(scan: str) -> str:
     return scan.removeprefix("SCAN ").partition(" ")[0]
 
 
-def test_no_call_reads_a_table_as_a_whole(committed_db: CommittedDatabase) -> None:
+def test_no_call_reads_a_table_as_a_whole(empty_db: CommittedDatabase) -> None:
+    """In an empty database: PostgreSQL rightly scans a table with the few rows of an earlier test."""
     faults, seen = [], 0
-    with transaction.atomic(using=committed_db.alias):
-        _fill(committed_db)
+    with transaction.atomic(using=empty_db.alias):
+        _fill(empty_db)
         for make in (_openai, _claude, _pydantic, _strands):
-            for name, call in make(committed_db).items():
-                for plan in plans_of(committed_db, call, undone=False):
+            for name, call in make(empty_db).items():
+                for plan in plans_of(empty_db, call, undone=False):
                     seen += 1
                     whole = [
                         each
@@ -192,6 +193,6 @@ def test_no_call_reads_a_table_as_a_whole(committed_db: CommittedDatabase) -> No
                     ]
                     if whole or plan.rows_read > 10 * LONG:
                         faults.append(f"{name}: {whole} {plan.rows_read} rows\n{plan.text}")
-        transaction.set_rollback(True, using=committed_db.alias)
+        transaction.set_rollback(True, using=empty_db.alias)
     assert faults == []
     assert seen > 100
