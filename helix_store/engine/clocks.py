@@ -76,7 +76,9 @@ def database_now(db: Database) -> datetime:
 def database_moment(db: Database, earlier: float) -> datetime:
     """What the database's clock showed at an earlier ``time.monotonic()``, or a little less."""
     now = database_now(db)
-    return now - timedelta(seconds=time.monotonic() - earlier)
+    # SQLite cuts a moment off at its millisecond, so one that was stored later may look earlier.
+    tick = timedelta(0) if db.is_postgresql else timedelta(milliseconds=1)
+    return now - timedelta(seconds=time.monotonic() - earlier) - tick
 
 
 def as_utc(value: datetime) -> datetime:

@@ -245,7 +245,9 @@ class Database:
             try:
                 yield
             finally:
-                _run(connection, _ROLLBACK, {})
+                # After some errors SQLite has rolled back already, or the connection is closed.
+                if getattr(connection.connection, "in_transaction", False):
+                    _run(connection, _ROLLBACK, {})
 
     def transaction(self, body: Callable[[], R]) -> R:
         """Run ``body`` in one transaction.

@@ -45,6 +45,7 @@ class StreamWriter:
         self._guard = guard
         self._limits = limits
         self._is_closed = False
+        self._has_lease = True
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -93,9 +94,10 @@ class StreamWriter:
     async def close(self) -> None:
         """Stop writing and end the lease; the status of the stream stays. Safe to repeat."""
         await self._stop_renewing()
-        if not self._is_closed:
-            self._is_closed = True
+        self._is_closed = True
+        if self._has_lease:
             await self._backend.call(partial(self._backend.release, self._stream_id, self._writer))
+            self._has_lease = False
 
     async def __aenter__(self) -> Self:
         self._renewing = asyncio.create_task(self._renew_often(), name="helix_store stream writer")
@@ -108,7 +110,8 @@ class StreamWriter:
             await self.close()
         else:
             await self._stop_renewing()
-            self._is_closed = True
+            # The lease runs out, so that prune_streams fails the stream.
+            self._is_closed, self._has_lease = True, False
 
     async def _renew_often(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from helix_store.engine.database import Database
 from helix_store.locks import sql
 from helix_store.locks.database import DatabaseLocks
 from helix_store.locks.rules import Term
+from helix_store.models import Lock
 from tests.databases import CommittedDatabase
 
 
@@ -64,3 +65,14 @@ def test_a_release_is_known_by_owner_and_token(locks: DatabaseLocks) -> None:
     assert was_released(locks, "worker", token)
     assert not was_released(locks, "another", token)
     assert not was_released(locks, "worker", token - 1)
+
+
+def test_no_term_began_before_its_acquisition(locks: DatabaseLocks) -> None:
+    """Also by a clock that shows milliseconds alone: else a lost term would keep its own worker off."""
+    for number in range(200):
+        began = time.monotonic()
+        assert locks.acquire(f"name {number}", owner="worker", ttl_ms=60_000)
+        since = database_moment(locks.db, began)
+        row = Lock.objects.using(locks.db.alias).get(tenant=locks.db.tenant, name=f"name {number}")
+        assert row.acquired_at is not None
+        assert since <= row.acquired_at

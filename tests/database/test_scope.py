@@ -70,3 +70,19 @@ def test_a_hook_that_fails_after_the_commit_does_not_repeat_the_write(postgres_d
         write.db.transaction(write.body)
     assert write.runs == 1
     assert write.stored() == ["run 1"]
+
+
+def test_reads_of_one_moment_end_with_their_own_error_when_sqlite_has_rolled_back(
+    sqlite_db: CommittedDatabase,
+) -> None:
+    db = Database(sqlite_db.alias, sqlite_db.tenant, None)
+
+    def fail() -> None:
+        with db.snapshot():
+            sqlite_db.connection.connection.rollback()
+            raise StoreBusy
+
+    with pytest.raises(StoreBusy):
+        fail()
+    with db.snapshot():
+        assert sqlite_db.connection.connection.in_transaction

@@ -223,6 +223,12 @@ def _write_record(db: CommittedDatabase) -> Call:
     return partial(async_to_sync(store.write_record), record, expected_revision=revision)
 
 
+def _branch(db: CommittedDatabase) -> Call:
+    talk = saved(db, "talk", "hello")
+    branch = partial(store_of(db).branch, "talk", at=1, expected_revision=talk.revision)
+    return _then(async_to_sync(branch), bool)
+
+
 def _delete_record(db: CommittedDatabase) -> Call:
     saved(db, "talk", "hello")
     store = store_of(db)
@@ -244,7 +250,7 @@ _CONVERSATIONS: Final[dict[str, Prepare]] = {
     "save of a new one": partial(_save, name="new"),
     "load": lambda db: _then(_of_conversations("load", "talk")(db), bool),
     "load_entries": lambda db: _then(_of_conversations("load_entries", "talk")(db), len),
-    "branch": lambda db: _then(_of_conversations("branch", "talk")(db), bool),
+    "branch": _branch,
     "fork": lambda db: _then(_of_conversations("fork", "talk", new_conversation_id="new")(db), bool),
     "list_conversations": _of_conversations("list_conversations"),
     "delete": _of_conversations("delete", "talk"),

@@ -45,6 +45,8 @@ _IN_BATCHES: Final = {
     "transfer": set(upkeep_calls.TRANSFER),
     "session handle": {"step with staged changes"},
     "LangGraph saver": {"put in a new thread"},
+    "LangGraph store": {"delete_namespace"},
+    "streams": {"prune to two chunks of one stream"},
 }
 """Calls of more transactions than one. Each fault leaves whole ones, and a repeat does the rest.
 

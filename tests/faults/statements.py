@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.exceptions import HelixStoreError, StoreBusy, StoreFull, StoreTimeout, StoreUnavailable
@@ -168,6 +169,10 @@ class _Failing:
 
     def _send(self, sql: str) -> Any:
         """Another text on the same way: the error is the server's, and a savepoint is undone as always."""
+        if isinstance(getattr(self.cursor, "cursor", None), psycopg.ServerCursor):
+            # A cursor on the server takes a query alone.
+            with self.connection.wrap_database_errors:
+                return self.connection.connection.execute(sql)
         return self.execute(sql, None if self._is_plain else [], self.many, self.context)
 
     @property

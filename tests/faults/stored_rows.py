@@ -93,6 +93,9 @@ _MASKS: Final[list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     (re.compile(r"\b1[6-9]\d{8}\.\d+\b"), "0"),
     (re.compile(r"0x[0-9a-f]+"), "0x0"),
     (re.compile(r"\bid=\d+"), "id=K"),
+    (re.compile(r"\bItem\(position=\d+"), "Item(position=K"),
+    # The position of a turn, in the id of its usage.
+    (re.compile(r"(?<='openai-agents\.chat\.main\.)\d+"), "K"),
     # An acquisition whose reply was lost begins another term in its place.
     (re.compile(r"(<Lock '[^']*' token |'owner': '[^']*', 'token': |'fencing_token': )\d+"), r"\1N"),
 ]

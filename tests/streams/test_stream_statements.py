@@ -12,10 +12,11 @@ from django.db import transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.exceptions import IntegrityFault, StreamClosed
+from helix_store.exceptions import IntegrityFault, StoreFull, StreamClosed
 from helix_store.models import Stream, StreamChunk
 from helix_store.stores import DatabaseLockManager, DatabaseStreamManager
 from tests.databases import CommittedDatabase
+from tests.faults.statements import Fault, Kind, faults
 
 CHUNKS = [{"type": "text_delta", "delta": f"word {number}"} for number in range(100)]
 
@@ -158,3 +159,20 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for part in plan.get("Plans", []):
         yield from _nodes(part)
+
+
+def test_a_close_that_failed_can_be_made_again(
+    committed_db: CommittedDatabase, streams: DatabaseStreamManager
+) -> None:
+    writer = async_to_sync(streams.create_writer)("stream", "another run", "agent")
+    rows = Stream.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
+    with (
+        faults(committed_db.connection, Fault(1, Kind.FULL, after=False)),
+        pytest.raises(StoreFull),
+    ):
+        async_to_sync(writer.close)()
+    with pytest.raises(StreamClosed):
+        async_to_sync(writer.write)(CHUNKS[0])
+    assert rows.get().lease_expires_at is not None
+    async_to_sync(writer.close)()
+    assert rows.get().lease_expires_at is None
