@@ -15,11 +15,12 @@ LATEST_VERSION = 7
 def current_version(using: str | None = None) -> int:
     """The schema version (1 to 7) of a database by its applied migrations; 0 without any.
 
-    Without ``using`` it is the database of the stores. Runs one query.
+    Without ``using`` it is the database of the stores. Runs one query. Raises the errors of a read.
     Source: the migrations table of the PostgreSQL store document.
     """
-    recorder = MigrationRecorder(Database(using, tenant="").connection)
-    applied = {int(name[:4]) for app, name in recorder.applied_migrations() if app == "helix_store"}
+    db = Database(using, tenant="")
+    recorded = db.query(MigrationRecorder(db.connection).applied_migrations)
+    applied = {int(name[:4]) for app, name in recorded if app == "helix_store"}
     version = 0
     while version < LATEST_VERSION and version + 1 in applied:
         version += 1

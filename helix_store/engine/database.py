@@ -62,7 +62,6 @@ _FIRST_PAUSE_SECONDS: Final = 0.01
 _UNCHANGED: Final = nullcontext()
 _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 _BEGIN: Final = Statement("BEGIN DEFERRED")
-_ROLLBACK: Final = Statement("ROLLBACK")
 # Until the end of the transaction: behind a pooler the connection then serves another client.
 _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
 
@@ -245,9 +244,8 @@ class Database:
             try:
                 yield
             finally:
-                # After some errors SQLite has rolled back already, or the connection is closed.
-                if getattr(connection.connection, "in_transaction", False):
-                    _run(connection, _ROLLBACK, {})
+                # Not a statement: after some errors SQLite has rolled back already, and refuses another one.
+                connection.rollback()
 
     def transaction(self, body: Callable[[], R]) -> R:
         """Run ``body`` in one transaction.

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from django.db import connections
 
+from tests.databases import close_connections
 from tests.faults.proxy import FaultyProxy, faulty_proxy
 from tests.pooler import Address
+from tests.streams.background import wait_for_background_threads
 
 __all__ = ["Wire", "opened_wire"]
 
@@ -37,6 +39,8 @@ def opened_wire(direct: str, tenant: str) -> Iterator[Wire]:
         try:
             yield Wire(alias, direct, tenant, proxy)
         finally:
-            connections[alias].close()
+            # Those of readers close their own connections while the settings name them.
+            wait_for_background_threads(alias)
+            close_connections()
             del connections[alias]
             del connections.settings[alias]

@@ -165,8 +165,9 @@ def _append(subpath: str) -> AsyncWrite:
     async def append(faces: Faces, key: str) -> None:
         store = DjangoSessionStore(faces.alias, tenant=faces.tenant)
         count = len(await store.load(_key_of(key, subpath)) or [])
-        said: Any = {"type": "user", "message": {"role": "user", "content": f"{count}"}}
-        await store.append(_key_of(key, subpath), [{**said, "uuid": f"{subpath}{count}"}, said])
+        said = {"type": "user", "message": {"role": "user", "content": f"{count}"}}
+        entries: Any = [{**said, "uuid": f"{subpath}{count}"}, said]
+        await store.append(_key_of(key, subpath), entries)
 
     return append
 
