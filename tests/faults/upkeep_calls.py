@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -12,7 +13,12 @@ from asgiref.sync import async_to_sync
 
 from helix_store import schema
 from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.cleanup import erase, expired_session_cleanup, expired_session_cleanup_batches
+from helix_store.cleanup import (
+    CleanupSummary,
+    erase,
+    expired_session_cleanup,
+    expired_session_cleanup_batches,
+)
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.types import StepInfo
 from helix_store.retention import apply_retention, prune_streams
@@ -48,8 +54,18 @@ def _filled(db: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
+def _ended(summary: CleanupSummary) -> CleanupSummary:
+    """With one number for the sessions that have ended.
+
+    After a COMMIT without an answer, SQLite does not know whose it was: a session that it has marked may count
+    as one that had ended before.
+    """
+    return replace(summary, marked=0, already_terminal=summary.marked + summary.already_terminal)
+
+
 def _cleanup(db: CommittedDatabase) -> Call:
-    return partial(expired_session_cleanup, state_store=_filled(db))
+    store = _filled(db)
+    return lambda: _ended(expired_session_cleanup(state_store=store))
 
 
 def _cleanup_batches(db: CommittedDatabase) -> Call:
@@ -57,7 +73,7 @@ def _cleanup_batches(db: CommittedDatabase) -> Call:
     store.create_session("overdue", agent_type="t")
     call = {"tool_name": "ask", "deadline": 1, "on_expiry": "fail"}
     store.add_pending_tool_calls("overdue", {"call": call})
-    return lambda: list(expired_session_cleanup_batches(state_store=store, page_size=1))
+    return lambda: [_ended(each) for each in expired_session_cleanup_batches(state_store=store, page_size=1)]
 
 
 def _retention(db: CommittedDatabase) -> Call:
