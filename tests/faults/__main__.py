@@ -16,7 +16,7 @@ def main() -> int:
         prog="python -m tests.faults",
         epilog="example: python -m tests.faults lost_commits --seed 17; python -m tests.faults --tier 2",
     )
-    parser.add_argument("name", nargs="?", choices=campaign_names(), help="by default all, two at a time")
+    parser.add_argument("name", nargs="?", choices=campaign_names(), help="by default all, three at a time")
     parser.add_argument(
         "--tier", type=int, choices=[1, 2, 3], default=1, help="1 is seconds, 2 minutes, 3 a night"
     )

@@ -187,7 +187,7 @@ def test_a_cancelled_call_ends_before_its_caller_is_told(committed_db: Committed
 
     before = resources(committed_db)
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("cancellations", name, sizes=(20, 500, 20_000)) as made:
+    with campaign("cancellations", name, sizes=(20, 300, 20_000)) as made:
         made.run(cancel_one)
     after = resources(committed_db)
     assert after[1] <= before[1] + 2, (before, after)

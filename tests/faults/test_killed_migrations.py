@@ -145,7 +145,7 @@ def test_a_killed_migration_is_completed_by_the_next_run(
     committed_db: CommittedDatabase, restorable: Restorable
 ) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("killed_migrations", name, sizes=(1, 50, 500)) as made:
+    with campaign("killed_migrations", name, sizes=(1, 20, 500)) as made:
         made.run(lambda trial: kill_migrations(restorable, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["kills"], made.counts
 

@@ -175,6 +175,6 @@ def check(alias: str, tenant: str, told: list[tuple[str, int]], read: list[tuple
 @pytest.mark.campaign
 def test_the_turn_of_a_killed_worker_is_taken_over(committed_db: CommittedDatabase) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("killed_turns", name, sizes=(1, 60, 1_000)) as made:
+    with campaign("killed_turns", name, sizes=(1, 30, 1_000)) as made:
         made.run(lambda trial: kill_turns(committed_db, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["kills"], made.counts

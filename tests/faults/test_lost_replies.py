@@ -34,6 +34,6 @@ def test_a_write_whose_commit_is_cut_has_the_outcome_of_one_that_is_not(wire: Wi
         assert found.answer == expected.answer, where
         assert found.rows == expected.rows, (where, found.rows - expected.rows, expected.rows - found.rows)
 
-    with campaign("lost_replies", "postgres", sizes=(40, 2_000, 100_000)) as made:
+    with campaign("lost_replies", "postgres", sizes=(40, 1_000, 100_000)) as made:
         made.run(cut_one)
     assert wire.proxy.cuts == made.trials - made.counts["nothing to cut"]

@@ -33,6 +33,6 @@ def test_neighbours_in_one_process_do_not_meet(
 ) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
     aliases = (committed_db.alias, restorable.worker)
-    with campaign("neighbours", name, sizes=(2, 100, 2_000)) as made:
+    with campaign("neighbours", name, sizes=(2, 40, 2_000)) as made:
         made.run(lambda trial: live_beside(aliases, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["rows"], made.counts

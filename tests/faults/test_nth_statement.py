@@ -52,7 +52,7 @@ def trials(request: pytest.FixtureRequest, committed_db: CommittedDatabase) -> I
 @pytest.mark.campaign
 def test_a_failed_statement_leaves_whole_writes(trials: Trials, committed_db: CommittedDatabase) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    with campaign("nth_statement", name, sizes=(10, len(PLANNED) // 4, len(PLANNED))) as made:
+    with campaign("nth_statement", name, sizes=(10, len(PLANNED) // 8, len(PLANNED))) as made:
         trials.counts = made.counts
 
         def fail_each(trial: Trial) -> None:

@@ -111,7 +111,7 @@ def test_a_worker_is_fenced_out_of_a_database_that_was_restored(
     committed_db: CommittedDatabase, restorable: Restorable
 ) -> None:
     name = "sqlite" if committed_db.vendor == "sqlite" else "postgres"
-    sizes = (6, 600, 6_000) if name == "sqlite" else (2, 60, 600)
+    sizes = (6, 200, 6_000) if name == "sqlite" else (2, 30, 600)
     with campaign("restored_databases", name, sizes=sizes) as made:
         made.run(lambda trial: restore_once(restorable, f"{committed_db.tenant}-{trial.seed}", trial))
     assert made.counts["a successor has the lock"], made.counts

@@ -57,8 +57,8 @@ def _filled(db: CommittedDatabase) -> DatabaseStateStore:
 def _ended(summary: CleanupSummary) -> CleanupSummary:
     """With one number for the sessions that have ended.
 
-    After a COMMIT without an answer, SQLite does not know whose it was: a session that it has marked may count
-    as one that had ended before.
+    After a COMMIT without an answer, SQLite does not know whose it was: a session that was marked by it may
+    count as one that had ended before.
     """
     return replace(summary, marked=0, already_terminal=summary.marked + summary.already_terminal)
 
