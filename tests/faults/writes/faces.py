@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
+
+from asgiref.sync import async_to_sync
 
 from helix_store.core.contracts import UsageStore
 from helix_store.engine.memory import MemoryWorld
@@ -23,7 +25,7 @@ from helix_store.stores import (
 )
 from helix_store.streams.manager import StreamManagerBase
 
-__all__ = ["Faces"]
+__all__ = ["AsyncWrite", "Faces", "Write", "synchronous"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,15 @@ class Faces:
             streams=InMemoryStreamManager(world=world),
             one_transaction=lambda: world.lock,
         )
+
+
+Write = Callable[[Faces, str], object]
+"""Writes with the stores to what has the key."""
+AsyncWrite = Callable[[Faces, str], Awaitable[object]]
+
+
+def synchronous(write: AsyncWrite) -> Write:
+    async def run(faces: Faces, key: str) -> object:
+        return await write(faces, key)
+
+    return async_to_sync(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from helix_store.contrib.claude_agent import DjangoSessionStore
 from helix_store.contrib.openai_agents import DjangoSession
 from helix_store.contrib.pydantic_ai import DjangoConversationStore
 from helix_store.contrib.strands import DjangoSessionRepository
-from tests.faults.writes.faces import Faces
+from tests.faults.writes.faces import AsyncWrite, Faces, Write, synchronous
 from tests.frameworks.openai_agents.models import talking_agent
 from tests.frameworks.pydantic_ai.conversations import turn
 
@@ -34,22 +34,11 @@ FRAMEWORK_CLASSES: Final = (
     DjangoSessionStore,
 )
 
-Write = Callable[[Faces, str], object]
-AsyncWrite = Callable[[Faces, str], Awaitable[object]]
-
-
-def _synchronous(write: AsyncWrite) -> Write:
-    async def run(faces: Faces, key: str) -> object:
-        return await write(faces, key)
-
-    return async_to_sync(run)
-
-
 # OpenAI Agents SDK
 
 
-def _chat(faces: Faces, key: str, branch: str = "main") -> DjangoSession:
-    return DjangoSession(f"{key}-chat", using=faces.alias, tenant=faces.tenant, branch=branch)
+def _chat(faces: Faces, key: str) -> DjangoSession:
+    return DjangoSession(f"{key}-chat", using=faces.alias, tenant=faces.tenant)
 
 
 async def _add_items(faces: Faces, key: str) -> None:
@@ -179,17 +168,17 @@ def _delete_transcripts(subpath: str) -> AsyncWrite:
 
 
 FRAMEWORKS: Final[dict[str, Write]] = {
-    "openai session: add_items": _synchronous(_add_items),
-    "openai session: pop_item": _synchronous(lambda faces, key: _chat(faces, key).pop_item()),
-    "openai session: clear_session": _synchronous(lambda faces, key: _chat(faces, key).clear_session()),
-    "openai session: create_branch_from_turn": _synchronous(_branch),
-    "openai session: delete_branch": _synchronous(_delete_branch),
+    "openai session: add_items": synchronous(_add_items),
+    "openai session: pop_item": synchronous(lambda faces, key: _chat(faces, key).pop_item()),
+    "openai session: clear_session": synchronous(lambda faces, key: _chat(faces, key).clear_session()),
+    "openai session: create_branch_from_turn": synchronous(_branch),
+    "openai session: delete_branch": synchronous(_delete_branch),
     "openai session: store_run_usage": _store_run_usage,
-    "pydantic: save": _synchronous(_save),
-    "pydantic: fork": _synchronous(_fork),
-    "pydantic: branch": _synchronous(_branch_of_talk),
-    "pydantic: delete": _synchronous(lambda faces, key: _conversations(faces).delete(f"{key}-talk")),
-    "pydantic: delete of the fork": _synchronous(
+    "pydantic: save": synchronous(_save),
+    "pydantic: fork": synchronous(_fork),
+    "pydantic: branch": synchronous(_branch_of_talk),
+    "pydantic: delete": synchronous(lambda faces, key: _conversations(faces).delete(f"{key}-talk")),
+    "pydantic: delete of the fork": synchronous(
         lambda faces, key: _conversations(faces).delete(f"{key}-fork")
     ),
     "strands: create_session": _of_trip(lambda repository, trip: repository.create_session(_session(trip))),
@@ -206,10 +195,10 @@ FRAMEWORKS: Final[dict[str, Write]] = {
     "strands: update_message": _of_trip(
         lambda repository, trip: repository.update_message(trip, "guide", _message(0, "changed"))
     ),
-    "claude: append": _synchronous(_append("")),
-    "claude: append to a part": _synchronous(_append("subagents/agent-1")),
-    "claude: delete": _synchronous(_delete_transcripts("")),
-    "claude: delete of a part": _synchronous(_delete_transcripts("subagents/agent-1")),
+    "claude: append": synchronous(_append("")),
+    "claude: append to a part": synchronous(_append("subagents/agent-1")),
+    "claude: delete": synchronous(_delete_transcripts("")),
+    "claude: delete of a part": synchronous(_delete_transcripts("subagents/agent-1")),
 }
 
 

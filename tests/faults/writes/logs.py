@@ -10,14 +10,11 @@ from helix_store.checkpointers import Claim, GraphCheckpointStore, SnapshotCheck
 from helix_store.contrib.langgraph import DjangoSaver, DjangoStore
 from helix_store.contrib.openai_agents import RunStateClaim, RunStateStore
 from helix_store.items import ItemLog
-from tests.faults.writes.faces import Faces
+from tests.faults.writes.faces import Faces, Write
 
 __all__ = ["CLAIMS", "LOGS", "begin_logs"]
 
 _HOUR: Final = timedelta(hours=1)
-
-Write = Callable[[Faces, str], object]
-
 
 # Items
 

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Final
-
-from asgiref.sync import async_to_sync
 
 from helix_store.core import moments
 from helix_store.stores import Lock
 from helix_store.streams.writer import StreamWriter
 from helix_store.testing.state_store.samples import message, messages
 from helix_store.testing.usage.base import custom, tokens
-from tests.faults.writes.faces import Faces
+from tests.faults.writes.faces import Faces, Write, synchronous
 
 __all__ = ["MANAGERS", "SEVERAL_TRANSACTIONS", "begin_managers", "contents_of_managers"]
 
 _HOUR: Final = timedelta(hours=1)
 _CHUNK: Final = {"type": "text_delta", "delta": "word"}
-
-Write = Callable[[Faces, str], object]
-AsyncWrite = Callable[[Faces, str], Awaitable[object]]
-
-
-def _synchronous(write: AsyncWrite) -> Write:
-    async def run(faces: Faces, key: str) -> object:
-        return await write(faces, key)
-
-    return async_to_sync(run)
-
 
 # Locks
 
@@ -109,19 +96,19 @@ MANAGERS: Final[dict[str, Write]] = {
     "usage: record_entries": _record_two,
     "usage: delete": lambda faces, key: faces.usage.delete(key),
     "streams: write_sync": lambda faces, key: faces.streams.write_sync(f"{key}-stream", [_CHUNK] * 4),
-    "streams: create_writer": _synchronous(_create_writer),
-    "streams: end_stream": _synchronous(lambda faces, key: faces.streams.end_stream(f"{key}-stream", [1])),
-    "streams: fail_stream": _synchronous(lambda faces, key: faces.streams.fail_stream(f"{key}-stream", "E")),
-    "streams: pause_stream": _synchronous(lambda faces, key: faces.streams.pause_stream(f"{key}-stream")),
-    "streams: reactivate_stream": _synchronous(
+    "streams: create_writer": synchronous(_create_writer),
+    "streams: end_stream": synchronous(lambda faces, key: faces.streams.end_stream(f"{key}-stream", [1])),
+    "streams: fail_stream": synchronous(lambda faces, key: faces.streams.fail_stream(f"{key}-stream", "E")),
+    "streams: pause_stream": synchronous(lambda faces, key: faces.streams.pause_stream(f"{key}-stream")),
+    "streams: reactivate_stream": synchronous(
         lambda faces, key: faces.streams.reactivate_stream(f"{key}-stream")
     ),
-    "streams: reset_stream": _synchronous(lambda faces, key: faces.streams.reset_stream(f"{key}-stream")),
-    "streams: delete_stream": _synchronous(lambda faces, key: faces.streams.delete_stream(f"{key}-stream")),
-    "streams: prune": _synchronous(lambda faces, key: faces.streams.prune(older_than=None, keep_chunks=2)),
-    "stream writer: write_many": _synchronous(_write_many),
-    "stream writer: heartbeat": _synchronous(_heartbeat),
-    "stream writer: close": _synchronous(_close),
+    "streams: reset_stream": synchronous(lambda faces, key: faces.streams.reset_stream(f"{key}-stream")),
+    "streams: delete_stream": synchronous(lambda faces, key: faces.streams.delete_stream(f"{key}-stream")),
+    "streams: prune": synchronous(lambda faces, key: faces.streams.prune(older_than=None, keep_chunks=2)),
+    "stream writer: write_many": synchronous(_write_many),
+    "stream writer: heartbeat": synchronous(_heartbeat),
+    "stream writer: close": synchronous(_close),
     "session handle: step": _step_of_a_handle,
     "session handle: turn": _turn,
 }
@@ -139,7 +126,7 @@ SEVERAL_TRANSACTIONS: Final = {
 
 
 def begin_managers(faces: Faces, key: str) -> None:
-    _synchronous(_create_writer)(faces, key)
+    synchronous(_create_writer)(faces, key)
 
 
 def contents_of_managers(faces: Faces, key: str) -> dict[str, Any]:

@@ -16,13 +16,11 @@ from helix_store.testing.state_store.samples import (
     messages,
     step,
 )
-from tests.faults.writes.faces import Faces
+from tests.faults.writes.faces import Faces, Write
 
 __all__ = ["SESSIONS", "begin_session", "contents_of_session"]
 
 _PARTS: Final = ("", "-branch")
-
-Write = Callable[[Faces, str], object]
 
 
 def _next_step(store: StateStore, session_id: str) -> object:
