@@ -106,6 +106,19 @@ def test_a_run_can_be_claimed_again_after_the_term(
     assert store.claim("chat", state_id, resumer="third") is None
 
 
+def test_a_claim_whose_term_is_over_is_neither_refreshed_nor_released(
+    store: RunStateStore, committed_db: CommittedDatabase
+) -> None:
+    """Also while nobody else has claimed the run: its worker must ask again."""
+    state_id = store.save("chat", "text")
+    claim = store.claim("chat", state_id, resumer="first")
+    assert claim is not None
+    end_term(committed_db)
+    with pytest.raises(LockLostError):
+        claim.refresh()
+    assert not claim.release()
+
+
 def test_a_released_run_can_be_claimed_at_once(store: RunStateStore) -> None:
     state_id = store.save("chat", "text")
     claim = store.claim("chat", state_id, resumer="first")
