@@ -48,6 +48,7 @@ _STREAMS: Final = streams(
     "reactivation",
 )
 _STREAM_FIGHTS: Final = ("tests/streams/test_stream_fights.py", "tests/streams/test_retention.py")
+_STREAM_COMMAND: Final = ("tests/commands/test_helix_streams_tail.py",)
 _CLAIMS: Final = ("tests/checkpointers/test_snapshot_claims.py",)
 _RUN_STATES: Final = ("tests/frameworks/openai_agents/test_run_states.py",)
 _RACES: Final = ("tests/faults_found/test_one_statement_races.py",)
@@ -215,7 +216,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant(
         "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _STREAMS + _ALL_TENANTS
     ),
-    Mutant("tenant", _STREAM_SQL, "stream.tenant = known.tenant AND ", "", _STREAMS + _STREAM_FIGHTS),
+    Mutant("tenant", _STREAM_SQL, "stream.tenant = known.tenant AND ", "", _STREAM_COMMAND),
     Mutant("tenant", _OPENAI_SQL, "AND (owner IS NULL OR owner = %(owner)s)", "", _RUN_STATES),
     # --- Lock order, and locks that hold off others
     Mutant("lock", _LOCK_SQL, "{_SESSION} FOR NO KEY UPDATE SKIP LOCKED", "{_SESSION}", _LOCK_ORDER),
