@@ -92,7 +92,7 @@ class StreamWriter:
         await self._backend.call(partial(self._backend.renew, self._stream_id, self._writer))
 
     async def close(self) -> None:
-        """Stop writing and end the lease; the status of the stream stays. Safe to repeat."""
+        """Stop writing and end the lease; the stream keeps its status. Safe to repeat, also after errors."""
         await self._stop_renewing()
         self._is_closed = True
         if self._has_lease:
