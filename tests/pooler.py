@@ -164,7 +164,8 @@ class _Pooler:
 
     def _attend(self, connected: socket.socket) -> None:
         client = _Peer(connected)
-        with suppress(OSError, _GoneError):
+        # Closed at once: each call may make a connection, and select() takes no file beyond the 1,024th.
+        with suppress(OSError, _GoneError), connected:
             self._greet(connected)
             while True:
                 for message in client.messages():
