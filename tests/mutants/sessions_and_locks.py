@@ -24,6 +24,7 @@ _WAITS: Final = state(
 )
 _TENANTS: Final = state("tenant")
 _ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
+_FENCES_OF_TENANTS: Final = ("tests/security/test_fences_of_tenants.py",)
 _LOCKS: Final = locks(
     "tokens_grow_however",
     "taking_a_lock_away",
@@ -186,7 +187,7 @@ SESSIONS_AND_LOCKS: Final = (
         _SESSIONS,
         "WHERE tenant = %(tenant)s AND name",
         "WHERE name",
-        _TENANTS + _TAKEOVERS + _ALL_TENANTS,
+        _FENCES_OF_TENANTS,
     ),
     Mutant(
         "tenant",
