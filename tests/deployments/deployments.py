@@ -42,13 +42,15 @@ Pooler = Callable[[Address, int], AbstractContextManager[int]]
 class Deployment:
     """``settings`` are keys of ``DATABASES``; ``missing`` says why this machine cannot run it.
 
-    ``migrates`` is for another database than that of the tests.
+    ``migrates`` is for another database than that of the tests. Where it ``loses_prepared``, a transaction
+    may have a session of the server that does not know what was prepared: a statement is sent once more.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     pooler: Pooler | None = None
     migrates: bool = False
+    loses_prepared: bool = False
     missing: str | None = None
 
 
@@ -67,8 +69,8 @@ _CITUS: Final = os.environ.get("HELIX_TEST_CITUS")
 """The URL of the entry node, for a role whose search path is a distributed schema."""
 
 DEPLOYMENTS: Final = (
-    Deployment(name="pooler of the tests", pooler=transaction_pooler),
-    Deployment(name="pgbouncer", pooler=pgbouncer, missing=_NO_PGBOUNCER),
+    Deployment(name="pooler of the tests", pooler=transaction_pooler, loses_prepared=True),
+    Deployment(name="pgbouncer", pooler=pgbouncer, loses_prepared=True, missing=_NO_PGBOUNCER),
     Deployment(
         name="pgbouncer, nothing prepared", pooler=pgbouncer, settings=_UNPREPARED, missing=_NO_PGBOUNCER
     ),
