@@ -6,9 +6,11 @@ import pytest
 from django.db import OperationalError, transaction
 
 from helix_store.engine.database import Database
-from helix_store.exceptions import StoreBusy
+from helix_store.exceptions import StoreBusy, StoreTimeout
 from helix_store.models import Lock
+from helix_store.schema import current_version
 from tests.databases import CommittedDatabase
+from tests.faults.statements import Fault, Kind, faults
 
 GIVE_UP = "DO $$ BEGIN RAISE EXCEPTION 'given up' USING ERRCODE = '40001'; END $$"
 
@@ -86,3 +88,11 @@ def test_reads_of_one_moment_end_with_their_own_error_when_sqlite_has_rolled_bac
         fail()
     with db.snapshot():
         assert sqlite_db.connection.connection.in_transaction
+
+
+def test_a_schema_version_that_cannot_be_read_is_a_typed_error(committed_db: CommittedDatabase) -> None:
+    with (
+        faults(committed_db.connection, Fault(1, Kind.TIMEOUT, after=False)),
+        pytest.raises(StoreTimeout),
+    ):
+        current_version(committed_db.alias)
