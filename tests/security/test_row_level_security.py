@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,6 @@ from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.notebook import Notebook
 from tests.databases import CommittedDatabase, close_connections, delete_all_rows
 
-ROLE = "helix_unprivileged"
 ALIAS = "unprivileged"
 # Without notifications: their thread would keep a connection of the second alias, which ends with the test.
 ENABLED = {"ROW_LEVEL_SECURITY": True, "STREAMS": {"notify": False}}
@@ -52,14 +52,16 @@ def migrate(alias: str, *, backwards: bool = False) -> None:
 @pytest.fixture
 def owner(postgres_db: CommittedDatabase) -> Iterator[str]:
     """The alias of the owner of the tables, which have policies; a second alias has no privileges."""
+    # The databases of all workers of a test run are on one server, and have its roles in common.
+    role = f"unprivileged_{uuid.uuid4().hex}"
     delete_all_rows(postgres_db.alias)
     migrate(postgres_db.alias)
     with connections[postgres_db.alias].cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {ROLE}")
-        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {ROLE}")
-        cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {ROLE}")
+        cursor.execute(f"CREATE ROLE {role}")
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+        cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
     settings = connections[postgres_db.alias].settings_dict
-    options = {**settings["OPTIONS"], "options": f"-c role={ROLE}"}
+    options = {**settings["OPTIONS"], "options": f"-c role={role}"}
     connections.settings[ALIAS] = {**settings, "OPTIONS": options}
     try:
         yield postgres_db.alias
@@ -69,8 +71,8 @@ def owner(postgres_db: CommittedDatabase) -> Iterator[str]:
         del connections[ALIAS]
         del connections.settings[ALIAS]
         with connections[postgres_db.alias].cursor() as cursor:
-            cursor.execute(f"DROP OWNED BY {ROLE}")
-            cursor.execute(f"DROP ROLE {ROLE}")
+            cursor.execute(f"DROP OWNED BY {role}")
+            cursor.execute(f"DROP ROLE {role}")
         migrate(postgres_db.alias, backwards=True)
 
 
