@@ -1,6 +1,6 @@
 """The errors of PostgreSQL and SQLite as errors of the store.
 
-SQLSTATE or ``sqlite_errorname`` decides the meaning, never the message text. Imports no driver.
+SQLSTATE or ``sqlite_errorname`` decides the meaning, never a message of the database. Imports no driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ __all__ = [
 ]
 
 TENANT_MOVED: Final = "TM001"
-"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved."""
+"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved.
+
+A trigger of SQLite raises a text only, which begins with it.
+"""
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
 _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
@@ -67,7 +70,6 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "XX002": IntegrityFault,  # corrupt index
     "SQLITE_BUSY": StoreBusy,
     "SQLITE_CANTOPEN": StoreUnavailable,
-    "SQLITE_CONSTRAINT_TRIGGER": TenantMoved,  # there are no other triggers
     "SQLITE_CORRUPT": IntegrityFault,
     "SQLITE_FULL": StoreFull,
     "SQLITE_INTERRUPT": StoreTimeout,
@@ -290,6 +292,8 @@ def _family(code: str) -> str:
 def _code(error: BaseException) -> str | None:
     driver_error = _driver_error(error)
     code = getattr(driver_error, "sqlstate", None) or getattr(driver_error, "sqlite_errorname", None)
+    if code == "SQLITE_CONSTRAINT_TRIGGER" and str(driver_error).startswith(TENANT_MOVED):
+        return TENANT_MOVED
     return None if code is None else str(code)
 
 

@@ -198,7 +198,7 @@ def _sqlite_triggers(fenced: _Fenced, tenant: str) -> Iterator[Statement]:
             f"CREATE TRIGGER IF NOT EXISTS {fenced.trigger(tenant)}_{event} BEFORE {event} ON {fenced.table}"
             f" WHEN {fenced.tenant.format(row=row)} = {literal} AND NOT EXISTS"
             f" (SELECT 1 FROM {_table()} WHERE tenant = {literal} AND is_open)"
-            f" BEGIN SELECT RAISE(ABORT, '{_TEXT}'); END"
+            f" BEGIN SELECT RAISE(ABORT, '{TENANT_MOVED} {_TEXT}'); END"
         )
 
 

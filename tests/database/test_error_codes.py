@@ -18,6 +18,7 @@ from helix_store.exceptions import (
     StoreFull,
     StoreTimeout,
     StoreUnavailable,
+    TenantMoved,
 )
 from tests.database.separate import defer_to_commit, execute, in_transaction
 from tests.databases import CommittedDatabase
@@ -48,6 +49,7 @@ MEANINGS: dict[str, type[HelixStoreError]] = {
     "57P04": StoreUnavailable,
     "57P05": StoreUnavailable,
     "58030": StoreUnavailable,
+    "TM001": TenantMoved,
     "XX000": StoreUnavailable,
     "XX001": IntegrityFault,
     "XX002": IntegrityFault,

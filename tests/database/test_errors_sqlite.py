@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import ProgrammingError
+from django.db import IntegrityError, ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.engine.errors import is_retryable_transaction, mapped_errors
@@ -21,6 +21,7 @@ from helix_store.exceptions import (
     StoreFull,
     StoreTimeout,
     StoreUnavailable,
+    TenantMoved,
 )
 from tests.database.separate import execute, fetch, in_transaction, separate_sqlite, small_disk
 from tests.processes import run_in_processes
@@ -291,3 +292,18 @@ def test_an_interrupted_statement_is_a_timeout_and_not_retried(connection: BaseD
         execute(connection, "INSERT INTO kept VALUES (1)")
     assert not raised.value.retryable
     assert not is_retryable_transaction(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("TM001 said by the fence", TenantMoved), ("said by a project's own trigger", IntegrityError)],
+)
+def test_only_the_trigger_of_the_fence_says_that_the_tenant_is_moved(
+    connection: BaseDatabaseWrapper, text: str, expected: type[Exception]
+) -> None:
+    refusal = "SELECT RAISE(ABORT, '{}')".format(text.replace("'", "''"))
+    execute(connection, f"CREATE TRIGGER refusing BEFORE INSERT ON kept BEGIN {refusal}; END")
+    with pytest.raises(expected) as raised:
+        in_transaction(connection, lambda: execute(connection, "INSERT INTO kept VALUES (1)"))
+    assert type(raised.value) is expected
+    assert fetch(connection, "SELECT count(*) FROM kept") == [(0,)]

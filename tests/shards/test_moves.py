@@ -119,6 +119,7 @@ def test_writers_are_refused_while_the_tenant_moves(
     with pytest.raises(TenantMoved) as caught:
         write(tenant, store)
     assert (caught.value.retryable, caught.value.applied) == (True, "no")
+    assert caught.value.attributes["database_code"] == "TM001"
     assert exported(routed.first, tenant) == before
     assert store.load_state("session-0") is not None
     write(other, neighbour)
