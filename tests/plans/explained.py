@@ -156,6 +156,8 @@ def _in_sqlite(database: CommittedDatabase, sql: str, parameters: Any) -> Plan:
         is_indexed = ("USING" in line and "AUTOMATIC" not in line) or "VIRTUAL TABLE" in line
         if found and not is_in_order and not is_indexed and not found[1].startswith(_NOT_A_TABLE):
             plan.read_whole.append(line)
+        if line.startswith("BLOOM FILTER"):
+            plan.read_whole.append(line)
         if "TEMP B-TREE FOR" in line and "ORDER BY" in line:
             plan.sorted_rows += len(rows)
         plan.indexes.update(re.findall(r"USING (?:COVERING )?INDEX (\S+)", line))

@@ -152,6 +152,21 @@ _MATCHES: Final = (
     )""",
 )
 
+# SQLite would read all sessions for a Bloom filter of the join; PostgreSQL may begin with few sessions.
+_OF_ALL_THREADS: Final = (
+    (
+        f"{_CHECKPOINT} AS c JOIN {_SESSION} AS s ON s.id = c.session_id",
+        "s.session_id",
+        "s.tenant = (SELECT %(tenant)s)",
+    ),
+    (
+        f"{_CHECKPOINT} AS c",
+        f"(SELECT session_id FROM {_SESSION} WHERE id = c.session_id)",
+        f"(SELECT tenant FROM {_SESSION} WHERE id = c.session_id) = %(tenant)s",
+    ),
+)
+"""The table, the id of a thread, and the condition of the tenant."""
+
 
 @cache
 def select(
@@ -172,23 +187,19 @@ def select(
     order = "c.checkpoint_id" if of_thread and of_namespace else "c.checkpoint_id, c.id"
     last = "%(last_checkpoint_id)s" if of_thread and of_namespace else "%(last_checkpoint_id)s, %(last_id)s"
 
-    def page(matches: str) -> str:
-        owner = f"({_KNOWN_SESSION})"
+    def page(vendor: int) -> str:
+        source, shown, owned = _OF_ALL_THREADS[vendor]
+        if of_thread:
+            source, shown, owned = f"{_CHECKPOINT} AS c", "NULL", f"c.session_id = ({_KNOWN_SESSION})"
         conditions = [
-            f"c.session_id = {owner}" if of_thread else "s.tenant = (SELECT %(tenant)s)",
+            owned,
             "c.namespace = %(namespace)s" if of_namespace else "",
             "c.checkpoint_id = %(checkpoint_id)s" if by_id else "",
             "c.checkpoint_id < %(before)s" if before else "",
             f"({order}) < ({last})" if after else "",
-            matches if matching else "",
+            _MATCHES[vendor] if matching else "",
         ]
         names = ", ".join(f"c.{name}" for name in _FOUND.split(", "))
-        source = (
-            f"{_CHECKPOINT} AS c"
-            if of_thread
-            else f"{_CHECKPOINT} AS c JOIN {_SESSION} AS s ON s.id = c.session_id"
-        )
-        shown = "NULL" if of_thread else "s.session_id"
         return f"""
             SELECT {names}, {shown} AS session_name FROM {source}
             WHERE {" AND ".join(filter(None, conditions))}
@@ -204,7 +215,7 @@ def select(
             coalesce(thread_id, session_name) AS e, NULL{integer} AS position, type, body FROM c"""
     # LIMIT and OFFSET keep PostgreSQL from reading a table as a whole: each row is looked up by its key.
     postgresql = f"""
-        WITH c AS MATERIALIZED ({page(_MATCHES[0])})
+        WITH c AS MATERIALIZED ({page(0)})
         {heads.format(integer="::integer")}
         UNION ALL
         SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
@@ -223,7 +234,7 @@ def select(
             OFFSET 0
         ) AS w"""
     sqlite = f"""
-        WITH c AS MATERIALIZED ({page(_MATCHES[1])})
+        WITH c AS MATERIALIZED ({page(1)})
         {heads.format(integer="")}
         UNION ALL
         SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
@@ -243,28 +254,32 @@ NEWEST_ID: Final = Statement(f"""
     ORDER BY checkpoint_id DESC LIMIT 1""")
 
 
+_LINK: Final = "checkpoint_id, parent_id, versions, type, body"
+
+
 def _chain(parent: str) -> str:
+    # SQLite reads the whole table for a Bloom filter, unless the child has all that its parent is found by.
+    parents = ", ".join(f"p.{name}" for name in _LINK.split(", "))
     return f"""
-        WITH RECURSIVE chain (depth, session_id, checkpoint_id, parent_id, versions, type, body) AS (
-            SELECT 0, session_id, checkpoint_id, parent_id, versions, type, body FROM {_CHECKPOINT}
+        WITH RECURSIVE chain (depth, session_id, namespace, {_LINK}) AS (
+            SELECT 0, session_id, namespace, {_LINK} FROM {_CHECKPOINT}
             WHERE session_id = ({_KNOWN_SESSION}) AND namespace = %(namespace)s
                 AND checkpoint_id = %(checkpoint_id)s
           UNION ALL
-            SELECT chain.depth + 1, p.session_id, p.checkpoint_id, p.parent_id, p.versions, p.type, p.body
-            FROM chain {parent}
+            SELECT chain.depth + 1, p.session_id, p.namespace, {parents} FROM chain {parent}
             WHERE chain.depth < %(depth)s
         )
-        SELECT checkpoint_id, parent_id, versions, type, body FROM chain ORDER BY depth"""
+        SELECT {_LINK} FROM chain ORDER BY depth"""
 
 
 CHAIN: Final = Statement(
     postgresql=_chain(f"""CROSS JOIN LATERAL (
-        SELECT * FROM {_CHECKPOINT} WHERE session_id = chain.session_id AND namespace = %(namespace)s
+        SELECT * FROM {_CHECKPOINT} WHERE session_id = chain.session_id AND namespace = chain.namespace
             AND checkpoint_id = chain.parent_id
         LIMIT 1
     ) AS p"""),
     sqlite=_chain(f"""CROSS JOIN {_CHECKPOINT} AS p ON p.session_id = chain.session_id
-        AND p.namespace = %(namespace)s AND p.checkpoint_id = chain.parent_id"""),
+        AND p.namespace = chain.namespace AND p.checkpoint_id = chain.parent_id"""),
 )
 """A checkpoint and up to ``depth`` of its ancestors, each followed by its parent."""
 

@@ -63,6 +63,8 @@ class LangGraphCheckpoint(models.Model):
                 condition=Q(run_id__isnull=False),
                 name=constraint_name("lg_run_idx"),
             ),
+            # The newest of all threads.
+            models.Index(fields=["checkpoint_id", "id"], name=constraint_name("lg_newest_idx")),
         ]
 
     def __str__(self) -> str:
