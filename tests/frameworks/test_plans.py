@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final, cast
 
 from asgiref.sync import async_to_sync
@@ -17,8 +18,13 @@ from strands.types.session import Session, SessionAgent, SessionMessage, Session
 
 from helix_store.contrib.claude_agent import DjangoSessionStore
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.contrib.langgraph import DjangoSaver
-from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph import DjangoSaver, DjangoStore
+from helix_store.contrib.langgraph.models import (
+    LangGraphCheckpoint,
+    LangGraphMemory,
+    LangGraphValue,
+    LangGraphWrite,
+)
 from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 from helix_store.contrib.openai_agents.models import OpenAIRunState
 from helix_store.contrib.pydantic_ai import DjangoConversationStore
@@ -85,6 +91,19 @@ def _fill(database: CommittedDatabase) -> set[str]:
                 channel="c",
                 type="json",
                 blob=b"{}",
+            )
+            for n in numbers
+        ),
+        LangGraphMemory: (
+            LangGraphMemory(
+                tenant=tenant,
+                namespace=f"users.u{n // 10}.",
+                key=f"k{n}",
+                size_bytes=2,
+                expires_at=at + timedelta(days=n + 1),
+                created_at=at,
+                updated_at=at,
+                value="{}",
             )
             for n in numbers
         ),
@@ -171,6 +190,22 @@ def _langgraph(database: CommittedDatabase) -> Calls:
         "prune": lambda: saver.prune(["copy"], strategy="keep_latest"),
         "delete_for_runs": lambda: saver.delete_for_runs(["run"]),
         "delete_thread": lambda: saver.delete_thread("thread"),
+    }
+
+
+def _memories(database: CommittedDatabase) -> Calls:
+    store = DjangoStore(using=database.alias, tenant=database.tenant)
+    for number in range(LONG):
+        store.put(("users", "ada"), f"k{number}", {"n": number}, ttl=60)
+    return {
+        "memory put": lambda: store.put(("users", "ada"), "k1", {"n": -1}, ttl=60),
+        "memory get": lambda: store.get(("users", "ada"), "k1"),
+        "memory search": lambda: store.search(("users", "ada"), limit=5),
+        "memory search by a field": lambda: store.search(("users", "ada"), filter={"n": 7}),
+        "memory namespaces": lambda: store.list_namespaces(prefix=("users", "ada"), limit=5),
+        "memory delete": lambda: store.delete(("users", "ada"), "k1"),
+        "memory sweep": store.sweep_ttl,
+        "memory delete_namespace": lambda: store.delete_namespace(("users", "ada")),
     }
 
 
@@ -261,7 +296,7 @@ def test_no_call_reads_a_table_as_a_whole(empty_db: CommittedDatabase) -> None:
     faults, seen = [], 0
     with transaction.atomic(using=empty_db.alias):
         small = {model._meta.db_table for model in apps.get_models()} - _fill(empty_db)
-        for make in (_langgraph, _openai, _claude, _pydantic, _strands):
+        for make in (_langgraph, _memories, _openai, _claude, _pydantic, _strands):
             for name, call in make(empty_db).items():
                 for plan in plans_of(empty_db, call, undone=False):
                     seen += 1
