@@ -86,7 +86,7 @@ class Memories:
             return [StoredMemory(*row) for row in rows.values_list(*_COLUMNS)[offset : offset + limit]]
         memories = self._all(rows.filter(narrowed(conditions)))
         matching = (memory for memory in memories if is_match(memory.value, conditions))
-        return list(islice(matching, offset, offset + limit))
+        return list(islice(islice(matching, offset, None), limit))
 
     def namespaces(self, matching: Q, *, depth: int | None, limit: int, offset: int) -> list[tuple[str, ...]]:
         """The namespaces that have a memory, in the order of their text, each cut to so many labels."""
@@ -94,15 +94,15 @@ class Memories:
         rows = rows.distinct()
         if depth is None:
             return [namespaces.labels_of(text) for text in rows[offset : offset + limit]]
-        return list(islice(self._cut_namespaces(rows, depth), offset, offset + limit))
+        return list(islice(islice(self._cut_namespaces(rows, depth), offset, None), limit))
 
     def _cut_namespaces(self, rows: QuerySet[Any, str], depth: int) -> Iterator[tuple[str, ...]]:
         after = ""
-        while page := list(rows.filter(namespace__gte=after)[:_LARGEST_PAGE]):
+        while page := list(rows.filter(namespace__gt=after)[:_LARGEST_PAGE]):
             for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
                 yield labels
-            # The next page begins after all that is under the last one.
-            after = namespaces.end_of(namespaces.namespace_text(labels))
+            # All that is under a namespace of this depth is cut to it.
+            after = page[-1] if len(labels) < depth else namespaces.end_of(namespaces.namespace_text(labels))
 
     def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
         """All rows in pages that become longer: a filter often has its matches among the first."""

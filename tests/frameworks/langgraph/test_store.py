@@ -188,14 +188,6 @@ def test_a_namespace_ends_at_the_end_of_a_label(committed_db: CommittedDatabase)
     assert store.list_namespaces(suffix=("bar",)) == []
 
 
-def test_namespaces_are_cut_to_a_depth_in_pages(committed_db: CommittedDatabase) -> None:
-    store = store_of(committed_db)
-    store.batch([PutOp((f"{n % 7}", f"{n}", "leaf"), "k", {}) for n in range(1_100)])
-    assert store.list_namespaces(max_depth=1, limit=100) == [(f"{n}",) for n in range(7)]
-    assert store.list_namespaces(max_depth=1, limit=2, offset=3) == [("3",), ("4",)]
-    assert len(store.list_namespaces(max_depth=2, limit=2_000)) == 1_100
-
-
 def test_a_batch_reads_what_was_there_before_it(committed_db: CommittedDatabase) -> None:
     store = store_of(committed_db)
     store.put(USER, "old", {"n": 1})
@@ -265,19 +257,6 @@ def test_a_filter_compares_values_of_json(
     for key, value in values.items():
         store.put(USER, key, value)
     assert {item.key for item in store.search((), filter=condition)} == keys
-
-
-def test_a_filter_finds_a_few_matches_among_many_pages(committed_db: CommittedDatabase) -> None:
-    store = store_of(committed_db)
-    store.batch([PutOp(USER, f"{n:04}", {"n": n, "kind": f"k{n % 500}"}) for n in range(2_000)])
-    found = store.search(("users",), filter={"n": {"$gte": 1990}}, limit=100)
-    assert sorted(item.value["n"] for item in found) == list(range(1990, 2000))
-    with CaptureQueriesContext(committed_db.connection) as queries:
-        found = store.search(("users",), filter={"kind": "k7"}, limit=2, offset=1)
-    assert {item.value["n"] % 500 for item in found} == {7}
-    assert len(found) == 2
-    # The database finds the four that hold the text, and one page has them.
-    assert len(queries) == 1
 
 
 KEYS = st.sampled_from(["a", "b", "c"])
