@@ -136,7 +136,8 @@ def _seed(
     ancestor: _Ancestor,
     values: Mapping[tuple[str, str], tuple[str, bytes]],
 ) -> Any:
-    if channel in ancestor.body.values:
+    # An imported checkpoint may have both: PostgresSaver marks a stored snapshot with a value of True.
+    if channel not in ancestor.versions:
         return ancestor.body.values[channel]
     stored = values.get((channel, ancestor.versions[channel]))
     if stored is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Iterator
-from operator import add
+from operator import add, iadd
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -153,6 +154,28 @@ def test_a_graph_goes_on_where_the_saver_left_it(
         ended = ours.invoke(Command(resume="yes"), config_of(thread))
         assert (ended["answer"], ended["count"], ended["log"][1].content) == ("yes", 1, "a\x00b")
     assert ours.get_state(config_of("two")).values["answer"] == {"yes": True}
+
+
+class Deltas(TypedDict):
+    log: Annotated[list[str], DeltaChannel(iadd, snapshot_frequency=4)]
+
+
+def test_a_delta_channel_has_its_snapshots_after_the_import(
+    committed_db: CommittedDatabase, postgres_origin: tuple[str, Connection[Any]]
+) -> None:
+    dsn, connection = postgres_origin
+    theirs = PostgresSaver(connection)
+    theirs.setup()
+    builder = StateGraph(Deltas)
+    builder.add_node("say", lambda state: {"log": [f"step {len(state['log'])}"]})
+    builder.add_edge(START, "say")
+    for turn in range(3):
+        builder.compile(checkpointer=theirs).invoke({"log": [f"turn {turn}"]}, config_of("one"))
+    assert import_from("langgraph-postgres", dsn, committed_db).code == 0
+    ours = DjangoSaver(committed_db.alias, tenant=committed_db.tenant)
+    for found in list(theirs.list(config_of("one"))):
+        expected = theirs.get_delta_channel_history(config=found.config, channels=["log"])
+        assert ours.get_delta_channel_history(config=found.config, channels=["log"]) == expected
 
 
 def test_a_second_import_stores_nothing(
