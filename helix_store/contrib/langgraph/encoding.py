@@ -119,9 +119,9 @@ def encoded_checkpoint(
     }
     # In one order for all writers, so that two of them never wait for each other.
     stored = sorted(channel for channel in new_versions if channel in versions)
-    blobs = [serde.dumps_typed(values[channel]) for channel in stored]
+    blobs = [_dumped(serde, values[channel]) for channel in stored]
     known = get_checkpoint_metadata(config, metadata)
-    kind, body = serde.dumps_typed({"checkpoint": rest, "metadata": known, "values": small})
+    kind, body = _dumped(serde, {"checkpoint": rest, "metadata": known, "values": small})
     for blob in (body, *(blob for _, blob in blobs)):
         _check_size(blob, limit)
     run_id, step = known.get("run_id"), known.get("step")
@@ -163,7 +163,7 @@ def encoded_writes(
         WRITES_IDX_MAP.get(channel, index): (channel, v) for index, (channel, v) in enumerate(writes)
     }
     positions = sorted(at_position)
-    blobs = [serde.dumps_typed(at_position[position][1]) for position in positions]
+    blobs = [_dumped(serde, at_position[position][1]) for position in positions]
     for _, blob in blobs:
         _check_size(blob, limit)
     return {
@@ -181,6 +181,12 @@ def encoded_writes(
 def is_small(value: Any) -> bool:
     """Whether a value is written again with each checkpoint, which costs less than a row for it."""
     return type(value) in _INLINE_TYPES or (type(value) is str and len(value) <= _LONGEST_INLINE_TEXT)
+
+
+def _dumped(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
+    kind, blob = serde.dumps_typed(value)
+    # LangGraph's serializer gives a bytearray back as it is.
+    return kind, bytes(blob)
 
 
 def _check_size(blob: bytes, limit: int) -> None:

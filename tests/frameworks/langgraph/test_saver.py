@@ -70,7 +70,10 @@ def test_interrupts_are_replaced_and_other_writes_are_kept(saver: DjangoSaver) -
     assert found.pending_writes == [("task", "__interrupt__", "c"), ("task", "channel", 1)]
 
 
-@pytest.mark.parametrize("value", ["\x00", "é" * 400, b"\x00\xff", float("inf"), [1, {"a": None}], "x" * 200])
+@pytest.mark.parametrize(
+    "value",
+    ["\x00", "é" * 400, b"\x00\xff", bytearray(b"\x00\xff"), float("inf"), [1, {"a": None}], "x" * 200],
+)
 def test_a_value_is_read_as_it_was_written(saver: DjangoSaver, value: Any) -> None:
     stored = put(saver, config_of("thread"), {"channel": value, "small": 1})
     saver.put_writes(stored, [("channel", value)], "task")
