@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from helix_store.adapters import session_id_for
 from helix_store.core import moments, validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
-from helix_store.exceptions import IntegrityFault, LimitExceeded
+from helix_store.exceptions import IntegrityFault, InvalidQuery, LimitExceeded
 
 __all__ = [
     "Body",
@@ -37,6 +37,7 @@ __all__ = [
     "is_small",
     "read_body",
     "searchable",
+    "searchable_filter",
 ]
 
 _MAX_THREAD_ID_BYTES: Final = 4_096
@@ -205,6 +206,29 @@ def searchable(metadata: Mapping[str, Any]) -> str:
         if plain and len(json.dumps(plain)) <= _LONGEST_SEARCHABLE:
             kept.update(plain)
     return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def searchable_filter(wanted: Mapping[str, Any]) -> str:
+    """A filter in the form of `searchable`. Raises `InvalidQuery` for what is left out there.
+
+    A filter without it would match checkpoints that differ in just that.
+    """
+    for name, value in wanted.items():
+        if not _is_whole(value, _DEEPEST_SEARCHABLE - 1) or searchable({name: value}) == "{}":
+            kinds = "texts, finite numbers, booleans, None, lists and dicts"
+            reason = (
+                f"Metadata is compared with {kinds}, of at most {_LONGEST_SEARCHABLE} characters of JSON."
+            )
+            raise InvalidQuery(reason, path=f"filter/{name}")
+    return searchable(wanted)
+
+
+def _is_whole(value: Any, depth: int) -> bool:
+    """Whether `_plain` leaves nothing of a value out."""
+    if isinstance(value, Mapping | list | tuple):
+        members = value.values() if isinstance(value, Mapping) else value
+        return depth > 0 and all(_is_whole(member, depth - 1) for member in members)
+    return _plain(value, depth) is not _ABSENT
 
 
 _ABSENT: Final = object()

@@ -19,7 +19,7 @@ from helix_store.contrib.langgraph.encoding import (
     ValueRow,
     WriteRow,
     checkpoint_tuple,
-    searchable,
+    searchable_filter,
 )
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.statement import Statement
@@ -68,7 +68,7 @@ def every(
         **({"checkpoint_id": place.checkpoint_id} if place and place.checkpoint_id else {}),
         **({"namespace": place.namespace} if place and is_of_namespace else {}),
         **({"before": before_id} if before_id is not None else {}),
-        **({"filter": searchable(wanted)} if wanted else {}),
+        **({"filter": searchable_filter(wanted)} if wanted else {}),
     }
     thread_id = place.thread_id if place else None
     size = conf.page_size()

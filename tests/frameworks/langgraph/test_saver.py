@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
-from helix_store.exceptions import InvalidPayload, LimitExceeded
+from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
@@ -157,6 +157,20 @@ def test_a_filter_compares_members_of_the_metadata(
 ) -> None:
     put_chain(saver, "thread", 3, flag=True, nested={"a": [1, "x"]}, **{'quote"d': "yes"})
     assert len(list(saver.list(config_of("thread"), filter=wanted))) == count
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x", float("nan"), {"a": {1}}, [Point], "x" * 8_193, [[[[[[[["deep"]]]]]]]]],
+    ids=["bytes", "nan", "set", "type", "long", "deep"],
+)
+def test_a_filter_that_cannot_be_compared_is_refused_and_matches_nothing(
+    saver: DjangoSaver, value: Any
+) -> None:
+    put_chain(saver, "thread", 1, nested={"a": []})
+    with pytest.raises(InvalidQuery) as refused:
+        list(saver.list(config_of("thread"), filter={"nested": value, "step": 0}))
+    assert refused.value.path == "/filter/nested"
 
 
 def test_a_list_reads_one_statement_for_each_page(
