@@ -244,7 +244,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one, in one transaction.
 
-        What the target has already stays.
+        What the target has already stays. A new target has the user and the title of the source.
         """
         upkeep.copy_thread(
             self._adapter, Place.ids_of_thread(source_thread_id), Place.ids_of_thread(target_thread_id)

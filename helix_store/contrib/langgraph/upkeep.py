@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from django.db.models import F
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from helix_store.adapters import LockedSession, SessionAdapter
@@ -13,6 +14,7 @@ from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.deltas import ancestors_needed
 from helix_store.contrib.langgraph.encoding import Body, Place, read_body
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint
+from helix_store.contrib.langgraph.threads import about_thread
 from helix_store.core import validation
 from helix_store.engine.expressions import list_parameter
 from helix_store.exceptions import InvalidPayload, SessionNotFound
@@ -36,8 +38,16 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
     # A copy of nothing must not create a session.
     checkpoints = LangGraphCheckpoint._base_manager.using(adapter.db.alias)
     of_source = checkpoints.filter(session__tenant=adapter.tenant, session__session_id=source_id)
-    if source_id != target_id and adapter.read(lambda db: of_source.exists()):
+    about = of_source.values(user_id=F("session__user_id"), title=F("session__title"))[:1]
+    if source_id == target_id or not (found := adapter.read(lambda db: list(about))):
+        return
+
+    def ensure_and_copy() -> None:
+        # The erasure of a user finds the copy as well.
+        adapter.ensure(target_id, **about_thread(found[0]))
         adapter.write(target_id, copy)
+
+    adapter.db.transaction(ensure_and_copy)
 
 
 def delete_for_runs(adapter: SessionAdapter, run_ids: Sequence[str]) -> None:

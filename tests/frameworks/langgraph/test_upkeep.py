@@ -106,6 +106,21 @@ def test_a_copy_is_a_thread_of_its_own(saver: DjangoSaver) -> None:
     assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {long_id}
 
 
+def test_a_copy_belongs_to_the_user_of_its_source(
+    saver: DjangoSaver, committed_db: CommittedDatabase
+) -> None:
+    put(saver, {**config_of("thread"), "metadata": {"user_id": "ada", "title": "A trip"}})
+    put(saver, {**config_of("other"), "metadata": {"user_id": "bob"}})
+    saver.copy_thread("thread", "copy")
+    saver.copy_thread("thread", "other")
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    copied, other = store.load_state("copy"), store.load_state("other")
+    assert copied is not None
+    assert other is not None
+    assert (copied.user_id, copied.title) == ("ada", "A trip")
+    assert (other.user_id, other.title) == ("bob", None)
+
+
 def test_deleting_a_thread_keeps_the_session_of_the_application(
     saver: DjangoSaver, committed_db: CommittedDatabase
 ) -> None:
