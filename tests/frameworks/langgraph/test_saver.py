@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from django.db import connections, transaction
@@ -125,6 +126,20 @@ def test_the_session_of_a_thread_has_its_user_and_title(
     state = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).load_state("thread")
     assert state is not None
     assert (state.agent_type, state.user_id, state.title) == ("langgraph", "ada", "A trip")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(42, "42"), (UUID(int=1), "00000000-0000-0000-0000-000000000001"), (True, None), ("", None)],
+)
+def test_the_user_of_a_thread_may_be_a_key_of_django(
+    saver: DjangoSaver, committed_db: CommittedDatabase, given: Any, stored: str | None
+) -> None:
+    config = config_of("thread")
+    put(saver, {"configurable": {**config["configurable"], "user_id": given}})
+    state = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).load_state("thread")
+    assert state is not None
+    assert state.user_id == stored
 
 
 def test_a_tenant_does_not_see_the_threads_of_another(
