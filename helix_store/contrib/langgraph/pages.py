@@ -21,6 +21,8 @@ from helix_store.contrib.langgraph.encoding import (
     checkpoint_tuple,
     searchable_filter,
 )
+from helix_store.core import validation
+from helix_store.core.limits import MAX_LONG_ID_BYTES
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.statement import Statement
 
@@ -56,6 +58,8 @@ def every(
     place = Place.of(config) if config else None
     is_of_namespace = config is not None and config["configurable"].get("checkpoint_ns") is not None
     before_id = get_checkpoint_id(before) if before else None
+    if before_id is not None:
+        validation.text(before_id, "before/configurable/checkpoint_id", limit=MAX_LONG_ID_BYTES)
     conditions = {
         "of_thread": place is not None,
         "of_namespace": is_of_namespace,

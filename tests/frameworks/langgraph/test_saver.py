@@ -188,6 +188,14 @@ def test_a_filter_that_cannot_be_compared_is_refused_and_matches_nothing(
     assert refused.value.path == "/filter/nested"
 
 
+@pytest.mark.parametrize("checkpoint_id", ["1f\x00", "1f\udc00", 7])
+def test_a_list_before_what_is_no_id_is_refused(saver: DjangoSaver, checkpoint_id: Any) -> None:
+    put_chain(saver, "thread", 1)
+    with pytest.raises(InvalidPayload) as refused:
+        list(saver.list(config_of("thread"), before={"configurable": {"checkpoint_id": checkpoint_id}}))
+    assert refused.value.path == "/before/configurable/checkpoint_id"
+
+
 def test_a_list_reads_one_statement_for_each_page(
     saver: DjangoSaver, committed_db: CommittedDatabase, settings: Any
 ) -> None:
