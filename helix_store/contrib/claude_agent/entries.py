@@ -6,13 +6,17 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from helix_store.adapters import LockedSession
 from helix_store.core import validation
 from helix_store.core.limits import MAX_LANE_BYTES
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import HelixStoreError, InvalidPayload
+from helix_store.models import UsageEntry as UsageRow
+from helix_store.usage.database import DatabaseUsageStore
 
-__all__ = ["key_of", "usage_of"]
+__all__ = ["key_of", "record_usage", "usage_of"]
 
 
 def key_of(entry: Mapping[str, Any]) -> str | None:
@@ -44,6 +48,26 @@ def usage_of(
         if known is None or _total(known) < _total(found):
             responses[str(found.id)] = found
     return list(responses.values())
+
+
+def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
+    """Record the responses in the ledger, each once, with the largest usage that its entries have.
+
+    The entries of one response may come in several batches. What the ledger has of another session stays.
+    """
+    if not usage:
+        return
+    rows = UsageRow.objects.using(session.alias).filter(tenant=tenant_parameter(session.tenant))
+    recorded = rows.filter(entry_id__in=[entry.id for entry in usage])
+    totals = {str(entry.id): _total(entry) for entry in usage}
+    outdated = [
+        key
+        for key, name, recorded_in, total in recorded.values_list("pk", "entry_id", "session_id", "total_tokens")
+        if recorded_in == session.key and (total or 0) < totals[name]
+    ]
+    if outdated:
+        rows.filter(pk__in=outdated).delete()
+    DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(usage)
 
 
 def _usage(entry: Mapping[str, Any], session_id: str, agent_type: str, now_ms: int) -> UsageEntry | None:

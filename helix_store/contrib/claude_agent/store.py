@@ -16,7 +16,7 @@ from claude_agent_sdk.types import (
 )
 
 from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.contrib.claude_agent.entries import key_of, usage_of
+from helix_store.contrib.claude_agent.entries import key_of, record_usage, usage_of
 from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_part
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.contrib.numbers import from_payload, with_numbers_as_text
@@ -30,7 +30,6 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.items import ItemLog
 from helix_store.models import Item
-from helix_store.usage.database import DatabaseUsageStore
 
 __all__ = ["DjangoSessionStore"]
 
@@ -161,7 +160,7 @@ class DjangoSessionStore(SessionStore):
             usage = usage_of(
                 entries, session_id=session.session_id, agent_type=self._adapter.agent_type, now_ms=now_ms
             )
-            DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(usage)
+            record_usage(session, usage)
 
     def _fold_locked(
         self, transcript: TranscriptKey, entries: Sequence[Any], session: LockedSession, now_ms: int

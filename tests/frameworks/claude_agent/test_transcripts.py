@@ -327,6 +327,21 @@ async def test_what_the_models_spent_is_in_the_ledger_once(
     assert {entry.timestamp for entry in entries} == {1_795_168_800_000}
 
 
+async def test_a_response_in_several_batches_is_recorded_with_its_last_usage(
+    store: DjangoSessionStore, committed_db: CommittedDatabase
+) -> None:
+    fork: Any = {**KEY, "session_id": "fork"}
+    await store.append(KEY, [answered("m1", "a", output=1)])
+    await store.append(KEY, [answered("m1", "b", output=500)])
+    await store.append(KEY, [answered("m1", "c", output=2)])
+    await store.append(fork, [answered("m1", "d", output=900)])
+    usage = usage_store(committed_db)
+    rollup = await usage.aget_rollup(store.session_id_of(KEY))
+    assert rollup is not None
+    assert (rollup.entry_count, rollup.tokens.completion) == (1, 500)
+    assert await usage.aget_entries(store.session_id_of(fork)) == []
+
+
 async def test_damaged_usage_does_not_stop_an_append(
     store: DjangoSessionStore, committed_db: CommittedDatabase
 ) -> None:
