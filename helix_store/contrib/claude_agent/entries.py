@@ -60,9 +60,10 @@ def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
     rows = UsageRow.objects.using(session.alias).filter(tenant=tenant_parameter(session.tenant))
     recorded = rows.filter(entry_id__in=[entry.id for entry in usage])
     totals = {str(entry.id): _total(entry) for entry in usage}
+    known = recorded.values_list("pk", "entry_id", "session_id", "total_tokens")
     outdated = [
         key
-        for key, name, recorded_in, total in recorded.values_list("pk", "entry_id", "session_id", "total_tokens")
+        for key, name, recorded_in, total in known
         if recorded_in == session.key and (total or 0) < totals[name]
     ]
     if outdated:
