@@ -127,8 +127,8 @@ async def _with_plain_items(store: Callable[[list[Any]], Any], items: list[Any])
     except InvalidPayload:
         try:
             plain = json.loads(json.dumps(items, allow_nan=False))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             plain = None
-        if plain is None or plain == items:
+        if plain is None:
             raise
         await store(plain)

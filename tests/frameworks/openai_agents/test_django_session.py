@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -72,6 +74,20 @@ async def test_an_item_with_a_tuple_is_stored_as_json_has_it(session: DjangoSess
     item: Any = {"role": "user", "content": ({"type": "input_text"},)}
     await session.add_items([item])
     assert await session.get_items() == [{"role": "user", "content": [{"type": "input_text"}]}]
+
+
+class Role(StrEnum):
+    USER = "user"
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": Role.USER, "content": "a"}, OrderedDict(role="user", content="a")], ids=repr
+)
+async def test_an_item_that_is_equal_to_its_json_is_stored_as_json_has_it(
+    session: DjangoSession, item: Any
+) -> None:
+    await session.add_items([item])
+    assert repr(await session.get_items()) == repr([{"role": "user", "content": "a"}])
 
 
 async def test_a_batch_that_cannot_be_stored_changes_nothing(session: DjangoSession) -> None:
