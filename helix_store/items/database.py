@@ -57,7 +57,9 @@ class DatabaseItems(DatabaseOperations):
     def append(
         self, session_id: str, lane: str, items: Sequence[EncodedItem], guard: Guard, agent_type: str
     ) -> int:
-        session = self._locked_or_new(session_id, guard, agent_type)
+        session = self._locked_for(items, session_id, guard, agent_type)
+        if session is None:
+            return 0
         if added := self._add(session, lane, items):
             self._mark_written(session)
         return added
@@ -105,11 +107,9 @@ class DatabaseItems(DatabaseOperations):
         guard: Guard,
         agent_type: str,
     ) -> bool:
-        session = self._locked(session_id, guard)
+        session = self._locked_for([] if expected else items, session_id, guard, agent_type)
         if session is None:
-            if expected:
-                return False
-            session = self._locked_or_new(session_id, guard, agent_type)
+            return not expected
         of_lane = _lane(session, lane)
         if expected:
             newest = {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
@@ -175,6 +175,14 @@ class DatabaseItems(DatabaseOperations):
             }
             added += len(self.db.execute(sql.ADD, parameters))
         return added
+
+    def _locked_for(
+        self, items: Sequence[EncodedItem], session_id: str, guard: Guard, agent_type: str
+    ) -> int | None:
+        """The session, which the first item creates."""
+        if items:
+            return self._locked_or_new(session_id, guard, agent_type)
+        return self._locked(session_id, guard)
 
     def _locked(self, session_id: str, guard: Guard) -> int | None:
         with suppress(SessionNotFound):

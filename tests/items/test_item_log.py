@@ -64,6 +64,14 @@ def test_the_first_item_creates_the_session(log: ItemLog, committed_db: Committe
     assert state.agent_type == "items"
 
 
+def test_no_items_create_no_session(log: ItemLog, committed_db: CommittedDatabase) -> None:
+    assert log.append([]) == 0
+    assert log.replace_suffix([], [])
+    assert not log.replace_suffix([1], [2])
+    store = DatabaseStateStore(using=committed_db.alias, tenant=committed_db.tenant)
+    assert store.load_state("session") is None
+
+
 def test_items_belong_to_a_session_that_exists(log: ItemLog, committed_db: CommittedDatabase) -> None:
     store = DatabaseStateStore(using=committed_db.alias, tenant=committed_db.tenant)
     store.create_session("session", agent_type="own")
