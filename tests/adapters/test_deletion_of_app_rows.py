@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.db.models import Model
 
 from helix_store.cleanup import erase, expired_session_cleanup
@@ -18,6 +19,7 @@ from tests.adapters.conftest import MakeNotebook, fill
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.notebook import Notebook
 from tests.cleanup.canaries import dumps
+from tests.database.separate import beside
 from tests.databases import CommittedDatabase, delete_all_rows
 
 LONG_AGO = timedelta(days=4_000)
@@ -84,6 +86,25 @@ def test_a_session_takes_its_pages_and_what_no_other_shares(
     assert [bytes(row.content) for row in Attachment.objects.using(committed_db.alias)] == [b"of both"]
     assert other.delete() == 1
     assert (_number(committed_db, Page), _number(committed_db, Attachment)) == (0, 0)
+
+
+@pytest.mark.parametrize("is_deleted_first", [False, True])
+def test_a_page_that_is_written_beside_a_deletion_has_its_attachment(
+    postgres_db: CommittedDatabase, is_deleted_first: bool
+) -> None:
+    names = ("doomed", "other")
+    doomed, other = (
+        Notebook("project", name, postgres_db.alias, tenant=postgres_db.tenant) for name in names
+    )
+    doomed.write("page", 1, b"of both")
+    calls: list[Callable[[], object]] = [lambda: other.write("page", 1, b"of both"), doomed.delete]
+    first, second = reversed(calls) if is_deleted_first else calls
+    with transaction.atomic(using=postgres_db.alias):
+        first()
+        outcome = beside(postgres_db, second)
+    outcome.result(30)
+    attachments = Attachment.objects.using(postgres_db.alias).filter(tenant=postgres_db.tenant)
+    assert [bytes(row.content) for row in attachments] == [b"of both"]
 
 
 def test_the_pages_in_a_session_of_the_application_go_alone(

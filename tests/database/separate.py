@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import select
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from django.db import connections, transaction
@@ -17,10 +19,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
 from helix_store.engine.errors import mapped_errors
+from tests.databases import CommittedDatabase
 from tests.postgres import PostgresCluster
 from tests.settings import postgres_database
 
 __all__ = [
+    "beside",
     "defer_to_commit",
     "execute",
     "fetch",
@@ -31,6 +35,8 @@ __all__ = [
     "small_disk",
     "wait_until_the_server_hangs_up",
 ]
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -124,3 +130,24 @@ def small_disk(directory: Path, *, owner: int, megabytes: int = 1) -> Iterator[P
         yield directory
     finally:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)  # noqa: S607
+
+
+def beside(database: CommittedDatabase, call: Callable[[], T]) -> Future[T]:
+    """Start a call on another connection, and wait until it waits for a lock of this one."""
+    pool = ThreadPoolExecutor(1)
+
+    def on_a_connection_of_its_own() -> T:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    outcome = pool.submit(on_a_connection_of_its_own)
+    pool.shutdown(wait=False)
+    own = fetch(database.connection, "SELECT pg_backend_pid()")[0][0]
+    deadline = time.monotonic() + 30
+    with database.second_connection() as watcher:
+        while not fetch(watcher, "SELECT 1 FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))", own):
+            assert not outcome.done(), "it does not wait"
+            assert time.monotonic() < deadline, "it does not begin"
+    return outcome

@@ -25,7 +25,8 @@ class Notebook:
 
         def store(session: LockedSession) -> None:
             if attachment is not None:
-                Attachment.objects.using(session.alias).get_or_create(
+                # Locked, so that a deletion which ends meanwhile does not take it away.
+                Attachment.objects.using(session.alias).select_for_update().get_or_create(
                     tenant=session.tenant, digest=values["attachment"], defaults={"content": attachment}
                 )
             Page.objects.using(session.alias).update_or_create(

@@ -32,6 +32,8 @@ def register() -> None:
 
 def drop_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], int]:
     """Delete the attachments that only pages of these sessions have."""
+    # Locked by a statement before: the deletion sees the pages that were written until then.
+    list(attachments_of_these(db, keys).select_for_update().order_by("digest").values_list("pk"))
     deleted, _ = attachments_of_these_alone(db, keys).delete()
     return {Attachment: deleted}
 
@@ -41,12 +43,14 @@ def count_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], 
     return {Attachment: attachments_of_these_alone(db, keys).count()}
 
 
+def attachments_of_these(db: Database, keys: Collection[int]) -> QuerySet[Attachment]:
+    pages = Page.objects.using(db.alias).filter(session_id__in=keys).exclude(attachment=None)
+    return Attachment.objects.using(db.alias).filter(tenant=db.tenant, digest__in=pages.values("attachment"))
+
+
 def attachments_of_these_alone(db: Database, keys: Collection[int]) -> QuerySet[Attachment]:
-    pages = Page.objects.using(db.alias).exclude(attachment=None)
-    doomed = pages.filter(session_id__in=keys).values("attachment")
-    others = pages.filter(session__tenant=db.tenant, attachment=OuterRef("digest"))
-    rows = Attachment.objects.using(db.alias).filter(tenant=db.tenant, digest__in=doomed)
-    return rows.filter(~Exists(others.exclude(session_id__in=keys)))
+    others = Page.objects.using(db.alias).filter(session__tenant=db.tenant, attachment=OuterRef("digest"))
+    return attachments_of_these(db, keys).filter(~Exists(others.exclude(session_id__in=keys)))
 
 
 def attachments_of(rows: QuerySet[Attachment], sessions: QuerySet[Session]) -> QuerySet[Attachment]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import transaction
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationConflict
 from pydantic_ai.exceptions import UserError
 
 from helix_store.models import Session
 from helix_store.stores import DatabaseStateStore
-from tests.database.separate import fetch
+from tests.database.separate import beside
 from tests.databases import CommittedDatabase
 from tests.frameworks.pydantic_ai.conversations import (
     entry_ids,
@@ -106,7 +104,7 @@ def test_a_deletion_waits_for_a_fork_and_leaves_what_it_reaches(postgres_db: Com
     saved(postgres_db, "source", "one", "two")
     with transaction.atomic(using=postgres_db.alias):
         forked(postgres_db, "source", "fork")
-        deletion = _beside(postgres_db, lambda: delete(postgres_db, "source"))
+        deletion = beside(postgres_db, lambda: delete(postgres_db, "source"))
     assert deletion.result(30)
     entries = history(postgres_db, "fork")
     assert entries is not None
@@ -118,7 +116,7 @@ def test_a_fork_waits_for_a_deletion_and_is_refused(postgres_db: CommittedDataba
     saved(postgres_db, "source", "one", "two")
     with transaction.atomic(using=postgres_db.alias):
         delete(postgres_db, "source")
-        outcome = _beside(postgres_db, lambda: fork(postgres_db, "source", "fork"))
+        outcome = beside(postgres_db, lambda: fork(postgres_db, "source", "fork"))
     assert outcome.result(30) is False
     assert history(postgres_db, "fork") is None
     assert (entry_ids(postgres_db), families(postgres_db)) == (set(), 0)
@@ -131,7 +129,7 @@ def test_a_fork_is_refused_when_only_its_entry_goes(postgres_db: CommittedDataba
     forked(postgres_db, "source", "sibling", at=2)
     with transaction.atomic(using=postgres_db.alias):
         delete(postgres_db, "source")
-        outcome = _beside(postgres_db, lambda: fork(postgres_db, "source", "fork"))
+        outcome = beside(postgres_db, lambda: fork(postgres_db, "source", "fork"))
     assert outcome.result(30) is False
     assert history(postgres_db, "fork") is None
     assert entry_ids(postgres_db) == set(history(postgres_db, "sibling") or ())
@@ -143,30 +141,9 @@ def test_a_deletion_waits_for_a_save_of_another_conversation(postgres_db: Commit
     with transaction.atomic(using=postgres_db.alias):
         turn(conversation, "two")
         async_to_sync(store_of(postgres_db).save)(conversation)
-        deletion = _beside(postgres_db, lambda: delete(postgres_db, "source"))
+        deletion = beside(postgres_db, lambda: delete(postgres_db, "source"))
     assert deletion.result(30)
     entries = history(postgres_db, "fork")
     assert entries is not None
     assert len(entries) == 4
     assert entry_ids(postgres_db) == set(entries)
-
-
-def _beside(database: CommittedDatabase, call: Callable[[], bool]) -> Future[bool]:
-    """Start a call on another connection, and wait until it waits for a lock of this one."""
-    pool = ThreadPoolExecutor(1)
-
-    def on_a_connection_of_its_own() -> bool:
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    outcome = pool.submit(on_a_connection_of_its_own)
-    pool.shutdown(wait=False)
-    own = fetch(database.connection, "SELECT pg_backend_pid()")[0][0]
-    deadline = time.monotonic() + 30
-    with database.second_connection() as watcher:
-        while not fetch(watcher, "SELECT 1 FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))", own):
-            assert not outcome.done(), "it does not wait"
-            assert time.monotonic() < deadline, "it does not begin"
-    return outcome
