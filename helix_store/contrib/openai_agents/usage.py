@@ -6,8 +6,6 @@ An entry of a turn has the number of the turn as ``step_count``, and the branch 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
 
 from agents.result import RunResultBase
 from agents.usage import RequestUsage, Usage
@@ -37,7 +35,7 @@ class TurnUsage:
         now = time.time_ns() // 1_000_000
         entries = [
             UsageEntry(
-                id=_entry_id(self.session_id, branch, anchor, index, request),
+                id=_entry_id(self.session_id, branch, anchor, index, tokens),
                 kind=UsageKind.TOKENS,
                 session_id=self.session_id,
                 step_count=turn,
@@ -45,15 +43,9 @@ class TurnUsage:
                 timestamp=now,
                 source=UsageSource(type="agent", name=session_id_for(agent.name or "agent")),
                 model=session_id_for(str(model or "default")),
-                tokens=TokenCounts(
-                    prompt=request.input_tokens,
-                    completion=request.output_tokens,
-                    reasoning=request.output_tokens_details.reasoning_tokens or 0,
-                    cached=request.input_tokens_details.cached_tokens or 0,
-                    total=request.total_tokens,
-                ),
+                tokens=tokens,
             )
-            for index, request in enumerate(_requests(result.context_wrapper.usage))
+            for index, tokens in enumerate(_requests(result.context_wrapper.usage))
         ]
         if entries:
             self._sessions.ensure(self.session_id)
@@ -84,13 +76,30 @@ class TurnUsage:
     aby_turn = async_twin(by_turn)
 
 
-def _requests(usage: Usage) -> Iterable[RequestUsage | Usage]:
-    """The requests of a run; the run as one, where its parts are not known."""
-    return usage.request_usage_entries or ([usage] if usage.total_tokens else [])
+def _requests(usage: Usage) -> list[TokenCounts]:
+    """The requests of a run, after what is known of the run and of none of them: as one.
+
+    What is known of the run alone comes first and stays, also when the run goes on and has more requests.
+    """
+    requests = [_tokens(request) for request in usage.request_usage_entries]
+    known = sum(requests, TokenCounts()).to_dict()
+    counts = {name: max(0, count - known[name]) for name, count in _tokens(usage).to_dict().items()}
+    rest = TokenCounts(**counts)
+    return [rest, *requests] if rest.prompt or rest.completion or rest.total else requests
 
 
-def _entry_id(session_id: str, branch: str, anchor: int, index: int, request: Any) -> str:
-    counts = (request.input_tokens, request.output_tokens, request.total_tokens)
+def _tokens(usage: RequestUsage | Usage) -> TokenCounts:
+    return TokenCounts(
+        prompt=usage.input_tokens,
+        completion=usage.output_tokens,
+        reasoning=usage.output_tokens_details.reasoning_tokens or 0,
+        cached=usage.input_tokens_details.cached_tokens or 0,
+        total=usage.total_tokens,
+    )
+
+
+def _entry_id(session_id: str, branch: str, anchor: int, index: int, tokens: TokenCounts) -> str:
+    counts = (tokens.prompt, tokens.completion, tokens.total)
     return session_id_for("openai-agents", session_id, branch, *map(str, (anchor, index, *counts)))
 
 

@@ -11,6 +11,7 @@ import pytest
 from agents import Runner, SessionSettings, set_tracing_disabled
 from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.memory.session import _session_accepts_wrapper
+from agents.usage import Usage
 
 from helix_store import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore, ItemLog
 from helix_store.contrib.openai_agents import DjangoSession
@@ -277,6 +278,23 @@ async def test_the_usage_of_turns_is_in_the_ledger(
         ("scripted-1", "talker", 1),
         ("scripted-1", "talker", 2),
     ]
+
+
+async def test_tokens_of_a_run_that_belong_to_no_request_are_recorded_once(session: DjangoSession) -> None:
+    result = await Runner.run(talking_agent("a"), "one", session=session)
+    usage = result.context_wrapper.usage
+    (request,) = usage.request_usage_entries
+    # As in a run that waited in an older version of the SDK, and went on.
+    usage.request_usage_entries.clear()
+    for number in (1, 2):
+        usage.add(Usage(requests=1, input_tokens=3, output_tokens=4, total_tokens=7))
+        await session.store_run_usage(result)
+        assert await session.get_turn_usage(1) == {
+            "requests": 1 + number,
+            "input_tokens": request.input_tokens + 3 * number,
+            "output_tokens": request.output_tokens + 4 * number,
+            "total_tokens": request.total_tokens + 7 * number,
+        }
 
 
 async def test_the_usage_of_branches_is_apart(session: DjangoSession) -> None:
