@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.db import IntegrityError, transaction
 
@@ -53,6 +53,9 @@ from helix_store.sessions.requests import (
 from helix_store.sessions.sql import COMPARE_AND_SET_STATUS, CURRENT_COLUMNS, LOAD_STATE
 
 __all__ = ["DatabaseSessions", "insert_session", "lock_or_insert_session", "replace_custom_state"]
+
+_ATTEMPTS_TO_INSERT: Final = 5
+"""An isolation stricter than READ COMMITTED never sees the session that was in the way: it must end."""
 
 
 class DatabaseSessions(DatabaseOperations):
@@ -220,13 +223,14 @@ def lock_or_insert_session(
     db: Database, session_id: str, new: Callable[[], NewSession], guard: Guard
 ) -> tuple[Session, bool]:
     """The locked head of a session, and whether it was inserted: ``new`` makes it for an unknown id."""
-    with suppress(SessionNotFound):
-        return lock_session(db, session_id, guard), False
     is_new = False
-    # Another writer may insert the session in the meantime: both go on with it.
-    with suppress(SessionExists), transaction.atomic(using=db.alias):
-        insert_session(db, new(), root_session_id=session_id, at=moments.now())
-        is_new = True
+    for _ in range(_ATTEMPTS_TO_INSERT):
+        with suppress(SessionNotFound):
+            return lock_session(db, session_id, guard), is_new
+        # Another writer may insert the session in the meantime: both go on with it, unless it is deleted.
+        with suppress(SessionExists), transaction.atomic(using=db.alias):
+            insert_session(db, new(), root_session_id=session_id, at=moments.now())
+            is_new = True
     return lock_session(db, session_id, guard), is_new
 
 
