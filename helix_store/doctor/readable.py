@@ -94,7 +94,7 @@ def payloads(scope: Scope) -> Iterator[Fault]:
     for model, order, columns, read in (
         (Message, ("sequence",), ("payload",), decode_object),
         (StagedChange, ("step_id", "tool_call_id"), ("payload",), lambda text: decode_staged([text])),
-        (Item, ("lane", "pk"), ("payload",), decode),
+        (Item, ("lane", "id"), ("payload",), decode),
         (Run, ("turn",), ("error",), decode),
         (SubSessionRef, ("sub_session_id",), ("remote", "output", "error"), decode),
     ):

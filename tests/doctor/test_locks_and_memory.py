@@ -8,6 +8,7 @@ import pytest
 
 from helix_store.doctor import diagnose
 from helix_store.exceptions import HelixStoreError
+from helix_store.items import ItemLog
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
@@ -48,3 +49,11 @@ def test_a_long_session_is_examined_in_the_memory_of_a_page(committed_db: Commit
         tracemalloc.stop()
     assert diagnosis.findings == []
     assert peak < MESSAGES * BYTES / 3
+
+
+def test_a_lane_of_more_items_than_a_page_is_examined(committed_db: CommittedDatabase) -> None:
+    store = DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant)
+    store.create_session("session", agent_type="agent")
+    log = ItemLog("session", "lane", using=committed_db.alias, tenant=committed_db.tenant)
+    log.append([{"number": number} for number in range(120)])
+    assert diagnose(using=committed_db.alias, tenant=committed_db.tenant).findings == []
