@@ -20,11 +20,12 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     OutputWrapper,
 )
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from helix_store.engine.database import Database
+from helix_store.engine.errors import translate
 from helix_store.engine.interrupts import interruptible
-from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery
+from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery, StoreUnavailable
 from helix_store.management.databases import OutputOfEach, add_database_arguments, chosen_databases
 from helix_store.management.output import Colours, ProgressBar, pairs, terminal_width
 from helix_store.management.text import encodable
@@ -130,7 +131,8 @@ class StoreCommand(BaseCommand):
                 try:
                     self._collect(failures, alias, *args, **options)
                 except CommandError as exc:
-                    if exc.returncode == USAGE:
+                    # What is wrong usage here need not be in the databases that were done before.
+                    if exc.returncode == USAGE and alias == aliases[0]:
                         raise
                     failures[alias] = exc
                 options["skip_checks"] = True
@@ -162,6 +164,9 @@ class StoreCommand(BaseCommand):
         except HelixStoreError as exc:
             raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
         except DatabaseError as exc:
+            told = translate(exc, vendor=connections[options["database"]].vendor)
+            if isinstance(told, StoreUnavailable):
+                raise CommandError(str(told), returncode=PROBLEMS_FOUND) from exc
             raise CommandError(
                 f"The database refused a statement: {exc}. Has it been migrated?", returncode=PROBLEMS_FOUND
             ) from exc

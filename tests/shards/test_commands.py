@@ -104,6 +104,45 @@ def test_the_doctor_examines_each_database(pair: Pair) -> None:
     assert (counted[pair.first], len(counted[pair.second])) == ([], 1)
 
 
+@pytest.mark.parametrize("command", ["helix_sessions list", "helix_streams list", "helix_doctor"])
+def test_a_database_that_is_down_has_no_output_and_says_so(pair: Pair, command: str) -> None:
+    DatabaseStateStore(pair.second, tenant=pair.tenant).create_session("session", agent_type="agent")
+    address = {"NAME": "/nowhere/at/all"} if pair.vendor == "sqlite" else {"HOST": "/nowhere"}
+    connections.settings["down"] = {**connections[pair.second].settings_dict, **address}
+    printed = io.StringIO()
+    options = ("--database=down", f"--database={pair.second}", "--tenant", pair.tenant, "--format=json")
+    try:
+        with pytest.raises(CommandError, match="database down: .*cannot be reached") as caught:
+            call_command(*command.split(), *options, stdout=printed, verbosity=0)
+    finally:
+        del connections["down"]
+        del connections.settings["down"]
+    assert caught.value.returncode == 1
+    data = json.loads(printed.getvalue())
+    assert data["down"] is None
+    assert data[pair.second] is not None
+
+
+def test_wrong_usage_in_a_later_database_does_not_keep_the_command_from_the_next(pair: Pair) -> None:
+    session_id = f"session of {pair.tenant}"
+    for alias, tenants in zip(pair.aliases, (("", " a", " b"), ("",)), strict=True):
+        for name in tenants:
+            DatabaseStateStore(alias, tenant=pair.tenant + name).create_session(
+                session_id, agent_type="agent"
+            )
+    printed = io.StringIO()
+    first = next(alias for alias in app_aliases() if alias not in pair.aliases)
+    options = ("--session", session_id, "--no-input", "--format=json")
+    with pytest.raises(CommandError, match=f"database {pair.first}: 3 tenants have a session") as caught:
+        call_command(
+            *("helix_erase", *options, f"--database={first}", *both(pair)), stdout=printed, verbosity=0
+        )
+    assert caught.value.returncode == 2
+    data = json.loads(printed.getvalue())
+    assert data[pair.first] is None
+    assert data[pair.second]["trees"] == 1
+
+
 @pytest.mark.parametrize("command", ["helix_export", "helix_import", "helix_usage --csv"])
 def test_a_file_has_one_database(pair: Pair, command: str) -> None:
     with pytest.raises(CommandError, match="one database at a time") as caught:

@@ -64,7 +64,7 @@ class Command(StoreCommand):
             )
         if retention.report.errors:
             raise CommandError(
-                f"{retention.report.errors} sessions had a problem and were not deleted; "
+                f"{retention.report.errors} sessions or tenants had a problem and were left as they are; "
                 "the log of helix_store.cleanup tells why.",
                 returncode=PROBLEMS_FOUND,
             )

@@ -137,8 +137,8 @@ class Command(StoreCommandWithParts):
 
     def _write_list_as_json(self) -> Any:
         """One object, written page by page."""
-        self.stdout.write('{"sessions": [', ending="")
-        separator = ""
+        # Not before the first page: the output is none if the database does not answer.
+        separator = '{"sessions": ['
 
         def write_page(page: DirectoryPage) -> None:
             nonlocal separator
@@ -148,7 +148,7 @@ class Command(StoreCommandWithParts):
 
         def end(total: int | None, next_cursor: str | None) -> None:
             rest = json.dumps({"total": total, "next_cursor": next_cursor})
-            self.write_text(f"], {rest[1:]}")
+            self.write_text(f"{'' if separator == ', ' else separator}], {rest[1:]}")
 
         return write_page, end
 
