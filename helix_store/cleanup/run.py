@@ -16,7 +16,9 @@ from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store
 from helix_store.core.types import Timestamp
 from helix_store.engine.aliases import app_aliases
+from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, StoreUnavailable
+from helix_store.models import Session
 from helix_store.sessions.database.store import DatabaseStateStore
 
 __all__ = ["expired_session_cleanup", "expired_session_cleanup_batches"]
@@ -132,12 +134,27 @@ def _one_after_the_other(
 
 def _backends(using: str | None, state_store: StateStore | None) -> list[CleanupBackend]:
     if state_store is None:
-        aliases = app_aliases() if using is None else [using]
+        aliases = _migrated_aliases() if using is None else [using]
         return [DatabaseCleanup(alias, tenant=None) for alias in aliases]
     if isinstance(state_store, DatabaseStateStore):
         return [DatabaseCleanup(state_store.alias, tenant=state_store.tenant)]
     require_state_store(state_store)
     return [StateStoreCleanup(state_store)]
+
+
+def _migrated_aliases() -> list[str]:
+    """The databases of the app. Many a router lets it migrate one that it never was migrated to."""
+    aliases = app_aliases()
+    return aliases if len(aliases) == 1 else [alias for alias in aliases if _has_tables(Database(alias, ""))]
+
+
+def _has_tables(db: Database) -> bool:
+    introspection = db.connection.introspection
+    try:
+        return db.query(lambda: Session._meta.db_table in introspection.table_names())
+    except StoreUnavailable:
+        # That is an error of the cleanup, which comes at its end.
+        return True
 
 
 def _age(delete_after: timedelta | float) -> timedelta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,4 +75,18 @@ def test_a_database_that_is_down_does_not_keep_it_from_the_next(pair: Pair) -> N
     finally:
         connections.settings = settings
         del connections["down"]
+    assert failed(pair) == [2, 2]
+
+
+def test_a_database_that_was_never_migrated_is_left_alone(pair: Pair, tmp_path: Path) -> None:
+    expire(pair)
+    address = {"NAME": tmp_path / "empty.sqlite3"} if pair.vendor == "sqlite" else {"NAME": "template1"}
+    settings = connections.settings
+    connections.settings = {"warehouse": {**settings[SECOND], **address}, **settings}
+    try:
+        assert expired_session_cleanup().marked == 4
+    finally:
+        connections["warehouse"].close()
+        connections.settings = settings
+        del connections["warehouse"]
     assert failed(pair) == [2, 2]
