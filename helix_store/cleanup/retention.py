@@ -26,6 +26,7 @@ from helix_store.core.types import SessionStatus, Timestamp
 from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, list_parameter
+from helix_store.exceptions import TenantMoved
 from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
@@ -82,7 +83,7 @@ def apply_retention(
     running run or a stream with a live writer are left alone, and so are trees of which another session has a
     part. Everything else goes in transactions of one session, one stream or one page of entries. Safe to
     repeat, to interrupt, and to run several times at once. A session that cannot be deleted is logged and
-    counted in ``errors``.
+    counted in ``errors``, and so is a tenant that is moved to another database at the moment.
 
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always
     follow that clock. ``progress`` is called after each batch. Raises `InvalidQuery` for invalid arguments.
@@ -140,9 +141,25 @@ class Retention:
         if self._policy.usage_drop_days is not None or self._policy.usage_anonymise_days is not None:
             rules.append(self._reduce_usage)
         for tenant in tenants:
-            for rule in rules:
-                yield from rule(Database(self._using, tenant))
+            yield from self._unless_moved(tenant, self._apply(rules, tenant))
         yield from self._prune_streams()
+
+    def _apply(
+        self, rules: Sequence[Callable[[Database], Iterator[RetentionReport]]], tenant: str
+    ) -> Iterator[RetentionReport]:
+        for rule in rules:
+            yield from rule(Database(self._using, tenant))
+
+    def _unless_moved(self, tenant: str, steps: Iterator[RetentionReport]) -> Iterator[RetentionReport]:
+        """The steps for one of all tenants. One that is moved does not keep the next ones from theirs."""
+        try:
+            yield from steps
+        except TenantMoved:
+            if self._tenant is not None:
+                raise
+            self._count(errors=1)
+            logger.warning("Tenant %r is moved to another database; its retention is left to later.", tenant)
+            yield self.report
 
     def _request_to_prune(self, age: timedelta) -> PruneRequest:
         return PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
@@ -302,9 +319,18 @@ class Retention:
     def _prune_streams(self) -> Iterator[RetentionReport]:
         if self._prune_request is None:
             return
+        try:
+            yield from self._prune_streams_of(self._tenant, self._prune_request)
+        except TenantMoved:
+            if self._tenant is not None:
+                raise
+            # One statement for all tenants meets the fence of the one that is moved.
+            for tenant in trees.tenants_of(self._using, [Stream]):
+                yield from self._unless_moved(tenant, self._prune_streams_of(tenant, self._prune_request))
+
+    def _prune_streams_of(self, tenant: str | None, request: PruneRequest) -> Iterator[RetentionReport]:
         before = self.report
-        db = Database(self._using, self._tenant or "")
-        for pruned in prune_batches(db, self._tenant, self._prune_request):
+        for pruned in prune_batches(Database(self._using, tenant or ""), tenant, request):
             self.report = before
             chunks = self._without_doomed("chunks", pruned.chunks)
             failed = self._without_doomed("lost", pruned.failed)
