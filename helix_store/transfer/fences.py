@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db.models import Model
 
@@ -22,10 +22,12 @@ from helix_store.conf import table_name
 from helix_store.engine.database import Database
 from helix_store.engine.errors import TENANT_MOVED
 from helix_store.engine.statement import Statement, table
+from helix_store.exceptions import InvalidQuery
 from helix_store.models import Lock, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.children import children_of_sessions
 
 __all__ = [
+    "ARRIVING",
     "Fence",
     "fence_of",
     "fences_of",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+ARRIVING: Final = "arriving"
+"""The phase of the fence where the tenant is copied to; its ``target`` is where the tenant was."""
 
 _LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '2s', true)")
 _TEXT: Final = "helix_store: the tenant is moved to another database"
@@ -66,7 +71,10 @@ class _Fenced(NamedTuple):
 
 
 def put_up(db: Database, target: str, phase: str) -> None:
-    """Put the fence of the tenant up, in one transaction. Raises `StoreBusy` if a writer takes too long."""
+    """Put the fence of the tenant up, in one transaction.
+
+    Raises `StoreBusy` if a writer takes too long, and `InvalidQuery` if the tenant has a fence.
+    """
 
     def create() -> None:
         if db.is_postgresql:
@@ -77,7 +85,8 @@ def put_up(db: Database, target: str, phase: str) -> None:
         db.execute(_create_table(), {})
         for statement in _creation(db):
             db.execute(statement, {})
-        db.execute(_add(), {"tenant": db.tenant, "target": target, "phase": phase})
+        if not db.execute(_add(), {"tenant": db.tenant, "target": target, "phase": phase}):
+            raise InvalidQuery("Another process has begun to move the tenant.", path="tenant")
 
     db.transaction(create)
 
@@ -127,11 +136,14 @@ def through_the_fence(db: Database, body: Callable[[], R]) -> R:
     return db.transaction(opened)
 
 
-def unfenced() -> list[type[Model]]:
-    """Models whose rows go with their session, but which no export has, because nobody registered them."""
+def unfenced() -> list[Any]:
+    """Relations whose rows go with their session, but which no export has, because nobody registered them."""
     known = {table.model for table in registered_tables()}
-    children = (child.related_model for child in children_of_sessions())
-    return [model for model in children if model._meta.app_label != "helix_store" and model not in known]
+    return [
+        child
+        for child in children_of_sessions()
+        if child.related_model._meta.app_label != "helix_store" and child.related_model not in known
+    ]
 
 
 # --- Tables ------------------------------------------------------------------------------------------
@@ -175,9 +187,11 @@ def _postgresql_trigger(fenced: _Fenced, tenant: str) -> Iterator[Statement]:
             IF TG_OP = 'INSERT' THEN is_theirs := {new} = TG_ARGV[0];
             ELSE is_theirs := {old} = TG_ARGV[0];
             END IF;
-            IF is_theirs AND NOT EXISTS (
-                SELECT 1 FROM {_table()} WHERE tenant = TG_ARGV[0] AND is_open
-            ) THEN
+            -- The role of the writers may be another one, without rights on this table.
+            IF is_theirs AND pg_catalog.has_table_privilege('{_table()}', 'SELECT') THEN
+                is_theirs := NOT EXISTS (SELECT 1 FROM {_table()} WHERE tenant = TG_ARGV[0] AND is_open);
+            END IF;
+            IF is_theirs THEN
                 RAISE EXCEPTION USING ERRCODE = '{TENANT_MOVED}', MESSAGE = '{_TEXT}';
             END IF;
             IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
@@ -233,7 +247,7 @@ def _create_table() -> Statement:
 def _add() -> Statement:
     return Statement(
         f"INSERT INTO {_table()} (tenant, target, phase, is_open)"
-        " VALUES (%(tenant)s, %(target)s, %(phase)s, false)"
+        " VALUES (%(tenant)s, %(target)s, %(phase)s, false) ON CONFLICT DO NOTHING RETURNING tenant"
     )
 
 

@@ -38,6 +38,7 @@ def import_units(
     progress: Callable[[ImportSummary], object] | None = None,
     is_stopped: Callable[[], bool] | None = None,
     reads_back: bool = False,
+    transact: Callable[[Database, Callable[[], Any]], Any] = Database.transaction,
 ) -> ImportSummary:
     """Store units, each in one transaction, and return what was done. A repeat stores nothing twice.
 
@@ -45,9 +46,9 @@ def import_units(
     nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
     refuses is a problem too, and does not stop the import. With a ``tenant``, units of other tenants are left
     out. ``progress`` is called after each unit, and ``is_stopped`` is asked before each. With ``reads_back``,
-    a unit is stored only if it is read back as it was written.
+    a unit is stored only if it is read back as it was written. ``transact`` runs the transactions.
     """
-    importer = _Importer(Database(using, tenant or ""), reads_back=reads_back)
+    importer = _Importer(Database(using, tenant or ""), reads_back=reads_back, transact=transact)
     for unit in units:
         if is_stopped is not None and is_stopped():
             return importer.summary
@@ -62,8 +63,11 @@ def import_units(
 
 
 class _Importer:
-    def __init__(self, db: Database, *, reads_back: bool) -> None:
+    def __init__(
+        self, db: Database, *, reads_back: bool, transact: Callable[[Database, Callable[[], Any]], Any]
+    ) -> None:
         self._db = db
+        self._transact = partial(transact, db)
         self._reads_back = reads_back
         self._stored = DatabaseSource(db.alias, tenant=db.tenant or None)
         self._position = 0
@@ -101,7 +105,8 @@ class _Importer:
             return self._merge(unit)
         is_identical = self._is_identical(unit)
         if is_identical is None:
-            return self._db.transaction(partial(self._insert_checked, unit))
+            written: Counts = self._transact(partial(self._insert_checked, unit))
+            return written
         return Counter() if is_identical else None
 
     def _is_identical(self, unit: Unit) -> bool | None:
@@ -142,7 +147,7 @@ class _Importer:
         raised = 0
         while batch := list(islice(records, _ROWS)):
             locks = [LOCKS.values_of(record) for record in batch]
-            raised += self._db.transaction(partial(self._raise_batch, unit, locks))
+            raised += self._transact(partial(self._raise_batch, unit, locks))
         return Counter({"lock": raised} if raised else {})
 
     def _raise_batch(self, unit: Unit, locks: Sequence[Mapping[str, Any]]) -> int:
@@ -167,7 +172,7 @@ class _Importer:
         next(records)
         added, differing = 0, 0
         while batch := list(islice(records, _ROWS)):
-            merged = self._db.transaction(partial(merge_rows, self._db, unit, batch))
+            merged = self._transact(partial(merge_rows, self._db, unit, batch))
             added, differing = added + merged[0], differing + merged[1]
         if differing:
             self._problem(unit, f"have {differing} rows that are stored already, and differ; they stay")

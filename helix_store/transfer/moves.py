@@ -12,7 +12,9 @@ phase                  the tenant is        writes           a repeat
 ``aborting``           in the source        refused          deletes the rest of the copy
 ====================== ==================== ================ ===========================================
 
-The fence is up in the source in every phase. It holds the phase, so that the two cannot disagree.
+The fence is up in the source in every phase. It holds the phase, so that the two cannot disagree. While rows
+are copied, and while a copy is deleted, a fence is up in the target too, in the phase ``arriving``: a cleanup
+of all databases must not change what is compared.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from helix_store.core import validation
 from helix_store.core.serialization import Serializable
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidQuery, shown_id
+from helix_store.exceptions import InvalidQuery, StoreUnavailable, shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.trees import delete_locked_sessions
 from helix_store.transfer.database import DatabaseSource
 from helix_store.transfer.fences import (
+    ARRIVING,
     Fence,
     fence_of,
     put_up,
@@ -66,15 +69,30 @@ class MoveReport(Serializable):
 
 
 def find_move(tenant: str) -> Fence | None:
-    """The move of a tenant that has begun and has not ended, in whichever database it was."""
-    fences = (fence_of(Database(alias, validation.tenant(tenant))) for alias in app_aliases())
-    return min((fence for fence in fences if fence), key=lambda fence: fence.phase == "moved", default=None)
+    """The move of a tenant that has begun and has not ended, in whichever database it was.
+
+    A database that is not available does not hide a move that goes on between others.
+    """
+    found: list[Fence] = []
+    failure: StoreUnavailable | None = None
+    for alias in app_aliases():
+        try:
+            fence = fence_of(Database(alias, validation.tenant(tenant)))
+        except StoreUnavailable as exc:
+            failure = failure or exc
+        else:
+            found += [fence] if fence is not None and fence.phase != ARRIVING else []
+    found.sort(key=lambda fence: fence.phase == "moved")
+    if failure is not None and (not found or found[0].phase == "moved"):
+        raise failure
+    return found[0] if found else None
 
 
 class TenantMove:
     """The move of one tenant. One process at a time may drive it.
 
-    ``force`` does not ask the router where the tenant is: for a project that passes ``using`` itself.
+    ``force`` does not ask the router where the tenant is: for a project that passes ``using`` itself. Then an
+    abort does not compare what it deletes.
     ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` when the move
     is in another phase.
     """
@@ -108,7 +126,12 @@ class TenantMove:
             if fence is not None:
                 take_down(self._source)
             self._say("Refusing the writers of the tenant…")
-            put_up(self._source, self._target.alias, "copying")
+            self._close_target()
+            try:
+                put_up(self._source, self._target.alias, "copying")
+            except Exception:
+                self._open_target()
+                raise
         elif fence.target != self._target.alias:
             raise InvalidQuery(
                 f"The tenant is moved to {fence.target!r} already; abort that first.", path="to"
@@ -116,15 +139,17 @@ class TenantMove:
         elif fence.phase == "copied":
             return self._report()
         self._require_phase("copying")
+        self._close_target()
         problems = self._copied_rows()
         if self._is_stopped():
             return self._report(problems=["It was stopped; run it again to go on."])
-        source, target = (self._fingerprint(db) for db in (self._source, self._target))
+        source, is_equal = self._compared()
         problems += [str(problem) for problem in source.problems]
-        if source.counts != target.counts or source.sha256 != target.sha256:
+        if not is_equal:
             problems.append("What is in the two databases differs; the tenant stays where it is.")
         if problems:
             return self._report(problems=problems)
+        self._open_target()
         self._advance("copied", after=("copying",))
         return self._report(records=dict(sorted(source.counts.items())), sha256=source.sha256)
 
@@ -137,22 +162,33 @@ class TenantMove:
                 " processes again that do not read the change.",
                 path="finish",
             )
-        set_phase(self._source, "deleting", after=("copied",))
-        if self._delete(self._source, through_the_fence):
-            self._advance("moved", after=("deleting", "moved"))
+        # An abort may have begun to delete the copy, or was stopped before it did.
+        self._advance("deleting", after=("copied", "deleting", "moved"))
+        self._open_target()
+        if self._delete(self._source):
+            self._advance("moved", after=("deleting",))
         return self._report()
 
     def abort(self) -> MoveReport:
         """Delete the copy in the target, and let writers use the source again."""
-        self._require_phase("copying", "copied", "aborting")
+        phase = self._require_phase("copying", "copied", "aborting")
         if not self._force and alias_of(self.tenant) == self._target.alias:
             raise InvalidQuery(
                 f"The router has the tenant in {self._target.alias!r}, where there may be new writes: finish"
                 " the move, or change the router back first.",
                 path="abort",
             )
+        self._close_target()
+        if phase == "copied" and not self._force and not self._compared()[1]:
+            self._open_target()
+            raise InvalidQuery(
+                f"The rows in {self._target.alias!r} have changed since they were copied, and would be lost:"
+                " finish the move, and move the tenant back.",
+                path="abort",
+            )
         self._advance("aborting", after=("copying", "copied", "aborting"))
-        if self._delete(self._target, Database.transaction):
+        if self._delete(self._target):
+            self._open_target()
             take_down(self._source)
         return self._report()
 
@@ -176,15 +212,16 @@ class TenantMove:
             raise InvalidQuery(
                 f"Only one of the two databases has the migrations {', '.join(sorted(different))}.", path="to"
             )
-        for model in unfenced():
-            if model._base_manager.using(source).filter(session__tenant=self.tenant).exists():
+        for child in unfenced():
+            rows = child.related_model._base_manager.using(source)
+            if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
                 raise InvalidQuery(
-                    f"The rows of {model._meta.label} go with their session, and no export has them: call"
-                    " helix_store.adapters.register_table in its app.",
+                    f"The rows of {child.related_model._meta.label} go with their session, and no export has"
+                    " them: call helix_store.adapters.register_table in its app.",
                     path="tenant",
                 )
         fence = fence_of(self._target)
-        if fence is not None and fence.phase != "moved":
+        if fence is not None and fence.phase not in ("moved", ARRIVING):
             raise InvalidQuery(f"The tenant is moved from {target!r} at the moment.", path="to")
         if any(rows.exists() for rows in _rows(self._target)):
             raise InvalidQuery(
@@ -193,12 +230,22 @@ class TenantMove:
         if fence is not None:
             take_down(self._target)
 
-    def _require_phase(self, *phases: str) -> None:
+    def _close_target(self) -> None:
+        if fence_of(self._target) is None:
+            put_up(self._target, self._source.alias, ARRIVING)
+
+    def _open_target(self) -> None:
+        fence = fence_of(self._target)
+        if fence is not None and fence.phase == ARRIVING:
+            take_down(self._target)
+
+    def _require_phase(self, *phases: str) -> str:
         fence = fence_of(self._source)
         if fence is None:
             raise InvalidQuery(f"The tenant {shown_id(self.tenant)} is not being moved.", path="tenant")
         if fence.phase not in phases:
             raise InvalidQuery(f"The move is in the phase {fence.phase}.", path="tenant")
+        return fence.phase
 
     def _advance(self, phase: str, *, after: tuple[str, ...]) -> None:
         if not set_phase(self._source, phase, after=after):
@@ -227,15 +274,21 @@ class TenantMove:
                 tenant=self.tenant,
                 progress=tell,
                 is_stopped=self._is_stopped,
+                transact=through_the_fence,
             )
         return [str(problem) for problem in summary.problems]
+
+    def _compared(self) -> tuple[ExportSummary, bool]:
+        """What is in the source, and whether the target has the same."""
+        source, target = (self._fingerprint(db) for db in (self._source, self._target))
+        return source, source.counts == target.counts and source.sha256 == target.sha256
 
     def _fingerprint(self, db: Database) -> ExportSummary:
         """The counts and the hash of an export of the tenant: equal for equal rows in any two databases."""
         self._say(f"Reading {db.alias!r} to compare…")
         return write_export(DatabaseSource(db.alias, tenant=self.tenant), _Nowhere())
 
-    def _delete(self, db: Database, transact: Callable[[Database, Callable[[], bool]], bool]) -> bool:
+    def _delete(self, db: Database) -> bool:
         """Delete the rows of the tenant in small transactions; ``False`` when it was stopped."""
 
         def some_sessions() -> bool:
@@ -253,7 +306,7 @@ class TenantMove:
             return False
 
         for batch in (some_sessions, some_rows):
-            while transact(db, batch):
+            while through_the_fence(db, batch):
                 self._say(f"Deleting in {db.alias!r}…")
                 if self._is_stopped():
                     return False

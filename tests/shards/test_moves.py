@@ -167,7 +167,7 @@ def test_the_fence_is_open_to_its_own_transaction_alone(routed: Pair) -> None:
     through_the_fence(database, lambda: store.delete_session("session-2"))
     with pytest.raises(TenantMoved):
         store.delete_session("session-1")
-    move(tenant, "--abort")
+    move(tenant, "--abort", "--force")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,10 @@ def test_a_copy_that_differs_is_not_complete(routed: Pair) -> None:
     filled(tenant)
     stopped = TenantMove(tenant, routed.first, routed.second, is_stopped=lambda: True)
     assert stopped.copy().phase == "copying"
-    DatabaseStateStore(routed.second, tenant=tenant).create_session("theirs", agent_type="agent")
+    theirs = DatabaseStateStore(routed.second, tenant=tenant)
+    through_the_fence(
+        Database(routed.second, tenant), lambda: theirs.create_session("theirs", agent_type="agent")
+    )
     report = TenantMove(tenant, routed.first, routed.second).copy()
     assert (report.phase, report.sha256) == ("copying", None)
     assert "differs" in report.problems[0]

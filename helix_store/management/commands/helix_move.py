@@ -49,7 +49,9 @@ class Command(StoreCommand):
             help="The database that has the tenant now (default: the one that the router names).",
         )
         parser.add_argument(
-            "--force", action="store_true", help="Do not ask the router: the project passes using= itself."
+            "--force",
+            action="store_true",
+            help="Do not ask the router: the project passes using= itself. An abort does not compare.",
         )
         parser.add_argument(
             "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
