@@ -20,7 +20,7 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     OutputWrapper,
 )
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from helix_store.engine.database import Database
 from helix_store.engine.errors import translate
@@ -164,7 +164,7 @@ class StoreCommand(BaseCommand):
         except HelixStoreError as exc:
             raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
         except DatabaseError as exc:
-            told = translate(exc, vendor=connections[options["database"]].vendor)
+            told = translate(exc, vendor=Database(options["database"], "").connection.vendor)
             if isinstance(told, StoreUnavailable):
                 raise CommandError(str(told), returncode=PROBLEMS_FOUND) from exc
             raise CommandError(

@@ -292,14 +292,14 @@ class TenantMove:
         """Delete the rows of the tenant in small transactions; ``False`` when it was stopped."""
 
         def some_sessions() -> bool:
-            keys = list(_sessions(db).order_by("pk").values_list("pk", flat=True)[:_ROWS])
+            keys = list(next(_rows(db)).values_list("pk", flat=True)[:_ROWS])
             heads = lock_sessions(db, keys)
             delete_locked_sessions(db, [head.pk for head in heads], keep_usage=False)
             return bool(keys)
 
         def some_rows() -> bool:
             for rows in _rows(db):
-                keys = list(rows.order_by("pk").values_list("pk", flat=True)[:_ROWS])
+                keys = list(rows.values_list("pk", flat=True)[:_ROWS])
                 if keys:
                     rows.model._base_manager.using(db.alias).filter(pk__in=keys).delete()
                     return True
@@ -327,12 +327,14 @@ def _migrations(db: Database) -> set[str]:
     return {f"{label}.{name}" for label, name in applied if label in labels}
 
 
-def _sessions(db: Database) -> QuerySet[Session]:
-    return Session.objects.using(db.alias).filter(tenant=db.tenant)
-
-
 def _rows(db: Database) -> Iterator[QuerySet[Any]]:
-    """The rows that have the tenant themselves; sessions first."""
-    models: list[type[Model]] = [Session, UsageEntry, Stream, Lock]
-    for model in (*models, *(each.model for each in registered_tables("tenant"))):
-        yield model._base_manager.using(db.alias).filter(tenant=db.tenant)
+    """The rows that have the tenant themselves, each in the order of an index by tenant; sessions first."""
+    # In the order of the key, PostgreSQL may pass the rows of all other tenants to come to the first one.
+    own: list[tuple[type[Model], tuple[str, ...]]] = [
+        (Session, ("session_id",)),
+        (UsageEntry, ("entry_id",)),
+        (Stream, ("stream_id",)),
+        (Lock, ("name",)),
+    ]
+    for model, order in (*own, *((each.model, each.order) for each in registered_tables("tenant"))):
+        yield model._base_manager.using(db.alias).filter(tenant=db.tenant).order_by(*order)

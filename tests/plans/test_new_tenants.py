@@ -12,8 +12,10 @@ from django.db.models import Model
 from django.test import override_settings
 
 from helix_store.core.types import StepInfo
+from helix_store.engine.database import Database
 from helix_store.models import Session, UsageEntry
 from helix_store.testing.usage.base import tool
+from helix_store.transfer.moves import _rows
 from tests.databases import fresh_tenant
 from tests.plans.calls import PAGE
 from tests.plans.explained import plans_of
@@ -67,6 +69,9 @@ CALLS: Final[dict[str, Callable[[World], Any]]] = {
     "snapshot get": lambda world: world.snapshots.get(TEMPLATE),
     "snapshot list": lambda world: world.snapshots.list(TEMPLATE),
     "snapshot delete_threads": lambda world: world.snapshots.delete_threads([TEMPLATE]),
+    "what helix_move deletes next": lambda world: [
+        list(rows[:PAGE]) for rows in _rows(Database(world.database.alias, world.database.tenant))
+    ],
 }
 
 
