@@ -29,6 +29,7 @@ __all__ = [
     "is_retryable_transaction",
     "is_serialization_failure",
     "is_stale_prepared_statement",
+    "is_unavailable",
     "is_unique_violation",
     "mapped_errors",
     "raise_mapped",
@@ -234,6 +235,11 @@ def is_serialization_failure(error: BaseException) -> bool:
 def is_stale_prepared_statement(error: BaseException) -> bool:
     """Whether a prepared statement did not run because the server lost it or its tables changed."""
     return _code(error) in _STALE_PREPARED
+
+
+def is_unavailable(connection: BaseDatabaseWrapper, error: Error) -> bool:
+    """Whether an error of Django says that the database cannot be reached, or accepts no writes."""
+    return isinstance(translate(error, vendor=connection.vendor), StoreUnavailable)
 
 
 def is_unique_violation(error: BaseException) -> bool:

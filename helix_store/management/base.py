@@ -23,7 +23,7 @@ from django.core.management.base import (
 from django.db import DatabaseError
 
 from helix_store.engine.database import Database
-from helix_store.engine.errors import translate
+from helix_store.engine.errors import is_unavailable
 from helix_store.engine.interrupts import interruptible
 from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery, StoreUnavailable
 from helix_store.management.databases import OutputOfEach, add_database_arguments, chosen_databases
@@ -164,9 +164,8 @@ class StoreCommand(BaseCommand):
         except HelixStoreError as exc:
             raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
         except DatabaseError as exc:
-            told = translate(exc, vendor=Database(options["database"], "").connection.vendor)
-            if isinstance(told, StoreUnavailable):
-                raise CommandError(str(told), returncode=PROBLEMS_FOUND) from exc
+            if is_unavailable(Database(options["database"], "").connection, exc):
+                raise CommandError(str(StoreUnavailable()), returncode=PROBLEMS_FOUND) from exc
             raise CommandError(
                 f"The database refused a statement: {exc}. Has it been migrated?", returncode=PROBLEMS_FOUND
             ) from exc
