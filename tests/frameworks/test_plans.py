@@ -11,7 +11,7 @@ from django.apps import apps
 from django.db import transaction
 from django.db.models import Model
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from pydantic_ai.conversation import Conversation as Talk
 from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
@@ -164,11 +164,15 @@ def _fill(database: CommittedDatabase) -> set[str]:
 def _langgraph(database: CommittedDatabase) -> Calls:
     saver = DjangoSaver(using=database.alias, tenant=database.tenant)
     config: RunnableConfig = {"configurable": {"thread_id": "thread", "checkpoint_ns": ""}}
-    checkpoint = empty_checkpoint()
 
     def put(step: int) -> RunnableConfig:
-        checkpoint.update(id=str(uuid6(clock_seq=step)), channel_values={"text": f"{step}" * 2_000})
-        checkpoint["channel_versions"] = version = {"text": f"{step:032}"}
+        version: ChannelVersions = {"text": f"{step:032}"}
+        checkpoint: Checkpoint = {
+            **empty_checkpoint(),
+            "id": str(uuid6(clock_seq=step)),
+            "channel_values": {"text": f"{step}" * 2_000},
+            "channel_versions": version,
+        }
         return saver.put(config, checkpoint, {"source": "loop", "step": step, "run_id": "run"}, version)
 
     for step in range(LONG):
