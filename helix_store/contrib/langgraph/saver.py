@@ -189,9 +189,13 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         try:
             self._adapter.write(place.session_id, write, create=False, fencing_token=token)
         except SessionNotFound:
-            self._adapter.ensure(place.session_id, **_about_thread(config))
-            # The session may be deleted in between: a write creates it then, and is not lost.
-            self._adapter.write(place.session_id, write, fencing_token=token)
+
+            def create_and_write() -> None:
+                self._adapter.ensure(place.session_id, **_about_thread(config))
+                self._adapter.write(place.session_id, write, fencing_token=token)
+
+            # A write that is refused leaves no session either.
+            self._adapter.db.transaction(create_and_write)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """A version after ``current``. The random part tells versions of two branches from each other."""

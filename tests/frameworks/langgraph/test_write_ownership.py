@@ -10,6 +10,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.exceptions import FencedOutError, InvalidPayload
+from helix_store.models import Session
 from helix_store.stores import DatabaseLockManager
 from tests.databases import CommittedDatabase
 
@@ -74,12 +75,17 @@ def test_a_superseded_owner_cannot_replace_a_write(saver: DjangoSaver, channel: 
     assert _pending(saver, stored) == ["current"]
 
 
-def test_a_superseded_owner_of_an_unknown_thread_creates_nothing(saver: DjangoSaver) -> None:
+def test_a_superseded_owner_of_an_unknown_thread_creates_nothing(
+    saver: DjangoSaver, committed_db: CommittedDatabase
+) -> None:
     former = saver.claim_write_ownership("thread")
     saver.claim_write_ownership("thread")
     with pytest.raises(FencedOutError):
         former.put_writes(_config(str(uuid.uuid4())), [("channel", "stale")], "task")
+    with pytest.raises(FencedOutError):
+        _put(former)
     assert list(saver.list(None)) == []
+    assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()
 
 
 def test_the_owner_of_a_thread_is_not_that_of_another_one(saver: DjangoSaver) -> None:
