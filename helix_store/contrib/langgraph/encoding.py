@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from helix_store.adapters import session_id_for
 from helix_store.core import moments, validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
-from helix_store.exceptions import IntegrityFault, InvalidQuery, LimitExceeded
+from helix_store.exceptions import IntegrityFault, InvalidPayload, InvalidQuery, LimitExceeded
 
 __all__ = [
     "Body",
@@ -71,7 +71,10 @@ class Place(NamedTuple):
 
     @staticmethod
     def ids_of_thread(thread_id: Any) -> tuple[str, str]:
-        """The id of a thread as text, and that of its session."""
+        """The id of a thread as text, and that of its session. Raises `InvalidPayload` for ``None``."""
+        if thread_id is None:
+            # As text it would be one thread for all who forgot to name theirs.
+            raise InvalidPayload(path="thread_id", reason="expected the thread's id, got None")
         text = validation.text(str(thread_id), "thread_id", limit=_MAX_THREAD_ID_BYTES)
         return text, session_id_for(text)
 

@@ -104,6 +104,20 @@ def test_an_id_that_no_session_can_have_is_a_thread(saver: DjangoSaver, thread_i
     assert found.config == stored
 
 
+def test_no_thread_is_named_none(saver: DjangoSaver, committed_db: CommittedDatabase) -> None:
+    nobodys: Any = None
+    for call in (
+        lambda: put(saver, config_of(nobodys)),
+        lambda: saver.get_tuple(config_of(nobodys)),
+        lambda: saver.copy_thread("thread", nobodys),
+        lambda: saver.delete_thread(nobodys),
+    ):
+        with pytest.raises(InvalidPayload) as refused:
+            call()
+        assert refused.value.path == "/thread_id"
+    assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()
+
+
 def test_what_cannot_be_stored_is_refused_and_stores_nothing(
     saver: DjangoSaver, committed_db: CommittedDatabase
 ) -> None:
