@@ -94,8 +94,8 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         """Checkpoints of a thread, or with ``None`` of all threads of the tenant, newest first.
 
         ``filter`` holds members of the metadata that must be equal; one that JSON cannot hold, or that is
-        longer there than 8,192 characters, is `InvalidQuery`. One statement for each page of ``HELIX_STORE["PAGE_SIZE"]``,
-        without a connection between two pages.
+        longer there than 8,192 characters, is `InvalidQuery`. One statement for each page of
+        ``HELIX_STORE["PAGE_SIZE"]``, without a connection between two pages.
         """
         return pages.every(self._adapter.db, self.serde, config, wanted=filter, before=before, limit=limit)
 
