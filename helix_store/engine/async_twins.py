@@ -6,9 +6,10 @@ import asyncio
 import contextvars
 import functools
 import itertools
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -86,14 +87,24 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        while not running.done():
-            # Cancelled again: the outcome is still open.
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
+        with _shielded_from_anyio():
+            while not running.done():
+                # Cancelled again: the outcome is still open.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
         if not running.cancelled():
             # Read, so that asyncio does not report an error that nobody asked for.
             running.exception()
         raise
+
+
+def _shielded_from_anyio() -> AbstractContextManager[object]:
+    """Where anyio is in use: a scope in which it does not cancel a task that waits in every turn of the loop.
+
+    It repeats a cancellation until the task has left the cancelled scope, and would keep a processor busy.
+    """
+    anyio = sys.modules.get("anyio")
+    return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 def _new_pools() -> Callable[[int], ThreadPoolExecutor]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
+import anyio
 import pytest
 from django.test import override_settings
 
@@ -84,3 +86,32 @@ async def test_a_write_that_is_cancelled_is_applied_or_not(
                 break
     assert cancelled >= 1
     assert not call.was_reached
+
+
+async def test_a_scope_of_anyio_does_not_cancel_a_waiting_write_in_every_turn_of_the_loop(
+    committed_db: CommittedDatabase,
+) -> None:
+    log = ItemLog("session", using=committed_db.alias, tenant=committed_db.tenant)
+    await log.aappend(BEFORE)
+    begun, may_end = threading.Event(), threading.Event()
+    scope = anyio.CancelScope()
+
+    def validate(_: Any) -> bool:
+        begun.set()
+        return may_end.wait(30)
+
+    async def pop() -> None:
+        with scope:
+            await log.apop(validate)
+
+    task = asyncio.create_task(pop())
+    await asyncio.to_thread(begun.wait, 30)
+    scope.cancel()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    cancellations = task.cancelling()
+    may_end.set()
+    await task
+    assert scope.cancelled_caught
+    assert 0 < cancellations < 5
+    assert [item.payload for item in await log.atail()] == BEFORE[:-1]
