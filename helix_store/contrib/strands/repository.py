@@ -112,6 +112,8 @@ class DjangoSessionRepository(SessionRepository):
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict())
         agent_id = session_agent.agent_id
+        # Else an agent would be stored whose messages cannot be.
+        _messages(agent_id)
 
         def create(locked: LockedSession) -> None:
             log = self._log(locked.session_id, _AGENTS)

@@ -185,6 +185,13 @@ def test_wrong_arguments_are_typed_errors(
     assert rows_of(committed_db) == {"session": 1, "item": 2, "usage": 0}
 
 
+def test_an_agent_whose_messages_have_no_lane_is_not_created(repository: DjangoSessionRepository) -> None:
+    repository.create_session(session_of())
+    with pytest.raises(LimitExceeded):
+        repository.create_agent(SESSION, agent("x" * 1_000))
+    assert repository.read_agent(SESSION, "x" * 1_000) is None
+
+
 def test_of_two_processes_with_one_agent_the_second_message_fails(
     repository: DjangoSessionRepository, committed_db: CommittedDatabase
 ) -> None:
