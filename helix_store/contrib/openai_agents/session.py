@@ -17,6 +17,7 @@ from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import InvalidPayload
 from helix_store.items import ItemLog
+from helix_store.items.rules import item_key
 
 __all__ = ["DjangoSession"]
 
@@ -48,7 +49,8 @@ class DjangoSession(Branches):
         self.session_id = session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
         self.fencing_token = guard(fencing_token=fencing_token).fencing_token
-        log = ItemLog(session_id_for(session_id), branch, using=using, tenant=tenant, agent_type=AGENT_TYPE)
+        first = item_key(branch, "branch")
+        log = ItemLog(session_id_for(session_id), first, using=using, tenant=tenant, agent_type=AGENT_TYPE)
         super().__init__(log, using=using)
 
     async def get_items(

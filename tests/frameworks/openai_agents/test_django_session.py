@@ -91,6 +91,11 @@ async def test_an_item_that_is_equal_to_its_json_is_stored_as_json_has_it(
     assert repr(await session.get_items()) == repr([{"role": "user", "content": "a"}])
 
 
+def test_a_branch_without_a_name_is_refused(committed_db: CommittedDatabase) -> None:
+    with pytest.raises(InvalidPayload, match="branch"):
+        session_of(committed_db, branch="")
+
+
 async def test_a_batch_that_cannot_be_stored_changes_nothing(session: DjangoSession) -> None:
     with pytest.raises(InvalidPayload):
         await session.add_items([user("a"), {"role": object()}])  # type: ignore[list-item]
