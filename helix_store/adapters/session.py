@@ -127,11 +127,12 @@ class SessionAdapter:
         return self.db.query(lambda: call(self.db))
 
     def delete(self, session_id: str, *models: type[Model], fencing_token: int | None = None) -> int:
-        """Delete what the adapter stored in a session, and return the number of rows, sessions included.
+        """Delete what the adapter stored in a session.
 
-        A session that an adapter of this ``agent_type`` created goes with all of its data. Of any other
-        session only the rows of ``models`` go, found by their foreign key ``session``. One transaction; safe
-        to repeat. Raises `FencedOutError` as `write`.
+        A session that an adapter of this ``agent_type`` created goes with all of its data; the result is the
+        number of sessions, those of its sub-agents included. Of any other session only the rows of ``models``
+        go, found by their foreign key ``session``, and the result is their number. One transaction; safe to
+        repeat. Raises `FencedOutError` as `write`.
         """
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
