@@ -7,18 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 from django.core.management import CommandError
-from django.db import connections
+from django.db import connections, models
+from django.test.utils import isolate_apps
 
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.cleanup.retention import apply_retention
 from helix_store.core.retention import RetentionPolicy
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, StoreUnavailable, TenantMoved
-from helix_store.models import Checkpoint
+from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
+from helix_store.transfer import fences
 from helix_store.transfer.fences import ARRIVING, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
+from tests.adapters.third_party.models import Page
 from tests.cleanup.conftest import LONG_AGO
 from tests.shards.conftest import Pair
 from tests.shards.routers import PLACES
@@ -127,6 +130,34 @@ class CleanedMove(TenantMove):
         problems = super()._copied_rows()
         expired_session_cleanup()
         return problems
+
+
+@isolate_apps("tests.adapters.third_party")
+def test_rows_that_no_export_has_are_found_by_any_name_of_their_key(
+    routed: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Note(models.Model):
+        conversation = models.ForeignKey(
+            Session, on_delete=models.CASCADE, db_column="session_id", related_name="+"
+        )
+
+        class Meta:
+            app_label = "notebook"
+            db_table = Page._meta.db_table
+
+        def __str__(self) -> str:
+            return ""
+
+    relation = Note._meta.get_field("conversation").remote_field
+    monkeypatch.setattr(fences, "children_of_sessions", lambda: [relation])
+    tenant = f"{GROUP}:{routed.tenant}"
+    filled(tenant)
+    session = Session.objects.using(routed.first).filter(tenant=tenant)[0]
+    Page.objects.using(routed.first).create(
+        session=session, name="one", content="1", written_at=session.created_at
+    )
+    with pytest.raises(CommandError, match="no export has them"):
+        move(tenant, "--to", routed.second)
 
 
 def test_a_cleanup_of_all_databases_does_not_change_the_copy(routed: Pair) -> None:
