@@ -139,6 +139,8 @@ class TenantMove:
         elif fence.phase == "copied":
             return self._report()
         self._require_phase("copying")
+        # Again, behind the fence: a writer may have been faster.
+        self._require_exports()
         self._close_target()
         problems = self._copied_rows()
         if self._is_stopped():
@@ -212,14 +214,7 @@ class TenantMove:
             raise InvalidQuery(
                 f"Only one of the two databases has the migrations {', '.join(sorted(different))}.", path="to"
             )
-        for child in unfenced():
-            rows = child.related_model._base_manager.using(source)
-            if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
-                raise InvalidQuery(
-                    f"The rows of {child.related_model._meta.label} go with their session, and no export has"
-                    " them: call helix_store.adapters.register_table in its app.",
-                    path="tenant",
-                )
+        self._require_exports()
         fence = fence_of(self._target)
         if fence is not None and fence.phase not in ("moved", ARRIVING):
             raise InvalidQuery(f"The tenant is moved from {target!r} at the moment.", path="to")
@@ -229,6 +224,17 @@ class TenantMove:
             )
         if fence is not None:
             take_down(self._target)
+
+    def _require_exports(self) -> None:
+        """No rows may go with the tenant's sessions that are not copied."""
+        for child in unfenced():
+            rows = child.related_model._base_manager.using(self._source.alias)
+            if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
+                raise InvalidQuery(
+                    f"The rows of {child.related_model._meta.label} go with their session, and no export has"
+                    " them: call helix_store.adapters.register_table in its app.",
+                    path="tenant",
+                )
 
     def _close_target(self) -> None:
         if fence_of(self._target) is None:

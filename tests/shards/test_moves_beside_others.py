@@ -23,6 +23,7 @@ from helix_store.transfer.fences import ARRIVING, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
 from tests.adapters.third_party.models import Page
 from tests.cleanup.conftest import LONG_AGO
+from tests.databases import fresh_tenant
 from tests.shards.conftest import Pair
 from tests.shards.routers import PLACES
 from tests.shards.test_moves import GROUP, exported, filled, move
@@ -123,6 +124,59 @@ def test_the_second_of_two_that_begin_is_wrong_usage(routed: Pair) -> None:
     take_down(db)
 
 
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are rows of a table that no app has registered, with another name of their key."""
+    with isolate_apps("tests.adapters.third_party"):
+
+        class Note(models.Model):
+            conversation = models.ForeignKey(
+                Session, on_delete=models.CASCADE, db_column="session_id", related_name="+"
+            )
+
+            class Meta:
+                app_label = "notebook"
+                db_table = Page._meta.db_table
+
+            def __str__(self) -> str:
+                return ""
+
+    relation = Note._meta.get_field("conversation").remote_field
+    monkeypatch.setattr(fences, "children_of_sessions", lambda: [relation])
+
+
+def write_page(alias: str, tenant: str) -> None:
+    session = Session.objects.using(alias).filter(tenant=tenant)[0]
+    Page.objects.using(alias).create(
+        session=session, name=fresh_tenant(), content="1", written_at=session.created_at
+    )
+
+
+def test_rows_that_no_export_has_are_found_by_any_name_of_their_key(routed: Pair, unregistered: None) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    filled(tenant)
+    write_page(routed.first, tenant)
+    with pytest.raises(CommandError, match="no export has them"):
+        move(tenant, "--to", routed.second)
+    assert find_move(tenant) is None
+
+
+class LateMove(TenantMove):
+    """A writer is faster than the fence."""
+
+    def _require_a_start(self) -> None:
+        super()._require_a_start()
+        write_page(self._source.alias, self.tenant)
+
+
+def test_rows_that_no_export_has_are_looked_for_behind_the_fence(routed: Pair, unregistered: None) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    DatabaseStateStore(tenant=tenant).create_session("session", agent_type="agent")
+    with pytest.raises(InvalidQuery, match="no export has them"):
+        LateMove(tenant, routed.first, routed.second).copy()
+    assert move(tenant, "--abort")["phase"] == "none"
+
+
 class CleanedMove(TenantMove):
     """Between the copy and the comparison, a cleanup of all databases runs."""
 
@@ -130,34 +184,6 @@ class CleanedMove(TenantMove):
         problems = super()._copied_rows()
         expired_session_cleanup()
         return problems
-
-
-@isolate_apps("tests.adapters.third_party")
-def test_rows_that_no_export_has_are_found_by_any_name_of_their_key(
-    routed: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Note(models.Model):
-        conversation = models.ForeignKey(
-            Session, on_delete=models.CASCADE, db_column="session_id", related_name="+"
-        )
-
-        class Meta:
-            app_label = "notebook"
-            db_table = Page._meta.db_table
-
-        def __str__(self) -> str:
-            return ""
-
-    relation = Note._meta.get_field("conversation").remote_field
-    monkeypatch.setattr(fences, "children_of_sessions", lambda: [relation])
-    tenant = f"{GROUP}:{routed.tenant}"
-    filled(tenant)
-    session = Session.objects.using(routed.first).filter(tenant=tenant)[0]
-    Page.objects.using(routed.first).create(
-        session=session, name="one", content="1", written_at=session.created_at
-    )
-    with pytest.raises(CommandError, match="no export has them"):
-        move(tenant, "--to", routed.second)
 
 
 def test_a_cleanup_of_all_databases_does_not_change_the_copy(routed: Pair) -> None:
