@@ -19,7 +19,7 @@ from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.claude_agent.entries import key_of, record_usage, usage_of
 from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_part
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.contrib.numbers import from_payload, with_numbers_as_text
+from helix_store.contrib.numbers import as_payload, from_payload, with_numbers_as_text
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.payloads import decode_object, encode
@@ -123,7 +123,8 @@ class DjangoSessionStore(SessionStore):
                 reason = f"expected a dict, got {type(entry).__name__}"
                 raise InvalidPayload(path=f"/entries/{index}", reason=reason)
         try:
-            self._write(transcript, partial(self._append_locked, transcript, entries, entries))
+            payloads = [as_payload(entry) for entry in entries]
+            self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
         except InvalidPayload:
             payloads = [with_numbers_as_text(entry) for entry in entries]
             self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
