@@ -31,6 +31,7 @@ from helix_store.core import validation
 from helix_store.core.serialization import Serializable
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import InvalidQuery, StoreUnavailable, shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.locking import lock_sessions
@@ -343,4 +344,4 @@ def _rows(db: Database) -> Iterator[QuerySet[Any]]:
         (Lock, ("name",)),
     ]
     for model, order in (*own, *((each.model, each.order) for each in registered_tables("tenant"))):
-        yield model._base_manager.using(db.alias).filter(tenant=db.tenant).order_by(*order)
+        yield model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant)).order_by(*order)
