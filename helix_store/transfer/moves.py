@@ -173,8 +173,16 @@ class TenantMove:
         return self._report()
 
     def abort(self) -> MoveReport:
-        """Delete the copy in the target, and let writers use the source again."""
+        """Delete the copy in the target, and let writers use the source again.
+
+        With ``force``, also without a target that cannot be reached; what was copied stays in it.
+        """
         phase = self._require_phase("copying", "copied", "aborting")
+        if self._force and not self._can_reach_target():
+            take_down(self._source)
+            return self._report(
+                problems=[f"{self._target.alias!r} cannot be reached: what was copied is still in it."]
+            )
         if not self._force and alias_of(self.tenant) == self._target.alias:
             raise InvalidQuery(
                 f"The router has the tenant in {self._target.alias!r}, where there may be new writes: finish"
@@ -245,6 +253,13 @@ class TenantMove:
         fence = fence_of(self._target)
         if fence is not None and fence.phase == ARRIVING:
             take_down(self._target)
+
+    def _can_reach_target(self) -> bool:
+        try:
+            fence_of(self._target)
+        except StoreUnavailable:
+            return False
+        return True
 
     def _require_phase(self, *phases: str) -> str:
         fence = fence_of(self._source)

@@ -241,3 +241,17 @@ def test_a_database_that_is_down_does_not_keep_a_move_from_its_end(routed: Pair,
         move(tenant, "--to", routed.second)
     TenantMove(tenant, routed.first, routed.second).copy()
     assert move(tenant, "--abort")["phase"] == "none"
+
+
+def test_a_move_to_a_database_that_is_lost_is_aborted_by_force(routed: Pair, down: str) -> None:
+    tenant = f"{GROUP}:{routed.tenant}"
+    store = filled(tenant)
+    put_up(Database(routed.first, tenant), down, "copying")
+    with pytest.raises(CommandError, match="cannot be reached"):
+        move(tenant, "--abort")
+    with pytest.raises(TenantMoved):
+        store.create_session("new", agent_type="agent")
+    with pytest.raises(CommandError, match="not complete"):
+        move(tenant, "--abort", "--force")
+    store.create_session("new", agent_type="agent")
+    assert fence_of(Database(routed.first, tenant)) is None
