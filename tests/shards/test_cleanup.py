@@ -80,7 +80,7 @@ def test_a_database_that_is_down_does_not_keep_it_from_the_next(pair: Pair) -> N
 
 def test_a_database_that_was_never_migrated_is_left_alone(pair: Pair, tmp_path: Path) -> None:
     expire(pair)
-    address = {"NAME": tmp_path / "empty.sqlite3"} if pair.vendor == "sqlite" else {"NAME": "template1"}
+    address = {"NAME": tmp_path / "empty.sqlite3"} if pair.vendor == "sqlite" else {"NAME": "postgres"}
     settings = connections.settings
     connections.settings = {"warehouse": {**settings[SECOND], **address}, **settings}
     try:
