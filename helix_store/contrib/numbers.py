@@ -17,7 +17,7 @@ def as_payload(document: Any) -> Any:
 
 
 def with_numbers_as_text(document: Any) -> Any:
-    """A document that the payload gate has refused, as a payload; as it is, if text would change it."""
+    """A document as text in a payload; as it is, if text would change it."""
     try:
         text = json.dumps(document)
         return {_AS_TEXT: text} if repr(json.loads(text)) == repr(document) else document

@@ -82,7 +82,8 @@ def find_move(tenant: str) -> Fence | None:
         except StoreUnavailable as exc:
             failure = failure or exc
         else:
-            found += [fence] if fence is not None and fence.phase != ARRIVING else []
+            if fence is not None and fence.phase != ARRIVING:
+                found.append(fence)
     found.sort(key=lambda fence: fence.phase == "moved")
     if failure is not None and (not found or found[0].phase == "moved"):
         raise failure
@@ -93,7 +94,7 @@ class TenantMove:
     """The move of one tenant. One process at a time may drive it.
 
     ``force`` does not ask the router where the tenant is: for a project that passes ``using`` itself. Then an
-    abort does not compare what it deletes.
+    abort does not compare what it deletes, and does without a target that cannot be reached.
     ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` when the move
     is in another phase.
     """

@@ -51,7 +51,8 @@ class Command(StoreCommand):
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Do not ask the router: the project passes using= itself. An abort does not compare.",
+            help="Do not ask the router: the project passes using= itself. An abort does not compare, and "
+            "does without a target that cannot be reached.",
         )
         parser.add_argument(
             "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
