@@ -1,4 +1,4 @@
-"""A small agent on the store: its model, its tools, and who must approve them. The turn does the rest.
+"""A small agent on the store, with its model, its tools and its rule for approvals. The turn does the rest.
 
 A worker may die at any time. The next turn continues from the stored history. A step that was not committed
 has no effect.
@@ -17,9 +17,11 @@ from typing import Any, Final, Protocol
 from example_project.events import Event, Report
 from example_project.spending import Spending
 from helix_store import (
+    ApprovedCall,
     DatabaseStateStore,
     DatabaseUsageStore,
     Message,
+    NotApproved,
     SessionState,
     SessionStatus,
     Step,
@@ -72,7 +74,7 @@ class AgentKind:
     """An agent: its model, its tools, and the tools that a person must approve.
 
     The first answer without tool calls is the output of the session, unless it ``is_chat``: then it ends the
-    turn, and the next message begins another one.
+    turn, unless a message has arrived meanwhile, and the next message begins another one.
     """
 
     agent_type: str
@@ -97,24 +99,18 @@ class Agent:
         Raises `SessionBusy` while another worker drives the session.
         """
         with self.store.session(session_id).turn() as turn:
-            self.drive(turn)
+            while turn.is_active:
+                with turn.step() as step:
+                    self.advance(turn, step)
+                self._tell("step", step, f"committed as version {step.state.version}")
         if turn.run is not None:
             outcome = _OUTCOMES.get(turn.state.status, "stopped")
             text = f"turn {turn.run.turn} {outcome}"
             self.report(Event(outcome, self.kind.agent_type, f"step-{turn.state.step_count}", text))
         return turn.state
 
-    def drive(self, turn: Turn) -> None:
-        """Take steps until the model has answered, a person has to decide, or somebody stops the session."""
-        while turn.is_active:
-            with turn.step() as step:
-                is_answered = self._work(turn, step)
-            self._tell("step", step, f"committed as version {step.state.version}")
-            if is_answered:
-                break
-
-    def _work(self, turn: Turn, step: Step) -> bool:
-        """Call the model unless tool calls are open, and run the tool calls; whether that was the answer."""
+    def advance(self, turn: Turn, step: Step) -> None:
+        """Call the model unless tool calls are open, and run them; without any, that was the answer."""
         history = turn.messages()
         spending = Spending(self.usage, turn, step)
         calls = _calls(history[-1]) if history else []
@@ -125,30 +121,38 @@ class Agent:
             spending.tokens(reply.tokens)
             calls = _calls(reply.message)
             if not calls:
-                if not self.kind.is_chat:
+                if self.kind.is_chat:
+                    step.end_turn()
+                else:
                     step.finish(output={"answer": reply.message["content"]})
-                return True
+                return
         undecided = [call for call in calls if self._needs_approval(call) and call["id"] not in turn.results]
         if undecided:
             step.wait_for({call["id"]: _question(call) for call in undecided})
-            return False
-        result = partial(self._result, turn.results, step, spending)
+            return
+        approved = {call["id"]: _approved(step, call) for call in calls if self._needs_approval(call)}
+        result = partial(self._result, approved, step, spending)
         with ThreadPoolExecutor(max_workers=len(calls)) as pool:
             step.say(*pool.map(result, calls))
-        return False
 
     def _needs_approval(self, call: dict[str, Any]) -> bool:
         return call["function"]["name"] in self.kind.needs_approval
 
     def _result(
-        self, decisions: Mapping[str, Any], step: Step, spending: Spending, call: dict[str, Any]
+        self,
+        approved: Mapping[str, ApprovedCall | None],
+        step: Step,
+        spending: Spending,
+        call: dict[str, Any],
     ) -> Message:
         name = call["function"]["name"]
-        if self._needs_approval(call) and not decisions[call["id"]].get("approved"):
+        approval = approved.get(call["id"])
+        if self._needs_approval(call) and approval is None:
             result = {"refused": "A person did not approve this."}
         else:
+            arguments = _arguments(call) if approval is None else approval.input
             with spending.tool(name):
-                tool_call = ToolCall(self.store, step, call["id"], _arguments(call), self.report, spending)
+                tool_call = ToolCall(self.store, step, call["id"], arguments, self.report, spending)
                 result = self.kind.tools[name](tool_call)
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": json.dumps(result)}
 
@@ -164,8 +168,16 @@ def answer_approval(store: DatabaseStateStore, session_id: str, *, approved: boo
     return list(pending)
 
 
+def _approved(step: Step, call: dict[str, Any]) -> ApprovedCall | None:
+    """Return what a person approved, which may be another input than that of the model."""
+    try:
+        return step.use_approval(call["id"])
+    except NotApproved:
+        return None
+
+
 def _calls(message: Message) -> list[dict[str, Any]]:
-    """The tool calls of a message."""
+    """Return the tool calls of a message."""
     calls: list[dict[str, Any]] = message.get("tool_calls", [])
     return calls
 

@@ -1,4 +1,4 @@
-"""A stream that an agent in a thread writes its answer to. Every process can read it."""
+"""A stream to which an agent in a thread writes its answer. Every process can read it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from asgiref.sync import async_to_sync
 from helix_store import DatabaseStreamManager
 from helix_store.core.ids import new_id
 
-__all__ = ["Answer"]
+__all__ = ["SECONDS_PER_WORD", "Answer"]
 
-_SECONDS_PER_WORD: Final = 0.05
+SECONDS_PER_WORD: Final = 0.05
 
 
 class Answer:
@@ -23,17 +23,11 @@ class Answer:
         self._streams = DatabaseStreamManager()
         self._writer = async_to_sync(self._streams.create_writer)(stream_id, new_id(), agent_name)
 
-    def write(self, kind: str, **fields: Any) -> None:
-        async_to_sync(self._writer.write)({"type": kind, **fields})
-
-    def speak(self, text: str, **fields: Any) -> None:
-        """Write a text word by word, as models answer; each chunk also has the ``fields``."""
+    def speak(self, text: str) -> None:
+        """Write a text word by word, as models answer."""
         for word in text.split(" "):
-            self.write("text_delta", delta=f"{word} ", **fields)
-            time.sleep(_SECONDS_PER_WORD)
+            async_to_sync(self._writer.write)({"type": "text_delta", "delta": f"{word} "})
+            time.sleep(SECONDS_PER_WORD)
 
     def end(self, output: Any) -> None:
         async_to_sync(self._streams.end_stream)(self.stream_id, output)
-
-    def fail(self, error: Any) -> None:
-        async_to_sync(self._streams.fail_stream)(self.stream_id, error)

@@ -1,10 +1,9 @@
-"""The sessions of ``manage.py demo``: a trip with a killed worker, one without, one up to approval."""
+"""The sessions of ``manage.py demo``: a trip with a killed worker, one without, one up to its approval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from example_project.agent import Agent, answer_approval
 from example_project.travel import PLANNER, start_trip
@@ -13,9 +12,15 @@ from helix_store import DatabaseLockManager, DatabaseStateStore, Message, Sessio
 from helix_store.core.ids import new_id
 from helix_store.core.usage import UsageRollup
 
-__all__ = ["TripSummary", "approve", "demonstrate_agent"]
+__all__ = ["Emphasis", "TripSummary", "approve", "demonstrate_agent"]
 
-Say = Callable[[str], None]
+Emphasis = Literal["none", "heading", "kill", "success"]
+
+
+class Say(Protocol):
+    """Report a line of progress."""
+
+    def __call__(self, line: str, emphasis: Emphasis = "none") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class TripSummary:
     spent: UsageRollup
 
     def same_outcome(self, other: TripSummary) -> bool:
-        """Whether messages, state and number of steps are equal. Times and ids are not compared."""
+        """Return whether messages, state and number of steps are equal. Times and ids are not compared."""
         return self.messages == other.messages and all(
             getattr(self.state, name) == getattr(other.state, name)
             for name in ("status", "step_count", "message_count", "custom_state", "output")
@@ -59,22 +64,26 @@ def demonstrate_agent(store: DatabaseStateStore, alias: str, *, report: Say) -> 
 def approve(session_id: str, *, using: str | None = None, tenant: str = "") -> str:
     """Approve what the session waits for, finish it, and return its answer. Safe to repeat."""
     store = DatabaseStateStore(using, tenant=tenant)
-    trip = _approved_and_finished(store, session_id, say=lambda line: None)
+    trip = _approved_and_finished(store, session_id, say=lambda line, emphasis="none": None)
     return str(trip.state.output["answer"])
 
 
 def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> TripSummary:
     session_id = new_id()
-    start_trip(store, session_id, title="A worker is killed and another one goes on")
-    say(f"Session {session_id}: the worker is killed in the middle of its second step.")
+    start_trip(store, session_id, title="A worker is killed and another one continues")
+    say(f"Session {session_id}: the worker is killed in the middle of its second step.", "heading")
     for event in run_until_killed(alias, store.tenant, session_id):
         say(f"  {event}")
-    # Its lock would end with its term, after 30 seconds. Here it is known that the holder is dead.
+    say("  SIGKILL: the worker is dead in the middle of step-2, which is not committed.", "kill")
+    # Its lock would expire after 30 seconds, but the demo knows that the holder is dead.
     DatabaseLockManager(store.alias, tenant=store.tenant).force_release(session_id)
-    say("The process is gone; another one goes on from what is committed.")
+    say("Another process continues from step-1, which is committed, and repeats step-2.", "heading")
     for event in run_in_process(alias, store.tenant, session_id):
         say(f"  {event}")
-    say("It waits for a person, with nothing in memory anywhere; a third process approves and resumes it.")
+    say(
+        "It waits for a person, with nothing in memory anywhere. A third process approves and resumes.",
+        "heading",
+    )
     for event in run_in_process(alias, store.tenant, session_id, approves=True):
         say(f"  {event}")
     return _summary(store, session_id)
@@ -83,7 +92,7 @@ def _with_killed_worker(store: DatabaseStateStore, alias: str, say: Say) -> Trip
 def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
     session_id = new_id()
     start_trip(store, session_id, title="Nothing goes wrong")
-    say(f"Session {session_id}: nothing goes wrong.")
+    say(f"Session {session_id}: nothing goes wrong.", "heading")
     _run_here(store, session_id, say)
     return _approved_and_finished(store, session_id, say)
 
@@ -91,7 +100,7 @@ def _undisturbed(store: DatabaseStateStore, say: Say) -> TripSummary:
 def _left_waiting(store: DatabaseStateStore, say: Say) -> TripSummary:
     session_id = new_id()
     start_trip(store, session_id, title="The booking waits for an approval")
-    say(f"Session {session_id}: the booking is left waiting for an approval.")
+    say(f"Session {session_id}: the booking is left waiting for an approval.", "heading")
     _run_here(store, session_id, say)
     return _summary(store, session_id)
 

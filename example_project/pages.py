@@ -1,4 +1,4 @@
-"""What the pages of the example have in common."""
+"""The common parts of the example's pages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CONTENT_SECURITY_POLICY: Final = "default-src 'self'"
 def page(
     request: HttpRequest, template: str, context: dict[str, Any], *, status: int = HTTPStatus.OK
 ) -> HttpResponse:
-    """A page that can follow a stream, and say which server to start where none can be followed."""
-    # Paths of the machine are for its developer only.
+    """Return a page that can follow a stream, or tells which server to start if streams do not work."""
+    # Only the developer should see paths of the machine.
     server = server_line() if settings.DEBUG else "python -m uvicorn example_project.asgi:application"
     response = render(request, template, {"server": server, **context}, status=status)
     response["Content-Security-Policy"] = _CONTENT_SECURITY_POLICY

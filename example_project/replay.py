@@ -1,4 +1,4 @@
-"""Replays a file of recorded conversations through a store, with progress and verification."""
+"""Replaying a file of recorded conversations through a store, with progress and verification."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReplaySummary:
         return asdict(self)
 
     def figures(self) -> dict[str, Any]:
-        """The figures for one line of progress."""
+        """Return the figures for one line of progress."""
         return {
             "sessions": self.sessions,
             "messages written": self.messages_written,

@@ -31,6 +31,9 @@ INSTALLED_APPS = [
     "helix_store.contrib.openai_agents",
     "helix_store.contrib.claude_agent",
     "helix_store.contrib.pydantic_ai",
+    "helix_store.contrib.strands",
+    "helix_store.contrib.google_adk",
+    "helix_store.contrib.agent_framework",
     "example_project",
 ]
 
@@ -62,21 +65,22 @@ ROOT_URLCONF = "example_project.urls"
 ASGI_APPLICATION = "example_project.asgi.application"
 WSGI_APPLICATION = "example_project.wsgi.application"
 
-# IMMEDIATE takes the write lock when a transaction starts: one that reads first and asks for the lock later
-# is refused at once under load, regardless of the timeout. FULL keeps a commit after a power failure.
+# IMMEDIATE takes the write lock when a transaction starts: a transaction that reads first and requests the
+# lock later is refused at once under load, regardless of the timeout. FULL keeps a commit after a power
+# failure.
 SQLITE_OPTIONS: dict[str, Any] = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
 }
 
-# Not in the URL, where django-environ reads "?pool=true" as the text "true".
-# A pool and not CONN_MAX_AGE: under ASGI a persistent connection would outlive its request.
+# Not in the URL, where django-environ reads "?pool=true" as the text "true". A pool instead of CONN_MAX_AGE,
+# because under ASGI a persistent connection would outlive its request.
 POSTGRES_OPTIONS: dict[str, Any] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 10}}
 
 
 def database(url: str) -> dict[str, Any]:
-    """The settings of one database with the options of its vendor."""
+    """Return the settings of one database with the options of its vendor."""
     config: dict[str, Any] = environ.Env.db_url_config(url)
     options = SQLITE_OPTIONS if config["ENGINE"].endswith("sqlite3") else POSTGRES_OPTIONS
     return {
@@ -94,4 +98,8 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
 
-HELIX_STORE = {"STREAM_PERMISSION": "example_project.visitors.may_watch"}
+HELIX_STORE: dict[str, Any] = {
+    "STREAM_PERMISSION": "example_project.visitors.may_watch",
+    # For ``helix_retention``. The sessions of framework adapters stay active.
+    "RETENTION": {"sessions_idle_days": {"active": 30, "completed": 90, "failed": 30, "paused": 365}},
+}

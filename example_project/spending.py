@@ -23,7 +23,7 @@ _CHARACTERS_PER_TOKEN: Final = 4
 
 
 def estimated_tokens(read: int, message: Message) -> dict[str, int]:
-    """Estimated tokens of an answer to ``read`` characters; a real model returns the exact numbers."""
+    """Estimate the tokens of an answer to ``read`` characters; a real model returns exact numbers."""
     prompt = read // _CHARACTERS_PER_TOKEN
     completion = len(json.dumps(message)) // _CHARACTERS_PER_TOKEN
     return {"prompt": prompt, "completion": completion, "total": prompt + completion}
@@ -31,14 +31,14 @@ def estimated_tokens(read: int, message: Message) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one step of an agent spends."""
+    """The usage of one step of an agent."""
 
     usage: UsageStore
     turn: Turn
     step: Step
 
     def tokens(self, tokens: Mapping[str, int]) -> None:
-        """Record at once, not with the step as `Turn.tokens` does: a killed worker used its tokens too."""
+        """Record at once, not with the step like `Turn.tokens`, because a killed worker also used tokens."""
         self._record("tokens", self.step.id, model=PRICED_AS, tokens=dict(tokens))
 
     @contextmanager
@@ -49,7 +49,7 @@ class Spending:
 
     @contextmanager
     def sub_agent(self, agent_type: str, sub_session_id: str) -> Iterator[None]:
-        """The same for a sub-agent. Its tokens are recorded for its session."""
+        """Record a sub-agent in the same way. Its tokens are recorded for its session."""
         own = {"agent_type": agent_type, "sub_session_id": sub_session_id}
         with _timed(partial(self._record_sub_agent, own)):
             yield
@@ -78,9 +78,8 @@ def _timed(record: Callable[[bool, timedelta], object]) -> Iterator[None]:
 
 
 def recorded_entries(session_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """What a recorded conversation spent, by estimate: an entry for each answer and each tool result.
-
-    The ids are the messages' places, so that they can be recorded again after a replay that was stopped.
+    """Return the estimated usage of a recorded conversation: an entry for each answer and tool result. The
+    ids are the messages' positions, so that they can be recorded again after an interrupted replay.
     """
     entries = []
     read = turn = 0

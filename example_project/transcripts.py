@@ -1,7 +1,7 @@
 """Recorded conversations in OpenAI chat format, replayed through a store: every assistant turn is one step.
 
-A file is a JSON array, also compressed with xz. Each entry is a list of messages, or an object that has them
-under ``traj`` or ``messages``; short values beside them become metadata of the session.
+A file is a JSON array, optionally compressed with xz. Each entry is a list of messages, or an object that has
+them under ``traj`` or ``messages``; its other short values become metadata of the session.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_transcripts(path: Path) -> Iterator[Transcript]:
 def replay(store: DatabaseStateStore, transcript: Transcript) -> Replayed:
     """Write a conversation as a session, or continue an earlier replay. Safe to repeat.
 
-    A step holds what was said since the one before, up to and including the assistant's message.
+    A step holds the messages since the previous step, up to and including the assistant's message.
     """
     session_id, messages = transcript.session_id, transcript.messages
     state = store.load_state(session_id) or store.create_session(
@@ -108,7 +108,7 @@ def _commit_turn(store: DatabaseStateStore, state: SessionState, step: StepInfo,
 
 
 def difference(store: DatabaseStateStore, transcript: Transcript) -> str | None:
-    """The first difference of a session from its conversation: count, order, role, content or type."""
+    """Return the first difference of a session from its conversation: count, order, role, content or type."""
     stored_count = store.get_message_count(transcript.session_id)
     if stored_count != len(transcript.messages):
         return f"{transcript.session_id}: {stored_count} messages instead of {len(transcript.messages)}"
@@ -128,7 +128,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _entries(stream: TextIO) -> Iterator[Any]:
-    """The entries of one JSON array, with little more than one entry in memory."""
+    """Yield the entries of a JSON array, with little more than one entry in memory."""
     read = json.JSONDecoder().raw_decode
     buffer = stream.read(_CHUNK).lstrip()
     if buffer[:1] != "[":
@@ -170,7 +170,7 @@ def _transcript(session_id: str, entry: Any) -> Transcript:
 
 
 def _column_text(text: str) -> str:
-    """Without NUL and lone surrogates, which columns do not accept."""
+    """Return a text without NUL and lone surrogates, which columns do not accept."""
     return "".join(character for character in text if character.isprintable())
 
 

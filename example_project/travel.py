@@ -16,7 +16,7 @@ __all__ = ["PLANNER", "VISA_ADVISER", "start_trip"]
 
 @dataclass(frozen=True)
 class ScriptedModel:
-    """Returns its lines in order. Only the history decides which is next, as with a real model."""
+    """A model that returns its lines in order. Only the history decides which is next."""
 
     lines: tuple[Message, ...]
 

@@ -17,6 +17,8 @@ urlpatterns = [
     path("live/<str:stream_id>/", views.live_page, name="live"),
     path("chat/", chat.begin, name="new_chat"),
     path("chat/<str:session_id>/", chat.chat, name="chat"),
+    path("chat/<str:session_id>/withdraw/", chat.withdraw, name="withdraw"),
+    path("chat/<str:session_id>/stop/", chat.stop, name="stop"),
     path("chat/<str:session_id>/decide/", chat.decide, name="decide"),
     path("chat/<str:session_id>/go-on/", chat.go_on, name="go_on"),
     path("", include("helix_store.urls")),

@@ -27,5 +27,5 @@ def ask(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def live_page(request: HttpRequest, stream_id: str) -> HttpResponse:
-    """The answer while it is written. A reload continues after the last word that was shown."""
+    """Return the page of an answer while it is written. A reload continues after the last word shown."""
     return page(request, "example/live.html", {"stream_id": stream_id})

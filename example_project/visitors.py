@@ -1,4 +1,4 @@
-"""Who may see what: a visitor's Django session knows the answers and chats that the visitor began."""
+"""Permissions: a visitor's Django session contains the answers and chats that the visitor began."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def is_own(request: HttpRequest, own_id: str) -> bool:
 
 
 def may_watch(request: HttpRequest, stream_id: str) -> bool:
-    """For ``HELIX_STORE["STREAM_PERMISSION"]``: a visitor reads only their own answers, staff all of them.
-
-    The stream of a chat's turn is named after the chat and the run: ``<session id>/<run id>``.
+    """Permit visitors to read only their own answers, and staff all, for
+    ``HELIX_STORE["STREAM_PERMISSION"]``. The stream of a chat has the id of the chat.
     """
-    return is_own(request, stream_id.partition("/")[0]) or request.user.has_perm("helix_store.view_stream")
+    return is_own(request, stream_id) or request.user.has_perm("helix_store.view_stream")

@@ -26,9 +26,8 @@ class WorkerFailed(RuntimeError):
 
 
 def run_in_process(alias: str, tenant: str, session_id: str, *, approves: bool = False) -> Iterator[Event]:
-    """Run the session in another process until it ends or waits; yields what the agent reports.
-
-    One that ``approves`` first answers the calls that wait for a person.
+    """Run the session in another process until it ends or waits, and yield what the agent reports. With
+    ``approves``, it first answers the calls that wait for a person.
     """
     with _Worker(alias, tenant, session_id, stops_at=None, approves=approves) as worker:
         yield from worker.reports()
@@ -40,8 +39,8 @@ def run_in_process(alias: str, tenant: str, session_id: str, *, approves: bool =
 def run_until_killed(alias: str, tenant: str, session_id: str) -> Iterator[Event]:
     """Run the session in another process, and kill it when a call of its second step has staged changes.
 
-    The first step is committed then, and the second one is half done. The signal is SIGKILL: nothing in the
-    process can tidy up.
+    The first step is then committed, and the second one is half done. The signal is SIGKILL, so the process
+    cannot clean up.
     """
     with _Worker(alias, tenant, session_id, stops_at="step-2") as worker:
         for event in worker.reports():
@@ -56,7 +55,7 @@ def _is_end(event: Event, stops_at: str | None) -> bool:
 
 
 class _Worker:
-    """A process with an agent, and the pipe that it reports through."""
+    """A process with an agent, and the pipe through which it reports."""
 
     def __init__(
         self, alias: str, tenant: str, session_id: str, *, stops_at: str | None, approves: bool = False

@@ -1,356 +1,179 @@
 """Durable agent sessions in your own Django database.
 
-Every public name can be imported from here. Its module is imported when the name is first used, so that the
-import of the package imports no model: it may stand in settings and in ``apps.py``.
+What an agent's loop needs can be imported from here; other public names have their package. A module is
+imported when one of its names is first used, so that the import of the package imports no model: it may stand
+in settings and in ``apps.py``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from helix_store.checkpointers import (
-        Claim,
-        GraphCheckpointStore,
-        InMemorySnapshotCheckpointer,
-        SnapshotCheckpointer,
-    )
-    from helix_store.checkpointers.graph.types import (
-        GraphCheckpoint,
-        GraphContinuation,
-        GraphPage,
-        GraphSession,
-        GraphSessionSummary,
-        StoredMessage,
-    )
-    from helix_store.checkpointers.snapshots.rules import CheckpointMeta
-    from helix_store.cleanup import (
-        CleanupReport,
-        CleanupSummary,
-        ErasureReceipt,
-        erase,
-        expired_session_cleanup,
-        expired_session_cleanup_batches,
-    )
-    from helix_store.core.async_contracts import AsyncStateStore
-    from helix_store.core.contracts import StateStore, UsageStore, require_state_store
-    from helix_store.core.dicts import (
-        DefaultResultDict,
-        MessageDict,
-        PatchDict,
-        StagedChangesDict,
-        TokenCountsDict,
-        ToolCallDict,
-        UsageEntryDict,
-        UsageSourceDict,
-    )
-    from helix_store.core.ids import new_id
-    from helix_store.core.limits import Limits
-    from helix_store.core.locks import LockInfo
-    from helix_store.core.manager_contracts import (
-        ChunkReader,
-        ChunkWriter,
-        HeldLock,
-        LockManager,
-        StreamManager,
-    )
-    from helix_store.core.merging import merge_changes
-    from helix_store.core.patches import apply_patches
-    from helix_store.core.retention import RetentionPolicy
-    from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
-    from helix_store.core.types import (
-        UNSET,
-        Checkpoint,
-        CheckpointHead,
-        CheckpointPage,
-        CheckpointSource,
-        Duration,
-        InterruptKind,
-        InterruptRequest,
-        Message,
-        MessagePage,
-        PendingToolCall,
-        Run,
-        RunStatus,
-        SessionHead,
-        SessionMode,
-        SessionPage,
-        SessionState,
-        SessionStatus,
-        StagedChanges,
-        StatusChange,
-        StatusConflict,
-        StepCommit,
-        StepInfo,
-        StreamStatus,
-        Submission,
-        SubmissionOutcome,
-        SubSessionRef,
-        Timestamp,
-        UsageKind,
-    )
-    from helix_store.core.usage import (
-        CallStats,
-        TokenCounts,
-        ToolStats,
-        UsageBucket,
-        UsageEntry,
-        UsageGroup,
-        UsageGrouping,
-        UsagePage,
-        UsageReport,
-        UsageReportGrouping,
-        UsageRollup,
-        UsageSource,
-        UsageTimeBucket,
-        UsageTotal,
-    )
-    from helix_store.exceptions import (
-        CheckpointNotFound,
-        ConflictError,
-        FencedOutError,
-        HelixStoreError,
-        IdempotencyConflict,
-        IntegrityFault,
-        InvalidCursor,
-        InvalidPayload,
-        InvalidQuery,
-        LimitExceeded,
-        LockLostError,
-        NotFoundError,
-        NotSupportedOnBackend,
-        OutcomeUnknown,
-        PatchError,
-        RunNotFound,
-        SessionBusy,
-        SessionExists,
-        SessionNotFound,
-        StaleStateError,
-        StoreBusy,
-        StoreFull,
-        StoreTimeout,
-        StoreUnavailable,
-        StreamClosed,
-        StreamNotFound,
-        StreamTruncated,
-        TenantMoved,
-        TurnInterrupted,
-    )
-    from helix_store.handles import SessionHandle, Step, Turn
-    from helix_store.items import ItemLog
-    from helix_store.retention import RetentionReport, apply_retention, prune_streams
-    from helix_store.signals import session_answered, session_expired, session_failed, session_finished
-    from helix_store.stores import (
-        DatabaseLockManager,
-        DatabaseStateStore,
-        DatabaseStreamManager,
-        DatabaseUsageStore,
-        InMemoryLockManager,
-        InMemoryStateStore,
-        InMemoryStreamManager,
-        InMemoryUsageStore,
-        Lock,
-        MemoryWorld,
-        NoOpLockManager,
-    )
-    from helix_store.streams.reader import ResumableReader
-    from helix_store.streams.writer import StreamWriter
-    from helix_store.workspaces import StorageWorkspaceProvider, WorkspaceProvider
-
-__all__ = [
-    "UNSET",
-    "AsyncStateStore",
-    "CallStats",
-    "Checkpoint",
-    "CheckpointHead",
-    "CheckpointMeta",
-    "CheckpointNotFound",
-    "CheckpointPage",
-    "CheckpointSource",
-    "ChunkReader",
-    "ChunkWriter",
-    "Claim",
-    "CleanupReport",
-    "CleanupSummary",
-    "ConflictError",
-    "DatabaseLockManager",
-    "DatabaseStateStore",
-    "DatabaseStreamManager",
-    "DatabaseUsageStore",
-    "DefaultResultDict",
-    "Duration",
-    "ErasureReceipt",
-    "FencedOutError",
-    "GraphCheckpoint",
-    "GraphCheckpointStore",
-    "GraphContinuation",
-    "GraphPage",
-    "GraphSession",
-    "GraphSessionSummary",
-    "HeldLock",
-    "HelixStoreError",
-    "IdempotencyConflict",
-    "InMemoryLockManager",
-    "InMemorySnapshotCheckpointer",
-    "InMemoryStateStore",
-    "InMemoryStreamManager",
-    "InMemoryUsageStore",
-    "IntegrityFault",
-    "InterruptKind",
-    "InterruptRequest",
-    "InvalidCursor",
-    "InvalidPayload",
-    "InvalidQuery",
-    "ItemLog",
-    "LimitExceeded",
-    "Limits",
-    "Lock",
-    "LockInfo",
-    "LockLostError",
-    "LockManager",
-    "MemoryWorld",
-    "Message",
-    "MessageDict",
-    "MessagePage",
-    "NoOpLockManager",
-    "NotFoundError",
-    "NotSupportedOnBackend",
-    "OutcomeUnknown",
-    "PatchDict",
-    "PatchError",
-    "PendingToolCall",
-    "PrunedStreams",
-    "ResumableReader",
-    "RetentionPolicy",
-    "RetentionReport",
-    "Run",
-    "RunNotFound",
-    "RunStatus",
-    "SessionBusy",
-    "SessionExists",
-    "SessionHandle",
-    "SessionHead",
-    "SessionMode",
-    "SessionNotFound",
-    "SessionPage",
-    "SessionState",
-    "SessionStatus",
-    "SnapshotCheckpointer",
-    "StagedChanges",
-    "StagedChangesDict",
-    "StaleStateError",
-    "StateStore",
-    "StatusChange",
-    "StatusConflict",
-    "Step",
-    "StepCommit",
-    "StepInfo",
-    "StorageWorkspaceProvider",
-    "StoreBusy",
-    "StoreFull",
-    "StoreTimeout",
-    "StoreUnavailable",
-    "StoredChunk",
-    "StoredMessage",
-    "StreamClosed",
-    "StreamInfo",
-    "StreamManager",
-    "StreamNotFound",
-    "StreamStatus",
-    "StreamTruncated",
-    "StreamWriter",
-    "SubSessionRef",
-    "Submission",
-    "SubmissionOutcome",
-    "TenantMoved",
-    "Timestamp",
-    "TokenCounts",
-    "TokenCountsDict",
-    "ToolCallDict",
-    "ToolStats",
-    "Turn",
-    "TurnInterrupted",
-    "UsageBucket",
-    "UsageEntry",
-    "UsageEntryDict",
-    "UsageGroup",
-    "UsageGrouping",
-    "UsageKind",
-    "UsagePage",
-    "UsageReport",
-    "UsageReportGrouping",
-    "UsageRollup",
-    "UsageSource",
-    "UsageSourceDict",
-    "UsageStore",
-    "UsageTimeBucket",
-    "UsageTotal",
-    "WorkspaceProvider",
-    "__version__",
-    "apply_patches",
-    "apply_retention",
-    "erase",
-    "expired_session_cleanup",
-    "expired_session_cleanup_batches",
-    "merge_changes",
-    "new_id",
-    "prune_streams",
-    "require_state_store",
-    "session_answered",
-    "session_expired",
-    "session_failed",
-    "session_finished",
-]
+    from helix_store.checkpointers import Claim as Claim
+    from helix_store.checkpointers import GraphCheckpointStore as GraphCheckpointStore
+    from helix_store.checkpointers import InMemorySnapshotCheckpointer as InMemorySnapshotCheckpointer
+    from helix_store.checkpointers import SnapshotCheckpointer as SnapshotCheckpointer
+    from helix_store.checkpointers.graph.types import GraphCheckpoint as GraphCheckpoint
+    from helix_store.checkpointers.graph.types import GraphSession as GraphSession
+    from helix_store.checkpointers.graph.types import StoredMessage as StoredMessage
+    from helix_store.checkpointers.snapshots.rules import CheckpointMeta as CheckpointMeta
+    from helix_store.cleanup import CleanupSummary as CleanupSummary
+    from helix_store.cleanup import erase as erase
+    from helix_store.cleanup import expired_session_cleanup as expired_session_cleanup
+    from helix_store.core.approvals import ApprovedCall as ApprovedCall
+    from helix_store.core.approvals import call_digest as call_digest
+    from helix_store.core.budgets import Budget as Budget
+    from helix_store.core.budgets import BudgetStatus as BudgetStatus
+    from helix_store.core.contracts import StateStore as StateStore
+    from helix_store.core.contracts import UsageStore as UsageStore
+    from helix_store.core.ids import new_id as new_id
+    from helix_store.core.limits import Limits as Limits
+    from helix_store.core.locks import LockInfo as LockInfo
+    from helix_store.core.manager_contracts import LockManager as LockManager
+    from helix_store.core.merging import merge_changes as merge_changes
+    from helix_store.core.patches import apply_patches as apply_patches
+    from helix_store.core.posts import DuePost as DuePost
+    from helix_store.core.posts import Post as Post
+    from helix_store.core.posts import PostPage as PostPage
+    from helix_store.core.streams import StoredChunk as StoredChunk
+    from helix_store.core.streams import StreamInfo as StreamInfo
+    from helix_store.core.types import UNSET as UNSET
+    from helix_store.core.types import Checkpoint as Checkpoint
+    from helix_store.core.types import CheckpointPage as CheckpointPage
+    from helix_store.core.types import CheckpointSource as CheckpointSource
+    from helix_store.core.types import InterruptRequest as InterruptRequest
+    from helix_store.core.types import Message as Message
+    from helix_store.core.types import MessagePage as MessagePage
+    from helix_store.core.types import PendingToolCall as PendingToolCall
+    from helix_store.core.types import Run as Run
+    from helix_store.core.types import RunStatus as RunStatus
+    from helix_store.core.types import SessionHead as SessionHead
+    from helix_store.core.types import SessionMode as SessionMode
+    from helix_store.core.types import SessionPage as SessionPage
+    from helix_store.core.types import SessionState as SessionState
+    from helix_store.core.types import SessionStatus as SessionStatus
+    from helix_store.core.types import StagedChanges as StagedChanges
+    from helix_store.core.types import StatusChange as StatusChange
+    from helix_store.core.types import StatusConflict as StatusConflict
+    from helix_store.core.types import StepCommit as StepCommit
+    from helix_store.core.types import StepInfo as StepInfo
+    from helix_store.core.types import StreamStatus as StreamStatus
+    from helix_store.core.types import Submission as Submission
+    from helix_store.core.types import SubSessionRef as SubSessionRef
+    from helix_store.core.types import UsageKind as UsageKind
+    from helix_store.core.usage import UsageBucket as UsageBucket
+    from helix_store.core.usage import UsageEntry as UsageEntry
+    from helix_store.core.usage import UsagePage as UsagePage
+    from helix_store.core.usage import UsageRollup as UsageRollup
+    from helix_store.exceptions import ApprovalUsed as ApprovalUsed
+    from helix_store.exceptions import BudgetExceeded as BudgetExceeded
+    from helix_store.exceptions import CheckpointNotFound as CheckpointNotFound
+    from helix_store.exceptions import ConflictError as ConflictError
+    from helix_store.exceptions import FencedOutError as FencedOutError
+    from helix_store.exceptions import HelixStoreError as HelixStoreError
+    from helix_store.exceptions import IdempotencyConflict as IdempotencyConflict
+    from helix_store.exceptions import IntegrityFault as IntegrityFault
+    from helix_store.exceptions import InvalidCursor as InvalidCursor
+    from helix_store.exceptions import InvalidPayload as InvalidPayload
+    from helix_store.exceptions import InvalidQuery as InvalidQuery
+    from helix_store.exceptions import LimitExceeded as LimitExceeded
+    from helix_store.exceptions import LockLostError as LockLostError
+    from helix_store.exceptions import NotApproved as NotApproved
+    from helix_store.exceptions import NotFoundError as NotFoundError
+    from helix_store.exceptions import NotPermitted as NotPermitted
+    from helix_store.exceptions import NotSupportedOnBackend as NotSupportedOnBackend
+    from helix_store.exceptions import OutcomeUnknown as OutcomeUnknown
+    from helix_store.exceptions import OutsideTransaction as OutsideTransaction
+    from helix_store.exceptions import PatchError as PatchError
+    from helix_store.exceptions import RunNotFound as RunNotFound
+    from helix_store.exceptions import SessionBusy as SessionBusy
+    from helix_store.exceptions import SessionEnded as SessionEnded
+    from helix_store.exceptions import SessionExists as SessionExists
+    from helix_store.exceptions import SessionNotFound as SessionNotFound
+    from helix_store.exceptions import StaleStateError as StaleStateError
+    from helix_store.exceptions import StoreBusy as StoreBusy
+    from helix_store.exceptions import StoreFull as StoreFull
+    from helix_store.exceptions import StoreTimeout as StoreTimeout
+    from helix_store.exceptions import StoreUnavailable as StoreUnavailable
+    from helix_store.exceptions import StreamClosed as StreamClosed
+    from helix_store.exceptions import StreamNotFound as StreamNotFound
+    from helix_store.exceptions import StreamTruncated as StreamTruncated
+    from helix_store.exceptions import TenantMoved as TenantMoved
+    from helix_store.exceptions import TurnInterrupted as TurnInterrupted
+    from helix_store.retention import prune_streams as prune_streams
+    from helix_store.sessions.database.posts import announce_due_posts as announce_due_posts
+    from helix_store.signals import session_answered as session_answered
+    from helix_store.signals import session_expired as session_expired
+    from helix_store.signals import session_failed as session_failed
+    from helix_store.signals import session_finished as session_finished
+    from helix_store.signals import session_posted as session_posted
+    from helix_store.stores import DatabaseBudgetStore as DatabaseBudgetStore
+    from helix_store.stores import DatabaseLockManager as DatabaseLockManager
+    from helix_store.stores import DatabaseStateStore as DatabaseStateStore
+    from helix_store.stores import DatabaseStreamManager as DatabaseStreamManager
+    from helix_store.stores import DatabaseUsageStore as DatabaseUsageStore
+    from helix_store.stores import InMemoryBudgetStore as InMemoryBudgetStore
+    from helix_store.stores import InMemoryLockManager as InMemoryLockManager
+    from helix_store.stores import InMemoryStateStore as InMemoryStateStore
+    from helix_store.stores import InMemoryStore as InMemoryStore
+    from helix_store.stores import InMemoryStreamManager as InMemoryStreamManager
+    from helix_store.stores import InMemoryUsageStore as InMemoryUsageStore
+    from helix_store.stores import Lock as Lock
+    from helix_store.stores import MemoryWorld as MemoryWorld
+    from helix_store.stores import NoOpLockManager as NoOpLockManager
+    from helix_store.stores import SessionHandle as SessionHandle
+    from helix_store.stores import Step as Step
+    from helix_store.stores import Store as Store
+    from helix_store.stores import Turn as Turn
+    from helix_store.streams.writer import StreamWriter as StreamWriter
+    from helix_store.workspaces import StorageWorkspaceProvider as StorageWorkspaceProvider
+    from helix_store.workspaces import WorkspaceProvider as WorkspaceProvider
 
 __version__ = "0.1.0"
 
 _NAMES_BY_HOME: Final = {
     "helix_store.stores": """
-        DatabaseLockManager DatabaseStateStore DatabaseStreamManager DatabaseUsageStore InMemoryLockManager
-        InMemoryStateStore InMemoryStreamManager InMemoryUsageStore Lock MemoryWorld NoOpLockManager""",
+        DatabaseBudgetStore DatabaseLockManager DatabaseStateStore DatabaseStreamManager DatabaseUsageStore
+        InMemoryBudgetStore InMemoryLockManager InMemoryStateStore InMemoryStore InMemoryStreamManager
+        InMemoryUsageStore Lock MemoryWorld NoOpLockManager SessionHandle Step Store Turn""",
     "helix_store.checkpointers": """
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
-    "helix_store.checkpointers.graph.types": """
-        GraphCheckpoint GraphContinuation GraphPage GraphSession GraphSessionSummary StoredMessage""",
+    "helix_store.checkpointers.graph.types": "GraphCheckpoint GraphSession StoredMessage",
     "helix_store.checkpointers.snapshots.rules": "CheckpointMeta",
-    "helix_store.cleanup": """
-        CleanupReport CleanupSummary ErasureReceipt erase expired_session_cleanup
-        expired_session_cleanup_batches""",
-    "helix_store.retention": "RetentionReport apply_retention prune_streams",
+    "helix_store.cleanup": "CleanupSummary erase expired_session_cleanup",
+    "helix_store.retention": "prune_streams",
     "helix_store.workspaces": "StorageWorkspaceProvider WorkspaceProvider",
-    "helix_store.core.async_contracts": "AsyncStateStore",
-    "helix_store.core.contracts": "StateStore UsageStore require_state_store",
-    "helix_store.core.dicts": """
-        DefaultResultDict MessageDict PatchDict StagedChangesDict TokenCountsDict ToolCallDict UsageEntryDict
-        UsageSourceDict""",
+    "helix_store.core.approvals": "ApprovedCall call_digest",
+    "helix_store.core.budgets": "Budget BudgetStatus",
+    "helix_store.core.contracts": "StateStore UsageStore",
     "helix_store.core.ids": "new_id",
     "helix_store.core.limits": "Limits",
     "helix_store.core.locks": "LockInfo",
-    "helix_store.core.manager_contracts": "ChunkReader ChunkWriter HeldLock LockManager StreamManager",
+    "helix_store.core.manager_contracts": "LockManager",
     "helix_store.core.merging": "merge_changes",
     "helix_store.core.patches": "apply_patches",
-    "helix_store.core.retention": "RetentionPolicy",
-    "helix_store.core.streams": "PrunedStreams StoredChunk StreamInfo",
+    "helix_store.core.streams": "StoredChunk StreamInfo",
+    "helix_store.core.posts": "DuePost Post PostPage",
     "helix_store.core.types": """
-        UNSET Checkpoint CheckpointHead CheckpointPage CheckpointSource Duration InterruptKind
-        InterruptRequest Message MessagePage PendingToolCall Run RunStatus SessionHead SessionMode SessionPage
-        SessionState SessionStatus StagedChanges StatusChange StatusConflict StepCommit StepInfo StreamStatus
-        SubSessionRef Submission SubmissionOutcome Timestamp UsageKind""",
-    "helix_store.core.usage": """
-        CallStats TokenCounts ToolStats UsageBucket UsageEntry UsageGroup UsageGrouping UsagePage UsageReport
-        UsageReportGrouping UsageRollup UsageSource UsageTimeBucket UsageTotal""",
+        UNSET Checkpoint CheckpointPage CheckpointSource InterruptRequest Message MessagePage PendingToolCall
+        Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus StagedChanges
+        StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission UsageKind""",
+    "helix_store.core.usage": "UsageBucket UsageEntry UsagePage UsageRollup",
     "helix_store.exceptions": """
-        CheckpointNotFound ConflictError FencedOutError HelixStoreError IdempotencyConflict IntegrityFault
-        InvalidCursor InvalidPayload InvalidQuery LimitExceeded LockLostError NotFoundError
-        NotSupportedOnBackend OutcomeUnknown PatchError RunNotFound SessionBusy SessionExists SessionNotFound
-        StaleStateError StoreBusy StoreFull StoreTimeout StoreUnavailable StreamClosed StreamNotFound
-        StreamTruncated TenantMoved TurnInterrupted""",
-    "helix_store.handles": "SessionHandle Step Turn",
-    "helix_store.items": "ItemLog",
-    "helix_store.signals": "session_answered session_expired session_failed session_finished",
-    "helix_store.streams.reader": "ResumableReader",
+        ApprovalUsed BudgetExceeded CheckpointNotFound ConflictError FencedOutError HelixStoreError
+        IdempotencyConflict IntegrityFault InvalidCursor InvalidPayload InvalidQuery LimitExceeded
+        LockLostError NotFoundError
+        NotSupportedOnBackend OutcomeUnknown OutsideTransaction PatchError RunNotFound SessionBusy NotApproved
+        NotPermitted SessionEnded SessionExists SessionNotFound StaleStateError StoreBusy StoreFull
+        StoreTimeout StoreUnavailable StreamClosed StreamNotFound StreamTruncated TenantMoved
+        TurnInterrupted""",
+    "helix_store.sessions.database.posts": "announce_due_posts",
+    "helix_store.signals": "session_answered session_expired session_failed session_finished session_posted",
     "helix_store.streams.writer": "StreamWriter",
 }
 _HOMES: Final = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
+
+__all__ = sorted({*_HOMES, "__version__"})
 
 
 if not TYPE_CHECKING:  # A type checker that sees it takes every misspelt name for a public one.

@@ -1,4 +1,4 @@
-"""The settings dict ``HELIX_STORE``: one typed function per key, which reads the current value.
+"""The settings dict ``HELIX_STORE``, with one typed function per key that reads the current value.
 
 Only ``TABLE_PREFIX`` is fixed at start, because Django sets table names when it loads the models.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -41,6 +41,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "PAGE_SIZE": 200,
     "FAST_PATHS": True,
     "ROW_LEVEL_SECURITY": False,
+    "RUN_ERROR_DETAILS": True,
 }
 
 _DEFAULT_LIMITS: Final = Limits()
@@ -51,7 +52,7 @@ _LONGEST_SUFFIX = len("interrupt_request_id_seq")
 
 
 def configured() -> dict[str, Any]:
-    """The dict of the project's settings; an empty one by default."""
+    """Return the dict of the project's settings, which is empty by default."""
     value = getattr(settings, "HELIX_STORE", {})
     if not isinstance(value, dict):
         raise ImproperlyConfigured("HELIX_STORE must be a dict.")
@@ -59,22 +60,22 @@ def configured() -> dict[str, Any]:
 
 
 def get(name: str) -> Any:
-    """The unchecked value of one key, or its default. For the system checks."""
+    """Return the unchecked value of one key, or its default. For the system checks."""
     return configured().get(name, DEFAULTS[name])
 
 
 def default_lock_ttl_ms() -> int:
-    """The default term of a lock, in milliseconds."""
+    """Return the default term of a lock, in milliseconds."""
     return get("DEFAULT_LOCK_TTL_MS")  # type: ignore[no-any-return]
 
 
 def workspace_providers() -> dict[str, str]:
-    """Dotted paths of workspace providers, by the name in workspace refs."""
+    """Return the dotted paths of workspace providers, by the name in workspace refs."""
     return get("WORKSPACE_PROVIDERS")  # type: ignore[no-any-return]
 
 
 def checkpoints_keep() -> int | None:
-    """The number of step checkpoints that a step leaves to its session; ``None`` for all of them."""
+    """Return the number of step checkpoints that a step keeps, or ``None`` for all."""
     keep = get("CHECKPOINTS_KEEP")
     if keep is not None and (type(keep) is not int or keep < 1):
         raise ImproperlyConfigured(
@@ -84,7 +85,7 @@ def checkpoints_keep() -> int | None:
 
 
 def retention() -> RetentionPolicy:
-    """How long sessions, checkpoints, streams and usage are kept."""
+    """Return the policy for keeping sessions, checkpoints, streams and usage."""
     try:
         return RetentionPolicy(**get("RETENTION"))
     except (TypeError, ValueError) as exc:
@@ -92,39 +93,66 @@ def retention() -> RetentionPolicy:
 
 
 def stream_permission() -> str | None:
-    """The dotted path of the callable that checks the permission to read a stream; ``None`` if unset."""
+    """Return the dotted path of the callable that permits reading a stream, or ``None`` if unset."""
     return get("STREAM_PERMISSION") or None
 
 
 def async_threads() -> int:
-    """The number of threads for asynchronous calls; 0 for Django's own thread for synchronous code."""
+    """Return the number of threads for async calls; 0 means Django's own thread for synchronous code."""
     return get("ASYNC_THREADS")  # type: ignore[no-any-return]
 
 
 def page_size() -> int:
-    """The number of rows that background work reads at once."""
+    """Return the number of rows that background work reads at once."""
     return get("PAGE_SIZE")  # type: ignore[no-any-return]
 
 
 def fast_paths() -> bool:
-    """Whether the one-statement forms and prepared statements of PostgreSQL are used."""
+    """Return whether the one-statement forms and prepared statements of PostgreSQL are used."""
     return bool(get("FAST_PATHS")) and not row_level_security()
 
 
 def row_level_security() -> bool:
-    """Whether each transaction on PostgreSQL tells the database its tenant."""
-    # Every statement asks, also those of the doctor, which reports settings that are not a dict.
+    """Return whether each transaction on PostgreSQL sets its tenant."""
+    # Every statement checks this, even those of the doctor, which reports settings that are not a dict.
     value = getattr(settings, "HELIX_STORE", None)
     return isinstance(value, dict) and value.get("ROW_LEVEL_SECURITY") is True
 
 
+class Form(NamedTuple):
+    """The forms of statements that a database gets."""
+
+    tells_tenant: bool = False
+    """Whether each transaction sets the tenant first, for the policies of the database."""
+    is_citus: bool = False
+    has_fast_reads: bool = False
+    """Whether reads are prepared and may use the forms that only PostgreSQL runs."""
+    has_fast_writes: bool = False
+
+
+PORTABLE: Final = Form()
+
+
+def form(database: Mapping[str, Any]) -> Form:
+    """Return the forms for PostgreSQL, according to the settings and the entry in ``DATABASES``."""
+    if row_level_security():
+        return Form(tells_tenant=True, is_citus=is_citus(database))
+    is_fast, is_distributed = fast_paths(), is_citus(database)
+    return Form(False, is_distributed, is_fast, is_fast and not is_distributed)
+
+
+def run_error_details() -> bool:
+    """Return whether a failed run keeps the message and traceback of its exception, not only the type."""
+    return get("RUN_ERROR_DETAILS") is True
+
+
 def is_citus(database: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``DATABASES`` says that Citus distributes the tables."""
+    """Return whether Citus distributes the tables, according to the entry in ``DATABASES``."""
     return database.get("HELIX_STORE_CITUS") is True
 
 
 def limits(given: Limits | None = None) -> Limits:
-    """The limits that a store was given, else ``HELIX_STORE["LIMITS"]`` over the defaults."""
+    """Return the limits that were passed to a store, else ``HELIX_STORE["LIMITS"]`` over the defaults."""
     if given is not None:
         return given
     configured = get("LIMITS")
@@ -137,7 +165,7 @@ def limits(given: Limits | None = None) -> Limits:
 
 
 def stream_options() -> StreamOptions:
-    """The options of ``HELIX_STORE["STREAMS"]``, in small or capital letters, over the defaults."""
+    """Return the options of ``HELIX_STORE["STREAMS"]``, in small or capital letters, over the defaults."""
     try:
         return StreamOptions(**{str(name).lower(): value for name, value in get("STREAMS").items()})
     except (TypeError, ValueError) as exc:
@@ -145,7 +173,7 @@ def stream_options() -> StreamOptions:
 
 
 def table_prefix_problem(prefix: object) -> str | None:
-    """Why a table prefix cannot be used, or ``None``."""
+    """Return why a table prefix cannot be used, or ``None``."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         return "it must match [a-zA-Z_][a-zA-Z0-9_]* as a whole"
     if len(prefix) + _LONGEST_SUFFIX > _POSTGRES_NAME_LENGTH:
@@ -172,7 +200,7 @@ def table_name(suffix: str) -> str:
 
 
 def constraint_name(suffix: str) -> str:
-    """The name of an index or constraint: unique per prefix and within Django's 30 characters."""
+    """Return the name of an index or constraint: unique per prefix and within Django's 30 characters."""
     prefix = _prefix()
     if prefix == DEFAULTS["TABLE_PREFIX"]:
         return f"helix_{suffix}"

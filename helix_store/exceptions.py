@@ -6,9 +6,12 @@ payload text, connection strings or the database's DETAIL.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal
 
 __all__ = [
+    "ApprovalUsed",
+    "BudgetExceeded",
     "CheckpointNotFound",
     "ConflictError",
     "FencedOutError",
@@ -20,12 +23,16 @@ __all__ = [
     "InvalidQuery",
     "LimitExceeded",
     "LockLostError",
+    "NotApproved",
     "NotFoundError",
+    "NotPermitted",
     "NotSupportedOnBackend",
     "OutcomeUnknown",
+    "OutsideTransaction",
     "PatchError",
     "RunNotFound",
     "SessionBusy",
+    "SessionEnded",
     "SessionExists",
     "SessionNotFound",
     "StaleStateError",
@@ -46,13 +53,13 @@ _LONGEST_SHOWN_ID: Final = 60
 
 
 def shown_id(value: object) -> str:
-    """An id as messages show it: escaped, in quotes, and cut after 60 characters."""
+    """Return an id for a message: escaped, in quotes, and cut after 60 characters."""
     text = str(value)
     return repr(text if len(text) <= _LONGEST_SHOWN_ID else f"{text[:_LONGEST_SHOWN_ID]}…")
 
 
 def _pointer(path: str) -> str:
-    """A path as a JSON pointer (RFC 6901), also where it is an argument's name; empty for the whole value."""
+    """Return a path, or an argument's name, as a JSON pointer (RFC 6901); empty for the whole value."""
     return path if not path or path.startswith("/") else f"/{path}"
 
 
@@ -75,7 +82,7 @@ class HelixStoreError(Exception):
 
     @classmethod
     def _message_with(cls, value: str | None) -> str:
-        """The default message, in which "this id" is the id."""
+        """Return the default message with the id in place of "this id"."""
         message = cls.default_message()
         return message if value is None else message.replace("this id", f"the id {shown_id(value)}", 1)
 
@@ -83,7 +90,7 @@ class HelixStoreError(Exception):
         return (_rebuild, (type(self), str(self), self.attributes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Code, message, flags and attributes as plain values, for logs and HTTP responses."""
+        """Return code, message, flags and attributes as plain values, for logs and HTTP responses."""
         return {
             "code": self.code,
             "message": str(self),
@@ -177,6 +184,71 @@ class IdempotencyConflict(ConflictError):
         super().__init__(self._message_with(operation_id), operation_id=operation_id)
 
 
+class NotPermitted(HelixStoreError):
+    """This actor may not answer the call; nothing was stored."""
+
+    code = "not_permitted"
+    tool_call_id: str
+    reason: Literal["permission", "requester"]
+
+    def __init__(self, tool_call_id: str, reason: Literal["permission", "requester"]) -> None:
+        needed = {
+            "permission": "it needs an active Django user with its permission",
+            "requester": "it needs an actor who has not requested it",
+        }
+        super().__init__(
+            f"This actor may not answer the call {shown_id(tool_call_id)}: {needed[reason]}.",
+            tool_call_id=tool_call_id,
+            reason=reason,
+        )
+
+
+class NotApproved(ConflictError):
+    """The call is not approved; do not make it."""
+
+    code = "not_approved"
+    tool_call_id: str
+    reason: Literal["rejected", "expired", "open", "unknown"]
+
+    def __init__(self, tool_call_id: str, reason: Literal["rejected", "expired", "open", "unknown"]) -> None:
+        super().__init__(
+            f"The call {shown_id(tool_call_id)} is not approved ({reason}); do not make it.",
+            tool_call_id=tool_call_id,
+            reason=reason,
+        )
+
+
+class ApprovalUsed(ConflictError):
+    """A committed step has used this approval; ask for another one."""
+
+    code = "approval_used"
+    tool_call_id: str
+    step_id: str
+
+    def __init__(self, tool_call_id: str, step_id: str) -> None:
+        super().__init__(
+            f"The step {shown_id(step_id)} has used the approval of the call {shown_id(tool_call_id)}; "
+            "ask for another one.",
+            tool_call_id=tool_call_id,
+            step_id=step_id,
+        )
+
+
+class SessionEnded(ConflictError):
+    """The session has ended and takes no posts; nothing was stored."""
+
+    code = "session_ended"
+    session_id: str
+    status: str
+
+    def __init__(self, session_id: str, status: str) -> None:
+        super().__init__(
+            f"The session {shown_id(session_id)} is {status} and takes no posts; nothing was stored.",
+            session_id=session_id,
+            status=status,
+        )
+
+
 class StaleStateError(HelixStoreError):
     """The session was changed after it was read; load it again and redo the change."""
 
@@ -197,7 +269,7 @@ class FencedOutError(HelixStoreError):
     """A newer holder has the lock; this worker must stop."""
 
     code = "fenced_out"
-    # By this name, LangGraph's proposed clauses of write ownership know the error of any checkpointer.
+    # The name by which LangGraph's proposed write-ownership clauses recognise the error of any checkpointer.
     is_stale_write_owner_error: ClassVar[bool] = True
     token: int
     current_token: int
@@ -226,6 +298,37 @@ class TurnInterrupted(HelixStoreError):
 
     def __init__(self, kind: str, reason: str | None = None) -> None:
         super().__init__(kind=kind, reason=reason)
+
+
+class BudgetExceeded(TurnInterrupted):
+    """A budget does not allow this step; raise its limit, or wait until it resets.
+
+    ``limit`` and ``spent`` are dollars or tokens, like the limit; ``held`` is what other sessions hold.
+    """
+
+    code = "budget_exceeded"
+    kind = "budget"
+    name: str
+    limit: Decimal | int
+    spent: Decimal | int
+    held: Decimal | int
+
+    def __init__(
+        self, name: str, limit: Decimal | int, spent: Decimal | int, held: Decimal | int = 0
+    ) -> None:
+        HelixStoreError.__init__(
+            self,
+            f"The budget {shown_id(name)} does not allow this step: of {limit}, {spent} are spent and {held} "
+            "are held by others; raise its limit, or wait until it resets.",
+            name=name,
+            limit=limit,
+            spent=spent,
+            held=held,
+        )
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]  # read-only here
+        return f"budget:{self.name}"
 
 
 # --- Refused input ---------------------------------------------------------------------------------
@@ -353,6 +456,16 @@ class TenantMoved(HelixStoreError):
 
     code = "tenant_moved"
     retryable = True
+
+
+class OutsideTransaction(HelixStoreError):
+    """The caller's atomic() block is open in another thread; leave it first, or make the call in its thread.
+
+    `asgiref.sync.async_to_sync` makes async calls in the thread of its caller. ``asyncio.run``, and the
+    executors of agent frameworks, do not.
+    """
+
+    code = "outside_transaction"
 
 
 class StoreFull(HelixStoreError):

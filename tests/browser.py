@@ -20,6 +20,9 @@ __all__ = ["Browser", "chromium"]
 
 _PATIENCE_SECONDS: Final = 60.0
 
+_STARTS: Final = 5
+"""A driver ends if its port is free in only one of the two families of addresses."""
+
 
 class Browser:
     """One tab."""
@@ -39,6 +42,11 @@ class Browser:
 
     def reload(self) -> None:
         self._request("POST", f"{self._session}/refresh", {})
+
+    def take_cookies(self, other: Browser) -> None:
+        """Become the visitor of another browser; both show a page of the same site."""
+        for cookie in other._request("GET", f"{other._session}/cookie"):
+            self._request("POST", f"{self._session}/cookie", {"cookie": cookie})
 
     def click(self, selector: str) -> None:
         self._request("POST", f"{self._element(selector)}/click", {})
@@ -136,23 +144,27 @@ def chromium() -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("no Chromium with its driver on this machine: install chromium and chromium-driver")
-    process = subprocess.Popen(
-        [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        found = None
-        while found is None:
-            line = process.stdout.readline()
-            assert line, "the driver ended"
-            found = re.search(r"started successfully on port (\d+)", line)
-        browser = Browser(f"http://127.0.0.1:{found[1]}", binary)
+    with _driver(driver) as address:
+        browser = Browser(address, binary)
         try:
             yield browser
         finally:
             browser.quit()
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+
+
+@contextmanager
+def _driver(program: str) -> Iterator[str]:
+    """Start a driver, and yield its address."""
+    for _ in range(_STARTS):
+        with subprocess.Popen(
+            [program, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if found := re.search(r"started successfully on port (\d+)", line):
+                        yield f"http://127.0.0.1:{found[1]}"
+                        return
+            finally:
+                process.kill()
+    raise AssertionError(f"the driver ended {_STARTS} times")

@@ -13,15 +13,49 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
+import xdist
 from django.conf import settings
-from django.test.utils import setup_databases, teardown_databases
+from django.test.utils import teardown_databases
 from hypothesis import HealthCheck
 from hypothesis import settings as settings_of_hypothesis
 from pytest_django import DjangoDbBlocker
 
-from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
+from tests.databases import (
+    ALIASES,
+    CommittedDatabase,
+    close_connections,
+    delete_all_rows,
+    forget_statistics,
+    fresh_tenant,
+)
 from tests.postgres import PostgresCluster
+from tests.selection import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_configure_node,
+    pytest_generate_tests,
+    pytest_ignore_collect,
+    pytest_pycollect_makeitem,
+    pytest_terminal_summary,
+    selection_header,
+)
 from tests.settings import postgres_database
+from tests.standstill import machine, pytest_runtest_makereport
+from tests.templates import copied_databases, migrated_databases
+
+__all__ = [
+    "machine",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_generate_tests",
+    "pytest_ignore_collect",
+    "pytest_pycollect_makeitem",
+    "pytest_runtest_makereport",
+    "pytest_terminal_summary",
+]
 
 # No test is about the time that it takes: machines are shared, and how fast examples are made is no property.
 settings_of_hypothesis.register_profile(
@@ -29,15 +63,16 @@ settings_of_hypothesis.register_profile(
 )
 settings_of_hypothesis.load_profile("shared machine")
 
-_SHARING_FIXTURES: Final = ("tests/plans/", "tests/deployments/contracts/")
-"""Folders whose fixtures take a minute: one worker makes them for all modules."""
+_SHARING_FIXTURES: Final = ("tests/plans/", "tests/deployments/contracts/", "tests/shards/")
+"""Folders whose fixtures take long: one worker makes them for all modules."""
 _CLUSTER = pytest.StashKey[PostgresCluster]()
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     server = "server of DATABASE_URL" if settings.POSTGRES_URL else f"own server {PostgresCluster().major}"
     described = {"sqlite": "SQLite", "postgres": f"PostgreSQL ({server})"}
-    return "databases: " + ", ".join(described[name] for name in ALIASES)
+    databases = ", ".join(described[name] for name in ALIASES)
+    return [f"databases: {databases}", selection_header(config)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -110,20 +145,19 @@ def django_db_setup(
     django_db_keepdb: bool,
     django_db_createdb: bool,
     django_db_modify_db_settings: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """All chosen databases, migrated once.
+    """All chosen databases: migrated, or copied from those that another worker has migrated.
 
     The fixture of pytest-django creates those that its marker names; ``committed_db`` works without it.
     """
     verbosity = request.config.get_verbosity()
+    keeps = django_db_keepdb and not django_db_createdb
     with django_db_blocker.unblock():
-        created = setup_databases(
-            verbosity=verbosity,
-            interactive=False,
-            keepdb=django_db_keepdb and not django_db_createdb,
-            aliases=settings.DATABASES,
-            serialized_aliases=[],
-        )
+        if xdist.is_xdist_worker(request) and not keeps and "DATABASE_URL" not in os.environ:
+            created = copied_databases(tmp_path_factory.getbasetemp().parent)
+        else:
+            created = migrated_databases(verbosity=verbosity, keepdb=keeps)
     yield
     with django_db_blocker.unblock():
         close_connections()
@@ -137,38 +171,51 @@ def alias(request: pytest.FixtureRequest) -> str:
     return ALIASES[request.param]
 
 
+@pytest.fixture(scope="session")
+def keeps_connections() -> bool:
+    """Whether connections outlive a test. Override it in folders whose tests leave them as they were."""
+    return False
+
+
 @contextmanager
-def _committed(alias: str, blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+def _committed(
+    alias: str, blocker: DjangoDbBlocker, keeps_connections: bool = False
+) -> Iterator[CommittedDatabase]:
     with blocker.unblock():
         try:
             yield CommittedDatabase(alias=alias, tenant=fresh_tenant())
         finally:
-            close_connections()
+            forget_statistics(alias)
+            close_connections(only_unclean=keeps_connections)
 
 
 @pytest.fixture
 def committed_db(
-    alias: str, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+    alias: str, keeps_connections: bool, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[CommittedDatabase]:
     """Committed access to each chosen database in turn, with a tenant that no other test has.
 
     Nothing is rolled back or flushed at the end: flushing costs more than most tests.
     """
-    with _committed(alias, django_db_blocker) as database:
+    with _committed(alias, django_db_blocker, keeps_connections) as database:
         yield database
 
 
 @pytest.fixture
-def sqlite_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+def sqlite_db(
+    keeps_connections: bool, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[CommittedDatabase]:
     """``committed_db`` on SQLite alone."""
-    with _committed(_alias_of("sqlite"), django_db_blocker) as database:
+    with _committed(_alias_of("sqlite"), django_db_blocker, keeps_connections) as database:
         yield database
 
 
 @pytest.fixture
-def postgres_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[CommittedDatabase]:
+def postgres_db(
+    keeps_connections: bool, django_db_setup: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[CommittedDatabase]:
     """``committed_db`` on PostgreSQL alone."""
-    with _committed(_alias_of("postgres"), django_db_blocker) as database:
+    with _committed(_alias_of("postgres"), django_db_blocker, keeps_connections) as database:
         yield database
 
 

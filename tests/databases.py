@@ -13,9 +13,16 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import registered_tables
 
-__all__ = ["ALIASES", "CommittedDatabase", "close_connections", "delete_all_rows", "fresh_tenant"]
+__all__ = [
+    "ALIASES",
+    "CommittedDatabase",
+    "close_connections",
+    "delete_all_rows",
+    "forget_statistics",
+    "fresh_tenant",
+]
 
 ALIASES: dict[str, str] = {
     vendor: alias
@@ -70,7 +77,35 @@ def delete_all_rows(alias: str) -> None:
                 cursor.execute(f"DELETE FROM {connections[alias].ops.quote_name(model._meta.db_table)}")
 
 
-def close_connections() -> None:
-    """Close the connections of this thread and of the thread in which async tests run their database code."""
-    connections.close_all()
-    SyncToAsync.single_thread_executor.submit(connections.close_all).result()
+def forget_statistics(alias: str) -> None:
+    """Delete what ANALYZE left on SQLite: no test's statements are planned by the rows of another one.
+
+    SQLite keeps statistics in a table, and each connection in its memory. PostgreSQL gathers its own.
+    """
+    connection = connections[alias]
+    if connection.vendor != "sqlite" or connection.connection is None or connection.in_atomic_block:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'")
+        if cursor.fetchone() is None:
+            return
+        cursor.execute("DELETE FROM sqlite_stat1")
+        are_deleted = cursor.rowcount > 0
+    if are_deleted:
+        close_connections()
+
+
+def close_connections(*, only_unclean: bool = False) -> None:
+    """Close the connections of this thread and of the thread in which async tests run their database code.
+
+    ``only_unclean`` keeps those that are outside of any transaction.
+    """
+    close = _close_unclean if only_unclean else connections.close_all
+    close()
+    SyncToAsync.single_thread_executor.submit(close).result()
+
+
+def _close_unclean() -> None:
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block or not connection.get_autocommit() or connection.errors_occurred:
+            connection.close()

@@ -3,7 +3,8 @@
 ``HELIX_TEST_DATABASES`` chooses what the suite runs on: ``both`` (the default), ``sqlite`` or ``postgres``.
 With ``both`` the alias ``default`` is SQLite and ``postgres`` is PostgreSQL; with one, it is that one.
 ``HELIX_TEST_USE_TZ=0`` runs it in a project without time zones, at the place of ``HELIX_TEST_TIME_ZONE``.
-The server is that of ``DATABASE_URL`` when it names a PostgreSQL, else the suite starts its own.
+The server is that of ``DATABASE_URL`` when it names a PostgreSQL, else the suite starts its own. Without
+pgvector on it, the tests of vectors are skipped.
 """
 
 from __future__ import annotations
@@ -86,8 +87,22 @@ DATABASES: dict[str, dict[str, Any]] = {
 if "postgres" in TEST_DATABASES:
     DATABASES["postgres"] = {**postgres_database(POSTGRES_URL), "TEST": {"NAME": "test_helix"}}
 
-# An app that keeps rows of its own with sessions, as packages of others do.
-INSTALLED_APPS = [*_INSTALLED_APPS, "tests.adapters.third_party"]
+
+def _has_pgvector() -> bool:
+    """Whether the server has pgvector; the suite's own server has it."""
+    url = os.environ.get("DATABASE_URL", "")
+    if "postgres" not in TEST_DATABASES or not url.startswith(("postgres://", "postgresql://")):
+        return True
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
+    return found is not None
+
+
+_VECTORS = ["helix_store.contrib.langgraph.vectors"] if _has_pgvector() else []
+# The last app keeps rows of its own with sessions, as packages of others do.
+INSTALLED_APPS = [*_INSTALLED_APPS, *_VECTORS, "tests.adapters.third_party"]
 
 USE_TZ = os.environ.get("HELIX_TEST_USE_TZ", "1") != "0"
 # A zone whose clocks are set back, where naive local times are ambiguous.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from benchmarks.arguments import Scale
 from benchmarks.paths import (
     asynchronous,
+    budgets,
     coordination,
     expiry,
     forks,
@@ -35,6 +36,7 @@ def cases(scale: Scale) -> Sequence[Case]:
     )
     return [
         *steps.CASES,
+        *budgets.CASES,
         *_HOT,
         *forks.CASES,
         *with_processes,

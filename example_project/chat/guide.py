@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 from example_project.agent import AgentKind, Reply, ToolCall
@@ -18,7 +19,7 @@ _FLIGHT: Final = {"flight": "TP 1357", "departs": "07:40", "price_eur": 184}
 
 
 def guide(speak: Callable[[str, int], None]) -> AgentKind:
-    """The agent. ``speak`` gets each text of the model, with the number of its message in the session."""
+    """Return the agent. ``speak`` gets each text of the model, with the number of its message."""
     return AgentKind(
         agent_type=GUIDE,
         model=_Guide(speak),
@@ -39,19 +40,25 @@ class _Guide:
 
 
 def _next(history: Sequence[Message]) -> Message:
-    last = history[-1]
-    if last["role"] == "tool":
-        return _says(_summary(last["name"], json.loads(last["content"])))
-    wish = last["content"].lower()
+    new = list(takewhile(lambda message: message["role"] != "assistant", reversed(history)))[::-1]
+    told = [_summary(each["name"], json.loads(each["content"])) for each in new if each["role"] == "tool"]
+    wish = " ".join(each["content"] for each in new if each["role"] == "user").lower()
+    text, *calls = _fulfilled(wish, f"call-{len(history)}") if wish else ("",)
+    message: Message = {"role": "assistant", "content": " ".join([*told, text]).strip()}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _fulfilled(wish: str, call_id: str) -> tuple[Any, ...]:
+    """Return the answer to a wish, and its tool calls."""
     if "book" in wish:
         text = "I can book the early flight to Lisbon. Two seats cost 368 euros: please decide."
-        return _says(text, _call(history, "book_flight", flight="TP 1357", passengers=2, total_eur=368))
+        return text, _call(call_id, "book_flight", flight="TP 1357", passengers=2, total_eur=368)
     if "flight" in wish or "fly" in wish:
         text = "Let me look for flights from Vienna to Lisbon."
-        return _says(text, _call(history, "search_flights", origin="VIE", destination="LIS"))
-    return _says(
+        return text, _call(call_id, "search_flights", origin="VIE", destination="LIS")
+    return (
         "Lisbon is a good choice for a weekend: the trams, the river and the light are worth the trip, and "
-        "in spring it is warm already. Ask me for a flight, or tell me to book one."
+        "in spring it is warm already. Ask me for a flight, or tell me to book one.",
     )
 
 
@@ -66,14 +73,9 @@ def _summary(tool_name: str, result: dict[str, Any]) -> str:
     )
 
 
-def _says(text: str, *calls: dict[str, Any]) -> Message:
-    message: Message = {"role": "assistant", "content": text}
-    return {**message, "tool_calls": list(calls)} if calls else message
-
-
-def _call(history: Sequence[Message], name: str, **arguments: Any) -> dict[str, Any]:
+def _call(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": f"call-{len(history)}", "type": "function", "function": function}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _search_flights(call: ToolCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Messages as the page shows them: one entry for each, from the server and from the stream."""
+"""The messages for the page, with one entry for each."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from helix_store import Message, SessionState
+from helix_store import Message, Post, SessionState
 
-__all__ = ["BLANK", "entries", "is_answered", "question"]
+__all__ = ["BLANK", "entries", "is_answered", "question", "waiting"]
 
 _TITLES: Final = {"user": "You", "assistant": "Guide"}
 BLANK: Final = {"role": "assistant", "title": _TITLES["assistant"], "text": ""}
-"""The entry that the agent writes into, word by word."""
+"""The entry to which the agent writes word by word."""
 
 
 def entries(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [_entry(message) for message in messages]
 
 
+def waiting(posts: Sequence[Post]) -> list[dict[str, str]]:
+    """Return an entry for each message that the agent has not received."""
+    return [
+        {**_entry(post.message), "role": "user waiting", "post_id": post.post_id}
+        for post in posts
+        if post.message is not None
+    ]
+
+
 def is_answered(messages: Sequence[Message]) -> bool:
-    """Whether nothing is left to do: the last word is the agent's, and it calls no tool."""
+    """Return whether nothing is left to do: the last message is the agent's, and it calls no tool."""
     return not messages or (messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"))
 
 
 def question(state: SessionState) -> str:
-    """What a person has to decide; empty if nothing."""
+    """Return what a person must decide, or an empty text."""
     asked = [call for call in state.pending_client_tool_calls.values() if "submitted_at" not in call]
     return "\n".join(f"May the agent run {call['tool_name']}?\n{_listed(call['input'])}" for call in asked)
 

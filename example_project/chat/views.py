@@ -1,4 +1,4 @@
-"""The pages of the chat: forms that are sent, and a page that shows the session and follows its turn."""
+"""The pages of the chat: its forms, and a page that shows the session and follows its stream."""
 
 from __future__ import annotations
 
@@ -9,89 +9,109 @@ from typing import Any, Final
 from django import forms
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from example_project.agent import answer_approval
-from example_project.chat.driver import TERM, NotNow, drive, new_chat, stream_of
-from example_project.chat.transcript import BLANK, entries, is_answered, question
+from example_project.chat.allowance import address_to_raise, used_up
+from example_project.chat.driver import POSITION, TERM, drive, say, show
+from example_project.chat.transcript import BLANK, entries, is_answered, question, waiting
 from example_project.pages import page
 from example_project.visitors import is_own, remember
-from helix_store import ConflictError, DatabaseLockManager, DatabaseStateStore, SessionBusy, SessionNotFound
-
-__all__ = ["begin", "chat", "decide", "go_on"]
-
-_BUSY: Final = (
-    "The agent is still answering, perhaps to another tab. Your message was not sent: send it again when the "
-    "answer is complete."
+from helix_store import (
+    ConflictError,
+    IdempotencyConflict,
+    LimitExceeded,
+    SessionEnded,
+    SessionNotFound,
+    Store,
 )
-_STILL_BUSY: Final = "The agent is still at work, perhaps for another tab. Its answer appears here."
+from helix_store.core.ids import new_id
+
+__all__ = ["begin", "chat", "decide", "go_on", "stop", "withdraw"]
+
 _LENGTH: Final = "Write a message of 1 to 2,000 characters."
+_REFUSED: Final[dict[type[Exception], str]] = {
+    SessionEnded: "This chat has ended. Your message was not sent: start a new chat.",
+    LimitExceeded: "Too many messages wait already. Your message was not sent: send it again later.",
+    IdempotencyConflict: "An earlier version of this message was sent. Send this one as well, or delete it.",
+}
+_RECEIVED: Final = "The agent has received this message already."
 _DECIDED: Final = "This was decided already, perhaps in another tab."
+_STOPPED: Final = "The agent had stopped already."
 
 
 class _MessageForm(forms.Form):
     text = forms.CharField(max_length=2000)
+    key = forms.UUIDField()
 
 
-@require_http_methods(["GET", "POST"])
+@require_GET
 def begin(request: HttpRequest) -> HttpResponse:
-    """The empty chat; its first message creates the session."""
-    if request.method == "GET":
-        return _empty_page(request)
-    form = _MessageForm(request.POST)
-    if not form.is_valid():
-        return _empty_page(request, problem=_LENGTH)
-    session_id = new_chat(form.cleaned_data["text"])
+    """Return an empty chat; its first message creates the session."""
+    session_id = f"chat-{new_id()}"
     remember(request, session_id)
-    drive(session_id, form.cleaned_data["text"])
-    return redirect("chat", session_id=session_id)
+    return _shown(request, {"session_id": session_id})
 
 
 @require_http_methods(["GET", "POST"])
 def chat(request: HttpRequest, session_id: str) -> HttpResponse:
-    """The chat as it is stored, and what follows; a POST sends a message."""
+    """Return the page of the stored chat, which follows its stream; a POST sends a message at any time."""
     _require_own(request, session_id)
     if request.method == "GET":
         return _page(request, session_id)
-    form = _MessageForm(request.POST)
+    form, draft = _MessageForm(request.POST), request.POST.get("text", "")
     if not form.is_valid():
-        return _page(request, session_id, problem=_LENGTH)
-    text = form.cleaned_data["text"]
+        return _page(request, session_id, problem=_LENGTH, draft=draft)
     try:
-        drive(session_id, text)
-    except SessionBusy:
-        return _page(request, session_id, problem=_BUSY, draft=text)
-    except NotNow as exc:
-        return _page(request, session_id, problem=str(exc), draft=text)
+        say(Store(), session_id, form.cleaned_data["text"], key=str(form.cleaned_data["key"]))
+    except tuple(_REFUSED) as exc:
+        return _page(request, session_id, problem=_REFUSED[type(exc)], draft=draft)
+    return redirect("chat", session_id=session_id)
+
+
+@require_POST
+def withdraw(request: HttpRequest, session_id: str) -> HttpResponse:
+    """Take back a message that the agent has not received."""
+    _require_own(request, session_id)
+    store = Store()
+    if not store.sessions.withdraw_post(session_id, request.POST["post_id"]):
+        return _page(request, session_id, problem=_RECEIVED)
+    show(store, session_id)
+    return redirect("chat", session_id=session_id)
+
+
+@require_POST
+def stop(request: HttpRequest, session_id: str) -> HttpResponse:
+    """Stop the agent, in whichever process it runs. Messages that wait stay for the next turn."""
+    _require_own(request, session_id)
+    try:
+        Store().sessions.request_interrupt(
+            session_id, reason="stopped in the chat", run_id=request.POST["run_id"]
+        )
+    except ConflictError:
+        return _page(request, session_id, problem=_STOPPED)
     return redirect("chat", session_id=session_id)
 
 
 @require_POST
 def decide(request: HttpRequest, session_id: str) -> HttpResponse:
-    """Store the decision of a person, and go on."""
+    """Store a person's decision. The signal of the answer begins the next turn."""
     _require_own(request, session_id)
     approved = request.POST.get("decision") == "approve"
     try:
-        answered = answer_approval(DatabaseStateStore(), session_id, approved=approved)
+        answered = answer_approval(Store().sessions, session_id, approved=approved)
     except ConflictError:
         answered = []
     if not answered:
         return _page(request, session_id, problem=_DECIDED)
-    return _driven(request, session_id)
+    return redirect("chat", session_id=session_id)
 
 
 @require_POST
 def go_on(request: HttpRequest, session_id: str) -> HttpResponse:
-    """Continue a turn whose worker died."""
+    """Continue after a stop, or after the death of a worker."""
     _require_own(request, session_id)
-    return _driven(request, session_id)
-
-
-def _driven(request: HttpRequest, session_id: str) -> HttpResponse:
-    try:
-        drive(session_id)
-    except SessionBusy:
-        return _page(request, session_id, problem=_STILL_BUSY)
+    drive(session_id=session_id, using=None, tenant="")
     return redirect("chat", session_id=session_id)
 
 
@@ -100,29 +120,32 @@ def _require_own(request: HttpRequest, session_id: str) -> None:
         raise Http404("This chat does not exist, or it belongs to another visitor.")
 
 
-def _empty_page(request: HttpRequest, *, problem: str = "") -> HttpResponse:
-    return _shown(request, {"problem": problem})
-
-
 def _page(request: HttpRequest, session_id: str, *, problem: str = "", draft: str = "") -> HttpResponse:
-    store = DatabaseStateStore()
+    store = Store()
     session = store.session(session_id)
     try:
-        # In this order: what a turn commits after the first line is in its stream.
-        run = store.get_current_run(session_id)
-        state, messages = session.load(), session.messages()
+        # In this order: the stream has what changes after the first line.
+        state, posts, messages = session.load(), session.posts().items, session.messages()
     except SessionNotFound as exc:
         raise Http404("This chat was deleted.") from exc
-    asked = question(state)
-    is_open = not (asked or is_answered(messages) or state.status.is_terminal)
+    is_driven, asked = store.locks.is_locked(session_id), question(state)
+    is_open = bool(posts) or not is_answered(messages)
+    may_go_on = is_open and not (is_driven or asked or state.status.is_terminal)
+    budget_words = used_up(store, session_id) if may_go_on else ""
+    may_raise = budget_words and request.user.has_perm("helix_store.change_budget")
     context = {
         "session_id": session_id,
         "title": state.title,
         "entries": entries(messages),
+        "waiting": waiting(posts),
         "question": asked,
-        "stream_id": stream_of(session_id, run.run_id) if run is not None else None,
+        "has_begun": True,
+        "position": state.custom_state.get(POSITION, 0),
         "term_ms": TERM // timedelta(milliseconds=1),
-        "is_abandoned": is_open and not DatabaseLockManager().is_locked(session_id),
+        "run": store.sessions.get_current_run(session_id) if is_driven else None,
+        "may_go_on": may_go_on,
+        "used_up": budget_words,
+        "raise_url": address_to_raise(session_id) if may_raise else "",
         "problem": problem,
         "draft": draft,
     }
@@ -130,5 +153,5 @@ def _page(request: HttpRequest, session_id: str, *, problem: str = "", draft: st
 
 
 def _shown(request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
-    status = HTTPStatus.CONFLICT if context["problem"] else HTTPStatus.OK
-    return page(request, "example/chat.html", {"blank": BLANK, **context}, status=status)
+    status = HTTPStatus.CONFLICT if context.get("problem") else HTTPStatus.OK
+    return page(request, "example/chat.html", {"blank": BLANK, "key": new_id(), **context}, status=status)

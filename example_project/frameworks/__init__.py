@@ -1,1 +1,1 @@
-"""A small agent of each framework on this store. Their models are scripts: no network is needed."""
+"""A small agent of each framework on this store. Their models are scripts, so they need no network."""

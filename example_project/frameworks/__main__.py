@@ -1,4 +1,4 @@
-"""Runs the agents of all frameworks once on the project's database: ``python -m example_project.frameworks``.
+"""Run the agents of all frameworks once on the project's database: ``python -m example_project.frameworks``.
 
 Their sessions are then in the admin.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib.util import find_spec
 
 import django
 
@@ -47,6 +48,49 @@ def run_strands() -> None:
     print(agent_of("strands-example", DjangoSessionRepository())("How is Lisbon?"))
 
 
+async def run_google_adk() -> None:
+    from example_project.frameworks.google_adk import APP, ask, runner_of
+    from helix_store.contrib.google_adk import DjangoSessionService
+
+    service = DjangoSessionService()
+    await service.delete_session(app_name=APP, user_id="ada", session_id="example")
+    await service.create_session(
+        app_name=APP, user_id="ada", session_id="example", state={"user:home": "Porto"}
+    )
+    print(await ask(runner_of(service), "ada", "example", "How is Lisbon?"))
+
+
+async def run_agent_framework() -> None:
+    from agent_framework import AgentSession
+
+    from example_project.frameworks.agent_framework import Offer, booking, guide
+    from helix_store.contrib.agent_framework import (
+        DjangoCheckpointStorage,
+        DjangoHistoryProvider,
+        DjangoSessionStore,
+    )
+
+    name = "agent-framework-example"
+    sessions = DjangoSessionStore(user_id="ada")
+    await sessions.delete(name)
+    session = AgentSession(session_id=name)
+    agent = guide(DjangoHistoryProvider(user_id="ada"))
+    print(await agent.run("How is Lisbon?", session=session))
+    await sessions.set(name, session)
+
+    offer = f"{Offer.__module__}:{Offer.__qualname__}"
+    storage = DjangoCheckpointStorage(name, user_id="ada", allowed_checkpoint_types=[offer])
+    (asked,) = (await booking().run("Lisbon", checkpoint_storage=storage)).get_request_info_events()
+    latest = await storage.get_latest(workflow_name="booking")
+    if latest is not None:
+        resumed = await booking().run(
+            checkpoint_id=latest.checkpoint_id,
+            checkpoint_storage=storage,
+            responses={asked.request_id: True},
+        )
+        print(*resumed.get_outputs())
+
+
 def main() -> None:
     from example_project.frameworks import openai_agents, pydantic_ai
 
@@ -60,6 +104,22 @@ def main() -> None:
     asyncio.run(pydantic_ai.main())
     print("Strands Agents")
     run_strands()
+    for name, package, run in (
+        ("Google ADK", "google.adk", run_google_adk),
+        ("Microsoft Agent Framework", "agent_framework", run_agent_framework),
+    ):
+        print(name)
+        if _is_installed(package):
+            asyncio.run(run())
+        else:
+            print("is not installed")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A session of Claude Agent SDK in the project's database.
 
-With a real agent the SDK calls the store: ``ClaudeAgentOptions(session_store=store)``. It gives each entry of
-its transcript to the store, and loads the transcript from there to resume a session on another machine. Here
-entries are fed as the SDK does, so that neither its program nor a network is needed.
+With a real agent the SDK calls the store: ``ClaudeAgentOptions(session_store=store)``. It writes each entry
+of its transcript to the store, and loads the transcript from there to resume a session on another machine.
+Here entries are written as the SDK does, so that neither its program nor a network is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from claude_agent_sdk import SessionKey, SessionStore, project_key_for_directory
 __all__ = ["DIRECTORY", "key_of", "talk"]
 
 DIRECTORY = "/srv/app"
-"""Where the agent works. The SDK keeps the sessions of each directory together."""
+"""The directory in which the agent works. The SDK groups sessions by directory."""
 
 
 def key_of(session_id: str) -> SessionKey:
@@ -23,7 +23,7 @@ def key_of(session_id: str) -> SessionKey:
 
 
 async def talk(store: SessionStore, session_id: str, prompt: str, answer: str) -> None:
-    """One turn, as the SDK mirrors it."""
+    """Write one turn, as the SDK mirrors it."""
     key = key_of(session_id)
     known = await store.load(key) or []
     asked = _entry(session_id, "user", known[-1]["uuid"] if known else None, {"content": prompt})

@@ -1,4 +1,4 @@
-"""A LangGraph agent that asks a person before it books: its thread is a session of the project's database.
+"""A LangGraph agent that asks a person before it books. Its thread is a session in the project's database.
 
 The model is a script, so that no network is needed.
 """
@@ -17,7 +17,7 @@ __all__ = ["travel_agent"]
 
 
 def travel_agent(checkpointer: BaseCheckpointSaver[Any], *answers: str) -> Any:
-    """A graph that says ``answers`` one after the other, and waits for an approval in between."""
+    """Return a graph that gives ``answers`` one after the other, and waits for an approval in between."""
     usage: Any = {"input_tokens": 120, "output_tokens": 20, "total_tokens": 140}
     said = (AIMessage(content=answer, usage_metadata=usage) for answer in answers)
     model = GenericFakeChatModel(messages=said)

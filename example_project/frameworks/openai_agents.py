@@ -20,7 +20,7 @@ __all__ = ["ScriptedModel", "banker", "main"]
 
 
 class ScriptedModel(Model):
-    """Answers with one text after the other. An answer like ``send_money()`` calls the tool of this name."""
+    """A model that answers with one text after the other. An answer like ``send_money()`` calls this tool."""
 
     model = "scripted"
 

@@ -22,7 +22,7 @@ __all__ = ["ask", "book", "main", "travel_agent"]
 
 
 def _reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Book when it is asked to, and say what came of it."""
+    """Book on request, and report the result."""
     last = messages[-1].parts[-1]
     if isinstance(last, ToolReturnPart):
         return ModelResponse(parts=[TextPart(f"Done: {last.content}")])
@@ -45,7 +45,7 @@ def travel_agent() -> Agent[None, str | DeferredToolRequests]:
 
 
 async def ask(store: DjangoConversationStore, name: str, question: str, *, user: str) -> str:
-    """One turn of a conversation. The answer says when a person must approve a booking."""
+    """Run one turn of a conversation. The answer tells when a person must approve a booking."""
     conversation = await store.load(name, scope=user) or Conversation(conversation_id=name)
     result = await travel_agent().run(question, conversation=conversation)
     await store.save(result, scope=user)
@@ -54,7 +54,7 @@ async def ask(store: DjangoConversationStore, name: str, question: str, *, user:
 
 
 async def book(store: DjangoConversationStore, name: str, *, approved: bool, user: str) -> str:
-    """Answer the approval that a conversation waits for, in any process and after any time."""
+    """Answer the approval that a conversation waits for, in any process and at any later time."""
     conversation = await store.load(name, scope=user)
     if conversation is None or conversation.deferred_tool_requests is None:
         return "Nothing waits for an approval."

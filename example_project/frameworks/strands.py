@@ -16,7 +16,7 @@ __all__ = ["ScriptedModel", "agent_of", "weather"]
 
 @tool
 def weather(city: str) -> str:
-    """The weather in a city.
+    """Return the weather in a city.
 
     Args:
         city: the name of the city
@@ -25,10 +25,10 @@ def weather(city: str) -> str:
 
 
 class ScriptedModel(Model):
-    """Asks for the weather, and then repeats what the tool has said. A real agent has a real model here."""
+    """A model that asks for the weather and repeats the tool's answer. A real agent has a real model here."""
 
     def update_config(self, **model_config: Any) -> None:
-        """A script has no settings."""
+        """Do nothing, because a script has no settings."""
 
     def get_config(self) -> dict[str, Any]:
         return {"model_id": "scripted"}
@@ -59,7 +59,7 @@ def _tool_result(message: Mapping[str, Any]) -> str | None:
 
 
 def agent_of(session_id: str, repository: DjangoSessionRepository) -> Agent:
-    """The agent of a session, with all that it has said there, in any process."""
+    """Return the agent of a session with its history, in any process."""
     manager = RepositorySessionManager(session_id=session_id, session_repository=repository)
     return Agent(
         agent_id="guide",

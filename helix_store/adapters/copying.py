@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import Model
 
-from helix_store.app_tables import Branch, registered_tables
+from helix_store.catalogue import Branch, declared
 from helix_store.engine.statement import Statement, table
 
 __all__ = ["copy_rows"]
@@ -13,12 +13,11 @@ __all__ = ["copy_rows"]
 def copy_rows(model: type[Model], branch: Branch) -> None:
     """Copy all rows of the source to the branch, in one statement.
 
-    The copies keep the order of the rows, and every value but the key and the session.
+    The copies keep the order of the rows, and every value except the key and the session.
     """
-    (parent,) = (each.parent for each in registered_tables("session") if each.model is model)
     fields = [each for each in model._meta.concrete_fields if not each.primary_key]
     columns = {each.attname: f'"{each.column}"' for each in fields}
-    session = columns.pop(parent)
+    session = columns.pop(declared(model).parent)
     others = "".join(f", {column}" for column in columns.values())
     branch.db.execute(
         Statement(

@@ -1,4 +1,4 @@
-"""Session ids from the ids of a framework, which may be longer or of several parts."""
+"""Session ids for the ids of a framework, which may be longer or consist of several parts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DERIVED: Final = re.compile(r".*~[0-9a-f]{32}", re.DOTALL)
 
 
 def session_id_for(*parts: str) -> str:
-    """The session id for an id of a framework: the same for the same parts, in each process.
+    """Return the session id for a framework's id, which is the same in every process.
 
-    One part that is a valid session id is the id. Everything else becomes a readable form of at most 80
-    characters, ``~`` and 32 hexadecimal digits of the SHA-256 of the parts; so does one part of that form,
-    and no id can be chosen that meets another. Raises `InvalidPayload` for no parts, and for a part that is
-    no text.
+    A single part that is a valid session id is used unchanged. Everything else becomes a readable form of at
+    most 80 characters, ``~`` and 32 hexadecimal digits of the SHA-256 of the parts; so does one part of that
+    form, so that no one can choose an id that collides with another. Raises `InvalidPayload` without parts,
+    and for a part that is not a text.
     """
     for index, part in enumerate(parts):
         if type(part) is not str:
@@ -35,7 +35,7 @@ def session_id_for(*parts: str) -> str:
             return validation.identifier(parts[0], "session_id")
         except InvalidPayload:
             pass
-    # JSON tells ("a", "bc") from ("ab", "c"), and writes a lone surrogate as ASCII.
+    # JSON distinguishes ("a", "bc") from ("ab", "c"), and writes a lone surrogate as ASCII.
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     name = _NOT_READABLE.sub("-", ".".join(part[:_LONGEST_NAME] for part in parts))[:_LONGEST_NAME]
     return f"{name}~{digest}"

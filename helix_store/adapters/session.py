@@ -1,4 +1,4 @@
-"""Sessions for an adapter: created when they are needed, and written together with its own rows."""
+"""Sessions for an adapter, which are created on demand and written together with its own rows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any, TypeVar
 from django.db.models import Model
 
 from helix_store import conf
+from helix_store.catalogue.rows import let_go
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
-from helix_store.core.types import SessionState
+from helix_store.core.types import SessionState, UserId
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
-from helix_store.sessions.database.app_rows import let_go
 from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.sessions import lock_or_insert_session
 from helix_store.sessions.database.trees import delete_tree
+from helix_store.sessions.database.users import name_user, user_columns
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 
@@ -34,8 +35,8 @@ _UNGUARDED = Guard()
 class LockedSession:
     """A session whose row is locked until the transaction ends, on the database ``alias``.
 
-    ``key`` is its primary key, for the foreign keys of an adapter's rows. ``is_new``: this transaction
-    created it.
+    ``key`` is its primary key, for the foreign keys of an adapter's rows. ``is_new`` means that this
+    transaction created it.
     """
 
     key: int
@@ -49,10 +50,10 @@ class LockedSession:
 class SessionAdapter:
     """The sessions of one framework, in the database ``using`` and one tenant.
 
-    ``agent_type`` is that of the sessions that the adapter creates. An adapter may also write to a session
-    that the application created. Every call maps the database's errors, and gives the connection back in
-    threads that Django does not manage. The async version of a write tells a cancelled caller so when the
-    write has ended.
+    ``agent_type`` is the agent type of the sessions that the adapter creates. An adapter may also write to a
+    session that the application created. Every call maps the database's errors, and releases the connection
+    in threads that Django does not manage. If an async write is cancelled, the caller is told after the write
+    has ended.
     """
 
     def __init__(self, agent_type: str, using: str | None = None, *, tenant: str = "") -> None:
@@ -68,18 +69,18 @@ class SessionAdapter:
         self,
         session_id: str,
         *,
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         title: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> bool:
         """Create the session unless it exists, and return whether this call created it.
 
-        One transaction. Of many callers at once one creates it, and the others find it. An existing session
-        stays as it is. Raises `InvalidPayload` and `LimitExceeded`.
+        One transaction. If several callers run concurrently, one creates it, and the others find it. An
+        existing session does not change. Raises `InvalidPayload` and `LimitExceeded`.
         """
         validation.identifier(session_id, "session_id")
         new = self._new_session(session_id, user_id=user_id, title=title, metadata=metadata)
-        # Checked before the first statement, also when the session exists.
+        # Checked before the first statement, even if the session exists.
         made = new()
 
         def find_or_insert() -> bool:
@@ -94,25 +95,31 @@ class SessionAdapter:
         call: Callable[[LockedSession], R],
         *,
         create: bool = True,
+        user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> R:
         """Run ``call`` in one transaction in which the session is locked, and return its result.
 
-        The rows that it writes and the session's new ``updated_at`` are committed together, or none of them.
-        It must write on ``session.alias``, and must be safe to run again: a transaction that the database
-        gave up for another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. An
-        unknown session is created, or is `SessionNotFound` with ``create=False``. Raises `FencedOutError` for
-        a token older than the newest of the lock with the session's name; ``call`` does not run then.
+        The rows that it writes are committed together with the session's new ``updated_at``. It must write to
+        ``session.alias``, and must be safe to run again: a transaction that the database aborts because of
+        another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. An unknown session
+        is created, or raises `SessionNotFound` with ``create=False``. A session without a user gets
+        ``user_id``. ``call`` does not run if the session belongs to another user, which raises
+        `ConflictError`, or if the token is older than the newest one of the session's lock, which raises
+        `FencedOutError`.
         """
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
-        new = self._new_session(session_id)
+        user_id = validation.user_id(user_id)
+        new = self._new_session(session_id, user_id=user_id)
+        columns = user_columns(user_id)
 
         def locked() -> R:
             if create:
-                head, is_new = lock_or_insert_session(self.db, session_id, new, conditions)
+                head, is_new = lock_or_insert_session(self.db, session_id, new, conditions, *columns)
             else:
-                head, is_new = lock_session(self.db, session_id, conditions), False
+                head, is_new = lock_session(self.db, session_id, conditions, *columns), False
+            name_user(self.db, head, user_id)
             result = call(LockedSession(head.pk, session_id, self.db.tenant, self.db.alias, self.db, is_new))
             self._mark_written(head)
             return result
@@ -129,10 +136,10 @@ class SessionAdapter:
     def delete(self, session_id: str, *models: type[Model], fencing_token: int | None = None) -> int:
         """Delete what the adapter stored in a session.
 
-        A session that an adapter of this ``agent_type`` created goes with all of its data; the result is the
-        number of sessions, those of its sub-agents included. Of any other session only the rows of ``models``
-        go, found by their foreign key ``session``, and the result is their number. One transaction; safe to
-        repeat. Raises `FencedOutError` as `write`.
+        A session that an adapter of this ``agent_type`` created is deleted with all of its data; the result
+        is the number of sessions, including those of sub-agents. For any other session, only the rows of
+        ``models`` are deleted, found by their foreign key ``session``, and the result is their number. One
+        transaction; safe to repeat. Raises `FencedOutError` as `write`.
         """
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
@@ -158,7 +165,7 @@ class SessionAdapter:
     aread = async_twin(read)
 
     def _mark_written(self, head: Session) -> None:
-        """Idle sessions expire by this time, and single statements that wait for the row look again."""
+        """Update the time by which idle sessions expire; statements that wait for the row check again."""
         Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=moments.now())
 
     def _new_session(self, session_id: str, **fields: Any) -> Callable[[], NewSession]:

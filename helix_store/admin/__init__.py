@@ -1,5 +1,7 @@
-"""Pages of Django admin: they read models, and write by operations of the public stores only."""
+"""The pages of the Django admin. They read models, and only write by calling the public stores."""
 
+from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.budgets import BudgetAdmin
 from helix_store.admin.checkpoints import CheckpointAdmin
 from helix_store.admin.databases import DatabaseSite, database_sites
 from helix_store.admin.items import ItemAdmin
@@ -11,6 +13,7 @@ from helix_store.admin.streams import StreamAdmin
 from helix_store.admin.usage import UsageEntryAdmin
 
 __all__ = [
+    "BudgetAdmin",
     "CheckpointAdmin",
     "DatabaseSite",
     "ItemAdmin",
@@ -18,6 +21,7 @@ __all__ = [
     "MessageAdmin",
     "RunAdmin",
     "SessionAdmin",
+    "SessionChildAdmin",
     "StreamAdmin",
     "UsageEntryAdmin",
     "database_sites",

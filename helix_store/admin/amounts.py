@@ -1,4 +1,4 @@
-"""Numbers and costs in cells: aligned to the right, costs short, with the exact figure as a tooltip."""
+"""Numbers and costs in cells: right-aligned, with costs shortened and the exact figure as a tooltip."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from decimal import Decimal
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from helix_store.core.usage import exact_cost, rounded_cost
+from helix_store.core.serialization import exact_cost
+from helix_store.core.usage import rounded_cost
 
 __all__ = ["dollars", "number"]
 
@@ -17,7 +18,7 @@ def number(count: int, *, is_partial: bool = False) -> SafeString:
 
 
 def dollars(cost: Decimal | None, *, is_partial: bool = False) -> SafeString:
-    """A cost with two decimals, or two significant digits below a tenth; a dash without one."""
+    """Return a cost with two decimals, or two significant digits below 0.1. Return a dash for no cost."""
     if cost is None:
         return format_html('<span class="helix-number">{}</span>', "-")
     return format_html(

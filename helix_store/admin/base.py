@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
+from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -28,9 +31,9 @@ from helix_store.admin.lookups import (
     fields_of,
     refuse_surrogates,
 )
-from helix_store.admin.payloads import without_payloads
 from helix_store.admin.tenants import NEWEST_FILTERED
 from helix_store.models import Session
+from helix_store.reports.payloads import without_payloads
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -42,11 +45,11 @@ else:
 __all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
 
 OF_SESSION: Final = "session__id__exact"
-"""The filter of a list for the rows of one session."""
+"""The filter that limits a list to the rows of one session."""
 
 
 class BoundedPaginator(AnyPaginator):
-    """Counts and shows the first rows only: to count a large table takes longer than to show a page."""
+    """A paginator that only counts and shows the first rows, because counting a large table is slow."""
 
     max_rows = 10_000
 
@@ -65,17 +68,20 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """A page without add, change and delete, whatever permissions the user has.
+    """A page that never offers add, change or delete, whatever permissions the user has.
 
-    Payloads may be megabytes: only the pages that show them read them. Columns are not sortable, because most
-    have no index. A list answers the lookups of its filters and links and refuses all others.
+    Payloads may be megabytes long, so only pages that show them read them. Columns are not sortable, because
+    most of them have no index. A list answers the lookups of its filters and links and refuses all others.
     """
 
     link_lookups: ClassVar[tuple[str, ...]] = ()
-    """Lookups of links to this list, beside those of ``list_filter``: exact ones, as in the address."""
+    """Exact lookups of links to this list, as written in the address, besides those of ``list_filter``."""
 
     of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
-    """Columns and fields that show rows of another model: they need the permission to view that model."""
+    """Columns and fields that show rows of another model. They require the permission to view that model."""
+
+    page_template: ClassVar[str] = ""
+    """The template of `row_page`. Without it, Django shows the row as a form."""
 
     actions: Any = None
     list_per_page = 50
@@ -98,11 +104,11 @@ class ReadOnlyAdmin(ModelAdmin):
 
     @property
     def alias(self) -> str:
-        """The database of the site, or the one that the router names."""
+        """The database of the site, or the one that the router chooses."""
         return getattr(self.admin_site, "database", None) or router.db_for_read(self.model)
 
     def rows(self, model: type[Model]) -> QuerySet[Any]:
-        """All rows of a model, in the database of this page."""
+        """Return all rows of a model, from the database of this page."""
         return model._default_manager.using(self.alias)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -116,12 +122,8 @@ class ReadOnlyAdmin(ModelAdmin):
     ) -> HttpResponse:
         refuse_surrogates(request)
         response = super().changelist_view(request, extra_context)
-        if getattr(request, "is_of_newest", False) and isinstance(response, TemplateResponse):
-            words = gettext(
-                "Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows."
-            )
-            note = words % {"count": f"{NEWEST_FILTERED:,}"}
-            response.context_data = {**(response.context_data or {}), "search_notes": [note]}
+        if isinstance(response, TemplateResponse) and (notes := list(_notes(request))):
+            response.context_data = {**(response.context_data or {}), "search_notes": notes}
         return response
 
     def changeform_view(
@@ -131,8 +133,49 @@ class ReadOnlyAdmin(ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
+        if not self.page_template:
+            refuse_surrogates(request)
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        row = self.readable_row(request, object_id)
+        if isinstance(row, HttpResponseRedirect):
+            return row
+        return self.row_page(request, row, {**self.page_context(request, row), **(extra_context or {})})
+
+    def row_page(self, request: HttpRequest, row: Any, context: Mapping[str, Any]) -> HttpResponse:
+        """Return the page of a row, made with ``page_template``."""
+        of_row = {"original": row, "history_url": self.view_url(self.model, "history", row.pk)}
+        return self.rendered(request, self.page_template, {**of_row, **context})
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return the context of ``page_template`` for a row."""
+        raise NotImplementedError
+
+    def readable_row(self, request: HttpRequest, object_id: str | None) -> Any:
+        """Return the row that the user reads, or a redirect to the list if it does not exist.
+
+        Raise `PermissionDenied` if the user may not view it, or if the request does more than read.
+        """
         refuse_surrogates(request)
-        return super().changeform_view(request, object_id, form_url, extra_context)
+        is_read = request.method in ("GET", "HEAD")
+        if object_id is None or not is_read or not self.has_view_permission(request):
+            raise PermissionDenied
+        return self.requested_row(request, object_id)
+
+    def requested_row(self, request: HttpRequest, object_id: str) -> Any:
+        """Return the row that the address names, or a redirect to the list if it does not exist."""
+        row = self.get_object(request, unquote(object_id))
+        if row is not None:
+            return row
+        name = self.opts.verbose_name
+        words = format_lazy(_("This {name} does not exist; it may be deleted."), name=name)
+        self.message_user(request, str(words), messages.WARNING)
+        return HttpResponseRedirect(self.list_url(self.model))
+
+    def rendered(self, request: HttpRequest, template: str, context: Mapping[str, Any]) -> HttpResponse:
+        """Return a page with the frame of the admin site."""
+        request.current_app = self.admin_site.name
+        frame = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
+        return TemplateResponse(request, template, {**frame, **context})
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -141,9 +184,9 @@ class ReadOnlyAdmin(ModelAdmin):
         return super().history_view(request, object_id, extra_context)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Whether a filter or a link of this list uses it, and the user may view each model on its path.
+        """Allow a lookup if this list's filters or links use it and the user may view each model on its path.
 
-        Raises `IncorrectLookupParameters` for a value that the column cannot hold.
+        Raise `IncorrectLookupParameters` if the column cannot hold the value.
         """
         if request is None or lookup not in self._own_lookups(request):
             return False
@@ -162,11 +205,11 @@ class ReadOnlyAdmin(ModelAdmin):
         return super().get_form(request, obj, change, labels=LABELS, **kwargs)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        # Django looks for a column without a name if `_to_field` is empty.
+        # If `_to_field` is empty, Django looks for a column without a name.
         return super().get_object(request, object_id, from_field or None)
 
     def may_view(self, request: HttpRequest, model: Any) -> bool:
-        """Whether the user may view rows of another model."""
+        """Return whether the user may view rows of another model."""
         if self.admin_site.is_registered(model):
             return self.admin_site.get_model_admin(model).has_view_permission(request)
         codename = get_permission_codename("view", model._meta)
@@ -176,7 +219,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return self._visible(request, super().get_list_display(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """The fields that the user may view; a group without any is left out."""
+        """Return the fields that the user may view, without groups that would be empty."""
         groups = [
             (heading, {**options, "fields": self._visible(request, options["fields"])})
             for heading, options in super().get_fieldsets(request, obj)
@@ -191,30 +234,39 @@ class ReadOnlyAdmin(ModelAdmin):
         ]
 
     def page_url(self, model: type[Model], key: Any) -> str:
-        """The page of one row."""
+        """Return the address of a row's page."""
         return self.view_url(model, "change", key)
 
     def list_url(self, model: type[Model], **filters: Any) -> str:
-        """The list of a model, filtered by exact values."""
+        """Return the address of a model's list, filtered by exact values."""
         address = self.view_url(model, "changelist")
         return f"{address}?{urlencode(filters)}" if address and filters else address
 
     def view_url(self, model: type[Model], view: str, *arguments: Any) -> str:
-        """A page of a model's admin by the name of its view; nothing for a model that is not registered."""
+        """Return the address of a view of a model's admin, or an empty string for an unregistered model."""
         if not self.admin_site.is_registered(model):
             return ""
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{view}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
 
+def _notes(request: HttpRequest) -> Iterator[str]:
+    """Yield notes on the limits of a list that covers very many tenants."""
+    if getattr(request, "is_of_newest", False):
+        words = gettext("Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows.")
+        yield words % {"count": f"{NEWEST_FILTERED:,}"}
+    if getattr(request, "is_by_tenant", False):
+        yield gettext("Sorted by tenant, then by time. Choose a tenant to sort by time alone.")
+
+
 def _parameter_of(list_filter: Any) -> str:
-    """The parameter of an entry of ``list_filter``: a filter, a column, or a column with its filter."""
+    """Return the parameter of an entry of ``list_filter``: a filter, a column, or both."""
     column = list_filter[0] if isinstance(list_filter, tuple) else list_filter
     return str(getattr(column, "parameter_name", f"{column}{EXACT}"))
 
 
 class SessionChildAdmin(ReadOnlyAdmin):
-    """A page of rows that belong to a session; rows of deleted sessions are not shown.
+    """A page of rows that belong to a session. Rows of deleted sessions are not shown.
 
     A list of one session's rows shows the session once, above the list.
     """
@@ -234,7 +286,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
-            # The list is not refused: the key is a number, and the user may view sessions.
+            # The list is allowed, so the key is a number and the user may view sessions.
             session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
             if session is not None and response.context_data is not None:
                 response.context_data["of_session"] = self.session_link(session)

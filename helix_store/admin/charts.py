@@ -1,6 +1,6 @@
-"""Charts as SVG, drawn by the server. Sizes are attributes: a page has no style of its own.
+"""SVG charts drawn by the server. Sizes are attributes, because pages have no styles of their own.
 
-A chart is hidden from screen readers. The table beside it has its figures.
+Charts are hidden from screen readers; the table next to each chart contains its figures.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-__all__ = ["bar", "columns", "spark_line"]
+__all__ = ["bar", "columns", "meter", "spark_line"]
 
 _BAR_WIDTH: Final = 200
 _COLUMN_WIDTH: Final = 20
@@ -20,7 +20,7 @@ _LABEL_HEIGHT: Final = 18
 
 
 def bar(value: float, *, maximum: float) -> SafeString:
-    """A horizontal bar for a row of a table."""
+    """Return a horizontal bar for a row of a table."""
     length = _BAR_WIDTH * value / maximum if maximum > 0 else 0
     return format_html(
         '<svg class="helix-bar" viewBox="0 0 {} 10" preserveAspectRatio="none" aria-hidden="true" '
@@ -30,8 +30,24 @@ def bar(value: float, *, maximum: float) -> SafeString:
     )
 
 
+def meter(spent: float, held: float, *, limit: float) -> SafeString:
+    """Return a bar of what was spent, and behind it what is held, up to a limit."""
+    full = min(spent, limit) / limit if limit > 0 else 1
+    kept = min(held, limit - min(spent, limit)) / limit if limit > 0 else 0
+    return format_html(
+        '<svg class="helix-bar helix-meter{}" viewBox="0 0 {} 10" preserveAspectRatio="none" '
+        'aria-hidden="true" focusable="false"><rect class="helix-meter-whole" width="{}" height="10"/>'
+        '<rect class="helix-meter-spent" width="{}" height="10"/>'
+        '<rect class="helix-meter-held" x="{}" width="{}" height="10"/></svg>',
+        " helix-meter-full" if spent + held >= limit else "",
+        *(_BAR_WIDTH, _BAR_WIDTH),
+        _number(_BAR_WIDTH * full),
+        *(_number(_BAR_WIDTH * full), _number(_BAR_WIDTH * kept)),
+    )
+
+
 def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
-    """A column for each label, with a value and a text for the tooltip. The first and last are labelled."""
+    """Return a column for each label, with a value and a tooltip. Only the first and last are labelled."""
     highest = max((value for _label, value, _text in values), default=0)
     width = max(len(values), 10) * _COLUMN_WIDTH
     drawn = []
@@ -65,7 +81,7 @@ def columns(values: Sequence[tuple[str, float, str]]) -> SafeString:
 
 
 def spark_line(values: Sequence[float]) -> SafeString:
-    """A few small columns without labels."""
+    """Return a few small columns without labels."""
     highest = max(values, default=0)
     bars = (
         (place * 14, _number(30 - height), _number(height))
@@ -83,5 +99,5 @@ def spark_line(values: Sequence[float]) -> SafeString:
 
 
 def _number(value: float) -> str:
-    """Digits with a point, in any language."""
+    """Return a number with a decimal point, whatever the language."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

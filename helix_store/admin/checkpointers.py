@@ -1,6 +1,6 @@
-"""Sessions of the checkpointers in lists of their own: graph sessions, and threads of snapshots.
+"""Lists of the checkpointers' sessions: graph sessions, and threads of snapshots.
 
-Both are sessions of one agent type. A list shows the newest checkpoint of each, by one look-up in an index.
+Both are sessions of one agent type. A list shows the newest checkpoint of each, by one lookup in an index.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.sessions import DELETE
 from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.claims import claim_of
@@ -23,12 +24,11 @@ from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.operating import list_action
-from helix_store.admin.payloads import start_of, without_payloads
-from helix_store.admin.session_operations import DELETE
 from helix_store.admin.session_table import SessionTable
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
 from helix_store.checkpointers.snapshots.rules import SNAPSHOT_AGENT_TYPE
 from helix_store.models import Checkpoint, CheckpointKind, Session
+from helix_store.reports.payloads import start_of, without_payloads
 
 __all__ = ["GraphSessions", "SnapshotThreads"]
 
@@ -36,14 +36,14 @@ _TEXT_LENGTH: Final = 60
 
 
 class OfOneTypeTenantFilter(TenantFilter):
-    """The list is filtered by an agent type, and the index of agent types begins with the tenant."""
+    """A tenant filter for a list of one agent type: the index of agent types begins with the tenant."""
 
     def needs_tenants(self, request: HttpRequest) -> bool:
         return True
 
 
 class CheckpointerList(OrderedChangeList):
-    """A page of sessions with the newest checkpoint of each. Two statements for any number of sessions."""
+    """A page of sessions with the newest checkpoint of each. It takes two statements in all."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -52,7 +52,7 @@ class CheckpointerList(OrderedChangeList):
             return
         sessions = list(self.result_list)
         checkpoints = Checkpoint.objects.using(self.root_queryset.db)
-        # Two statements: in one, PostgreSQL may read the checkpoints of all sessions.
+        # This takes two statements, because in one PostgreSQL may read the checkpoints of all sessions.
         newest = page.newest_first(checkpoints.filter(session_id=OuterRef("pk"))).values("pk")[:1]
         keys = Session.objects.using(self.root_queryset.db).filter(pk__in=[each.pk for each in sessions])
         found = checkpoints.filter(pk__in=list(keys.values_list(Subquery(newest), flat=True)))
@@ -84,7 +84,7 @@ class CheckpointerTable(SessionTable):
         raise NotImplementedError
 
     def checkpoint_link(self, checkpoint: Checkpoint, label: str) -> SafeString:
-        """The newest checkpoint, and under it the way to all of its session."""
+        """Return a link to the newest checkpoint and, below it, a link to all checkpoints of the session."""
         version = gettext("version %(number)s") % {"number": f"{checkpoint.version:,}"}
         return format_html(
             '{}<span class="helix-under">{}, {}</span>',
@@ -95,7 +95,7 @@ class CheckpointerTable(SessionTable):
 
 
 class GraphSessions(CheckpointerTable):
-    """The sessions of `GraphCheckpointStore`."""
+    """The list of sessions that belong to `GraphCheckpointStore`."""
 
     agent_type = GRAPH_AGENT_TYPE
     heading = _("Graph sessions")
@@ -130,7 +130,7 @@ class GraphSessions(CheckpointerTable):
 
 
 class SnapshotThreads(CheckpointerTable):
-    """The threads that `SnapshotCheckpointer` has created, with the claim of the newest snapshot."""
+    """The list of threads that `SnapshotCheckpointer` has created, with the claim on the newest snapshot."""
 
     agent_type = SNAPSHOT_AGENT_TYPE
     heading = _("Snapshots")

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a session after a step."""
+"""The admin of checkpoints. A checkpoint is the state of a session after a step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from helix_store.admin.elements import (
     json_block,
 )
 from helix_store.admin.names import name_of_status
-from helix_store.admin.payloads import (
+from helix_store.admin.times import stamp
+from helix_store.models import Checkpoint, CheckpointKind
+from helix_store.reports.payloads import (
     PayloadText,
     payload_of,
     whole_state,
 )
-from helix_store.admin.times import stamp
-from helix_store.models import Checkpoint, CheckpointKind
 
 __all__ = ["CheckpointAdmin", "without_secrets"]
 
@@ -87,7 +87,7 @@ class CheckpointAdmin(SessionChildAdmin):
         return [group for group in groups if is_snapshot or group[0] != _OF_SNAPSHOT]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # A state between checkpoints is shown on its session's page, a base in the states that need it.
+        # The session page shows a state between checkpoints, and a base is shown in the states that use it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
 
     @admin.display(description=_("created"))
@@ -136,7 +136,7 @@ class CheckpointAdmin(SessionChildAdmin):
 
 
 def without_secrets(envelope: Any) -> Any:
-    """The rest of a state, with a hidden tracing context, which another shape may hold anywhere."""
+    """Return the rest of a state without its tracing context, which other shapes may hold anywhere."""
     if not isinstance(envelope, dict):
         return hide_secrets(envelope)
     if "tracing_context" not in envelope:

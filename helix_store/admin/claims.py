@@ -1,4 +1,4 @@
-"""The claim of a snapshot in words."""
+"""The claim on a snapshot as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWNER_LENGTH: Final = 60
 
 
 def claim_of(snapshot: Checkpoint) -> SafeString:
-    """Whether a snapshot is free, claimed by whom until when, or resumed."""
+    """Return whether a snapshot is free, claimed (and by whom, until when) or resumed."""
     if snapshot.claim_done_at is not None:
         status, words, when = "resumed", "{when}", snapshot.claim_done_at
     elif snapshot.claim_expires_at is None:

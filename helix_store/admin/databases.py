@@ -1,4 +1,4 @@
-"""The admin of each database of the app: sites of Django's admin, so that every link stays in its site."""
+"""An admin site for each database of the app, so that every link stays within its site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DatabaseLink", "DatabaseSite", "database_links", "database_sites"]
 
 
 class DatabaseSite(AdminSite):
-    """The pages of the app, of one database. Users, permissions and the log are those of the project."""
+    """The app's pages for one database. Users, permissions and the log are those of the project."""
 
     index_template = "admin/helix_store/site_index.html"
 
@@ -32,7 +32,7 @@ class DatabaseSite(AdminSite):
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLink:
-    """A page of the same name in the site of a database."""
+    """A link to the page of the same name in the site of another database."""
 
     database: str
     url: str
@@ -40,12 +40,12 @@ class DatabaseLink:
 
 
 def database_sites() -> list[URLResolver]:
-    """The addresses of a site for each database that the app is migrated to, for ``include``."""
+    """Return URL patterns, for ``include``, of a site for each database that the app is migrated to."""
     return [path(f"{alias}/", DatabaseSite(alias).urls) for alias in app_aliases()]
 
 
 def database_links(request: HttpRequest) -> list[DatabaseLink]:
-    """This page in the sites of all databases; none if the project has one database, or no such sites."""
+    """Return links to this page in the sites of all databases, or none without several such sites."""
     match = request.resolver_match
     if match is None:
         return []

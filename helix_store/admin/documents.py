@@ -1,9 +1,11 @@
-"""A JSON document as a foldable tree, bounded in nodes and in bytes; and what of it matches a search."""
+"""A JSON document as a foldable tree, either bounded or whole, and a search in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
@@ -11,10 +13,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from helix_store.admin.elements import json_start, note, printable
+from helix_store.admin.elements import note, printable
 from helix_store.core.payload_faults import join_path
+from helix_store.reports.comparison import Change
+from helix_store.reports.payloads import json_start
 
-__all__ = ["MISSING", "Match", "at", "matches", "tree"]
+__all__ = ["MISSING", "Match", "at", "difference", "matches", "short", "tree", "whole_tree"]
 
 MISSING: Final = object()
 
@@ -23,23 +27,29 @@ _CHILDREN: Final = 200
 _DEPTH: Final = 24
 _TEXT: Final = 500
 _PATH: Final = 300
+_CHANGES: Final = 200
+_VALUE: Final = 600
 _OPEN: Final = 40
-"""Nodes of a document that is shown unfolded."""
+"""The number of nodes up to which a document is shown unfolded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place of a document, as a JSON pointer, and what is there."""
+    """A match in a document: its place, as a JSON pointer, and the value there."""
 
     path: str
     value: str
 
 
-class _Budget:
-    """The nodes that may still be shown."""
+@dataclass(slots=True)
+class _Bounds:
+    """The limits on the shown part of a document. ``left`` is the number of nodes that may still be shown."""
 
-    def __init__(self, nodes: int) -> None:
-        self.left = nodes
+    left: float = _NODES
+    children: float = _CHILDREN
+    depth: float = _DEPTH
+    text: float = _TEXT
+    path: int | None = _PATH
 
     def take(self) -> bool:
         self.left -= 1
@@ -47,16 +57,22 @@ class _Budget:
 
 
 def tree(value: Any) -> SafeString:
-    """The document with its objects and arrays folded, unless it is short."""
-    budget = _Budget(_NODES)
+    """Return the document with its objects and arrays folded, unless it is short."""
+    bounds = _Bounds()
     is_open = _count(value, _OPEN) < _OPEN
-    shown = _node(value, budget, 0, is_open)
-    rest = note(_("The rest is not shown here; the download has everything.")) if budget.left < 0 else ""
+    shown = _node(value, bounds, 0, is_open)
+    rest = note(_("The rest is not shown here; the download has everything.")) if bounds.left < 0 else ""
     return format_html('<div class="helix-tree">{}{}</div>', shown, rest)
 
 
+def whole_tree(value: Any) -> SafeString:
+    """Return the whole document, with nothing folded or cut. The caller must know that it is short."""
+    shown = _node(value, _Bounds(inf, inf, inf, inf, None), 0, True)
+    return format_html('<div class="helix-tree">{}</div>', shown)
+
+
 def _count(value: Any, limit: int) -> int:
-    """The nodes of a document, counted up to a limit."""
+    """Count the nodes of a document, up to a limit."""
     waiting, count = [value], 0
     while waiting and count < limit:
         count += 1
@@ -68,18 +84,18 @@ def _count(value: Any, limit: int) -> int:
     return count
 
 
-def _node(value: Any, budget: _Budget, depth: int, is_open: bool) -> SafeString:
+def _node(value: Any, bounds: _Bounds, depth: int, is_open: bool) -> SafeString:
     if not isinstance(value, dict | list) or not value:
-        return _leaf(value)
-    if depth == _DEPTH:
+        return _leaf(value, bounds.text)
+    if depth == bounds.depth:
         return format_html('<code class="helix-value">{}</code>', printable(json_start(value, _TEXT)[0]))
     items: Iterator[tuple[Any, Any]] = iter(value.items() if isinstance(value, dict) else enumerate(value))
     rows = []
     for index, (key, child) in enumerate(items):
-        if index == _CHILDREN or not budget.take():
+        if index == bounds.children or not bounds.take():
             rows.append((note(_("… %d more") % (len(value) - index)),))
             break
-        rows.append((_row(key, child, budget, depth + 1, is_open),))
+        rows.append((_row(key, child, bounds, depth + 1, is_open),))
     count = len(value)
     size = (
         ngettext("%d key", "%d keys", count)
@@ -94,34 +110,53 @@ def _node(value: Any, budget: _Budget, depth: int, is_open: bool) -> SafeString:
     )
 
 
-def _row(key: Any, child: Any, budget: _Budget, depth: int, is_open: bool) -> SafeString:
+def _row(key: Any, child: Any, bounds: _Bounds, depth: int, is_open: bool) -> SafeString:
     name = printable(str(key))
-    shown = f"{name[:_PATH]}…" if len(name) > _PATH else name
+    shown = name[: bounds.path]
+    if shown != name:
+        shown += "…"
     kind = "key" if isinstance(key, str) else "index"
     return format_html(
-        '<span class="helix-{}">{}</span> {}', kind, shown, _node(child, budget, depth, is_open)
+        '<span class="helix-{}">{}</span> {}', kind, shown, _node(child, bounds, depth, is_open)
     )
 
 
-def _leaf(value: Any) -> SafeString:
+def _leaf(value: Any, limit: float) -> SafeString:
     kind = "text" if isinstance(value, str) else "value"
-    return format_html('<code class="helix-{}-leaf">{}</code>', kind, _short(value))
+    return format_html('<code class="helix-{}-leaf">{}</code>', kind, short(value, limit))
 
 
-def _short(value: Any) -> str:
-    text, is_cut = json_start(value, _TEXT)
+def short(value: Any, limit: float = _TEXT) -> str:
+    text, is_cut = json_start(value, limit)
     return printable(text) + ("…" if is_cut else "")
 
 
+def difference(changes: Iterable[Change]) -> dict[str, Any]:
+    """Return the first changes between two documents for the template of a difference."""
+    found = list(islice(changes, _CHANGES + 1))
+    return {
+        "has_more": len(found) > _CHANGES,
+        "lines": [
+            {
+                "op": change.op,
+                "path": printable(change.path),
+                "before": None if change.op == "add" else short(change.before, _VALUE),
+                "after": None if change.op == "remove" else short(change.after, _VALUE),
+            }
+            for change in found[:_CHANGES]
+        ],
+    }
+
+
 def matches(value: Any, term: str, limit: int) -> list[Match]:
-    """The first places whose key or plain value contains a text, in the order of the document."""
+    """Return the first places whose key or plain value contains a text, in document order."""
     wanted = term.casefold()
     found: list[Match] = []
     waiting: list[tuple[str, Any, Any]] = [("", None, value)]
     while waiting and len(found) < limit:
         path, key, node = waiting.pop()
         if any(wanted in text.casefold() for text in _searched(key, node)):
-            found.append(Match(path, _short(node)))
+            found.append(Match(path, short(node)))
         if isinstance(node, dict):
             waiting.extend((join_path(path, name), name, child) for name, child in reversed(node.items()))
         elif isinstance(node, list):
@@ -131,7 +166,7 @@ def matches(value: Any, term: str, limit: int) -> list[Match]:
 
 
 def _searched(key: Any, node: Any) -> Iterator[str]:
-    """The texts of a place in which a search looks."""
+    """Yield the texts of a place that a search looks at."""
     if isinstance(key, str):
         yield key
     if isinstance(node, str):
@@ -141,7 +176,7 @@ def _searched(key: Any, node: Any) -> Iterator[str]:
 
 
 def at(value: Any, path: str) -> Any:
-    """What a JSON pointer leads to, or `MISSING`."""
+    """Return the value that a JSON pointer refers to, or `MISSING`."""
     if not path:
         return value
     if not path.startswith("/"):

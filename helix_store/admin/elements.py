@@ -1,8 +1,7 @@
-"""Pieces of pages. Stored text passes `format_html` or `printable`, so that it is displayed as text only."""
+"""Building blocks of pages. `format_html` or `printable` escapes stored text, so it is only ever text."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ from helix_store.admin.names import name_of_status
 from helix_store.admin.times import distance, format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
+from helix_store.reports.payloads import json_start
 
 __all__ = [
     "HIDDEN",
@@ -29,7 +29,6 @@ __all__ = [
     "hide_secrets",
     "identifier",
     "json_block",
-    "json_start",
     "link",
     "narrow",
     "note",
@@ -47,7 +46,7 @@ NOTHING: Final = "-"
 HIDDEN: Final = "[hidden]"
 
 JSON_LIMIT: Final = 20_000
-"""Characters of a document that a page shows."""
+"""The number of characters of a document that a page shows."""
 
 _OPEN_UP_TO: Final = 600
 _SHORT_ID: Final = 24
@@ -64,18 +63,16 @@ _TONES: Final = {
     "failed": "bad",
     "ended": "good",
     "held": "info",
+    "reached": "bad",
     "resumed": "good",
     "expired": "bad",
 }
 
 
-# A page with a lone surrogate cannot be encoded. Marks of the reading direction make a text look like
-# another text.
+# A page with a lone surrogate cannot be encoded, and bidirectional marks can make one text look like another.
 _NOT_PRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-
-_write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
 _NO_SECRETS: Final = frozenset(
     {"trace_id", "span_id", "parent_id", "parent_span_id", "trace_flags", "traceparent", "sampled"}
@@ -83,12 +80,12 @@ _NO_SECRETS: Final = frozenset(
 
 
 def tone(status: str) -> str:
-    """The tone of a status, in which classes of CSS colour it."""
+    """Return the tone of a status. CSS classes turn it into a colour."""
     return _TONES.get(status, "plain")
 
 
 def badge(label: str) -> SafeString:
-    """A status as a coloured label; an unknown status is grey."""
+    """Return a status as a coloured label. An unknown status is grey."""
     return format_html(
         '<span class="helix-badge helix-badge-{}">{}</span>',
         tone(label),
@@ -97,29 +94,29 @@ def badge(label: str) -> SafeString:
 
 
 def link(url: str, label: str) -> SafeString:
-    """A link, or its label alone without an address."""
+    """Return a link, or only its label if there is no address."""
     return format_html('<a href="{}">{}</a>', url, label) if url else format_html("{}", label)
 
 
 def identifier(text: str) -> SafeString:
-    """An id, which may be long, in a narrow column."""
+    """Return an id, which may be long, for a narrow column."""
     return format_html('<span class="helix-id">{}</span>', printable(text))
 
 
 def short_id(text: str) -> SafeString:
-    """The ends of an id on a line of its own, with the whole id as a tooltip."""
+    """Return both ends of an id on a line of their own, with the whole id as a tooltip."""
     shown = printable(text)
     short = shown if len(shown) <= _SHORT_ID else f"{shown[:8]}…{shown[-8:]}"
     return format_html('<span class="helix-under helix-short-id" title="{}">{}</span>', shown, short)
 
 
 def narrow(text: str) -> SafeString:
-    """A text that may break at each character, so that it keeps its column narrow."""
+    """Return a text that may break at any character, so that its column stays narrow."""
     return format_html('<span class="helix-narrow">{}</span>', printable(text))
 
 
 def under(text: str) -> SafeString:
-    """A second line of a cell, in a weaker colour."""
+    """Return the second line of a cell, in a weaker colour."""
     return format_html('<span class="helix-under">{}</span>', printable(text))
 
 
@@ -128,7 +125,7 @@ def counted(count: int, name: str) -> str:
 
 
 def progress(steps: int, messages: int) -> str:
-    """How far a session is."""
+    """Return how many steps and messages a session has."""
     return ", ".join(
         (
             ngettext("%d step", "%d steps", steps) % steps,
@@ -138,7 +135,7 @@ def progress(steps: int, messages: int) -> str:
 
 
 def text_block(text: str) -> SafeString:
-    """A text with its lines, cut if it is very long."""
+    """Return a text with its line breaks, cut if it is very long."""
     ending = _cut() if len(text) > JSON_LIMIT else ""
     return format_html('<pre class="helix-text">{}</pre>{}', printable(text[:JSON_LIMIT]), ending)
 
@@ -148,9 +145,9 @@ def note(text: str) -> SafeString:
 
 
 def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None) -> SafeString | str:
-    """A stored document: folded if it is long, cut if it is very long.
+    """Return a stored document, folded if it is long and cut if it is very long.
 
-    ``shown`` returns the part of the document that may be shown. A text that cannot be read becomes a note.
+    ``shown`` returns the part of the document that may be shown. If the text cannot be read, return a note.
     """
     if stored is None:
         return NOTHING
@@ -177,7 +174,7 @@ def _cut() -> SafeString:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int) -> SafeString | str:
-    """At most ``limit`` rows, with a note if there are more; a dash without any."""
+    """Return at most ``limit`` rows, with a note if there are more, or a dash if there are no rows."""
     seen = list(islice(rows, limit + 1))
     if not seen:
         return NOTHING
@@ -202,33 +199,18 @@ def _cell(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """The text with invisible characters as escapes."""
+    """Return the text with invisible characters as escapes."""
     return _NOT_PRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def one_line(text: str, limit: int) -> str:
-    """The start of a text in one line."""
+    """Return the start of a text as one line."""
     line = " ".join(printable(text[: 4 * limit]).split())
     return line if len(line) <= limit and len(text) <= 4 * limit else line[:limit].rstrip() + "…"
 
 
-def json_start(value: Any, limit: int) -> tuple[str, bool]:
-    """The first ``limit`` characters of a value as indented JSON, and whether there are more.
-
-    The rest is not written. Raises ``RecursionError`` for a value nested deeper than Python's stack.
-    """
-    pieces: list[str] = []
-    length = 0
-    for piece in _write_in_pieces(value):
-        pieces.append(piece)
-        length += len(piece)
-        if length > limit:
-            return "".join(pieces)[:limit], True
-    return "".join(pieces), False
-
-
 def hide_secrets(tracing: Any) -> Any:
-    """A tracing context in which only the values that identify a trace are shown.
+    """Return a tracing context that only shows the values that identify a trace.
 
     Vendors store keys and headers under various names, so a list of secret names would not be complete.
     """

@@ -1,4 +1,4 @@
-"""Download of selected sessions with all their data, as JSON Lines that ``helix_import`` reads."""
+"""The download of selected sessions with all their data, as JSON Lines that ``helix_import`` reads."""
 
 from __future__ import annotations
 
@@ -15,68 +15,39 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext, override
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.action import Action, NoInput
 from helix_store.admin.operating import CONFIRMED
-from helix_store.admin.operations import NoInput, Operation, Outcome
-from helix_store.models import (
-    Checkpoint,
-    InterruptRequest,
-    Item,
-    Lock,
-    Message,
-    Run,
-    Session,
-    StagedChange,
-    Stream,
-    StreamChunk,
-    SubSessionRef,
-    UsageEntry,
-)
-from helix_store.models import (
-    Operation as StepOperation,
-)
+from helix_store.catalogue import tables
+from helix_store.models import Session
 from helix_store.transfer import DatabaseSource, write_export
 
-__all__ = ["EXPORTED_MODELS", "export_sessions"]
-
-EXPORTED_MODELS: Final[tuple[type[Model], ...]] = (
-    Session,
-    Message,
-    Item,
-    Checkpoint,
-    Run,
-    StagedChange,
-    StepOperation,
-    SubSessionRef,
-    InterruptRequest,
-    UsageEntry,
-    Lock,
-    Stream,
-    StreamChunk,
-)
-"""What an export contains: it needs the permission to view all of them."""
+__all__ = ["export_sessions", "exported_models"]
 
 _SESSIONS_AT_ONCE: Final = 200
 _IN_MEMORY: Final = 1 << 20
 
 
-def _is_a_download(row: Any, given: Any) -> Outcome:
-    raise NotImplementedError
+def exported_models() -> tuple[type[Model], ...]:
+    """Return the models whose rows an export contains. The user needs the permission to view all of them."""
+    return tuple(table.model for table in tables())
 
 
-EXPORT: Final = Operation(
-    name="export-sessions",
-    label=_("Export as JSON Lines"),
-    model=Session,
-    permission="change",
-    call=_is_a_download,
-    is_destructive=True,
-    warning=_("The file contains everything that is stored about these sessions, hidden values included."),
-)
+class Export(Action):
+    """The confirmation before a download."""
+
+    name = "export-sessions"
+    label = _("Export as JSON Lines")
+    model = Session
+    is_destructive = True
+    warning = _("The file contains everything that is stored about these sessions, hidden values included.")
+
+
+EXPORT: Final = Export()
 
 
 @admin.action(description=EXPORT.label, permissions=["export"])
 def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
-    """Ask, then send a file. It shows one moment of the database, and is written before it is sent."""
+    """Ask for confirmation, then send a file. It is one snapshot of the database, written before sending."""
     sessions = list(queryset[: _SESSIONS_AT_ONCE + 1])
     refusal = None
     if len(sessions) > _SESSIONS_AT_ONCE:

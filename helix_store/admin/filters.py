@@ -1,4 +1,4 @@
-"""Filters of lists. An index finds what each leaves, and their choices need no read of the table."""
+"""List filters. Each one uses an index to find its rows, and its choices do not need a scan of the table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import one_line
+from helix_store.admin.names import NamedChoicesFilter, name_of_status
+from helix_store.admin.reasons import waiting_for_person
 from helix_store.admin.search import with_tag
 from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
 from helix_store.core import moments, validation
-from helix_store.core.types import SESSION_EXPIRED
+from helix_store.core.types import SESSION_EXPIRED, SessionStatus
 from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
 from helix_store.models import Session
 
@@ -28,6 +30,7 @@ __all__ = [
     "EntryTenantFilter",
     "ExpiryFilter",
     "OrderFilter",
+    "SessionStatusFilter",
     "TagFilter",
     "TenantFilter",
     "WaitingFilter",
@@ -42,7 +45,7 @@ _MOST_EXPIRIES: Final = 1_000
 
 
 def start_of_day(*, days_ago: int = 0) -> datetime:
-    """Midnight of a day in the time zone of the pages."""
+    """Return the start of a day in the time zone of the pages."""
     today = timezone.localtime(moments.now()).replace(hour=0, minute=0, second=0, microsecond=0)
     return today - timedelta(days=days_ago)
 
@@ -66,12 +69,12 @@ class ChoiceFilter(SimpleListFilter):
 
 
 class TenantFilter(SimpleListFilter):
-    """Offers the tenants of the table if there are several, and brings each to the indexes by tenant."""
+    """A filter that offers the table's tenants if there are several, and enables the indexes by tenant."""
 
     title = _("tenant")
     parameter_name = "tenant"
     _keeps_order = {"p", "e", "order", "expiry", "q", "tag"}
-    """Parameters of a list that needs no tenants: it is read in the order of an index, or by keys."""
+    """Parameters of a list that needs no tenants, because it is read in index order or by keys."""
     _is_small = {"waiting"}
     """Parameters with an index of few rows, which may be read for all tenants."""
 
@@ -82,7 +85,7 @@ class TenantFilter(SimpleListFilter):
             self.template = TEXT_FILTER
             if (value := self.value()) is not None and not _is_tenant(value):
                 raise IncorrectLookupParameters
-        # A filter without choices would not filter.
+        # Django drops a filter that has no choices.
         return [(tenant, tenant or _("no tenant")) for tenant in self._tenants] or [("", "")]
 
     def has_output(self) -> bool:
@@ -92,6 +95,10 @@ class TenantFilter(SimpleListFilter):
         chosen = self.value()
         if chosen is not None:
             return queryset.filter(tenant=chosen)
+        if len(self._tenants) > MOST_TENANTS:
+            request.is_by_tenant = True  # type: ignore[attr-defined]  # for the list, which says so
+        elif len(self._tenants) > 1:
+            request.tenants_to_merge = self._tenants  # type: ignore[attr-defined]  # for the list's order
         if not self._needs_tenants:
             return queryset
         if len(self._tenants) > MOST_TENANTS:
@@ -101,16 +108,16 @@ class TenantFilter(SimpleListFilter):
         return of_tenants(queryset, self._tenants)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """A field for one tenant where they are too many for a list of choices."""
+        """Yield a text field for one tenant if there are too many tenants for a list of choices."""
         return _text_choice(self, changelist) if self.template == TEXT_FILTER else super().choices(changelist)
 
     def needs_tenants(self, request: HttpRequest) -> bool:
-        """Whether an index by tenant has to find the rows."""
+        """Return whether the rows have to be found by an index that begins with the tenant."""
         return not self._keeps_order.issuperset(request.GET)
 
 
 class EntryTenantFilter(TenantFilter):
-    """The same under a name that is no column of the list, which would allow it as a lookup."""
+    """A tenant filter whose name is not a column of the list, which would allow it as a lookup."""
 
     parameter_name = "of_tenant"
 
@@ -123,7 +130,7 @@ class EntryTenantFilter(TenantFilter):
 
 
 class AgentTypeFilter(SimpleListFilter):
-    """Offers the agent types of the newest sessions: those of all sessions would need a full scan."""
+    """A filter that offers the agent types of the newest sessions. Those of all sessions need a full scan."""
 
     title = _("agent type")
     parameter_name = "agent_type"
@@ -142,13 +149,24 @@ class AgentTypeFilter(SimpleListFilter):
         return queryset if chosen is None else queryset.filter(agent_type=chosen)
 
 
+class SessionStatusFilter(NamedChoicesFilter):
+    """A filter that explains ``running``: only applications set it, and runs leave a session ``active``."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        running = name_of_status(SessionStatus.RUNNING)
+        for choice in super().choices(changelist):
+            if choice["display"] == running:
+                choice["display"] = _("running, if the application says so")
+            yield choice
+
+
 class WaitingFilter(ChoiceFilter):
     title = _("waiting")
     parameter_name = "waiting"
     options = (("person", _("for a person")), ("late", _("for a person, past the deadline")))
 
     def chosen(self, queryset: Any, value: str) -> QuerySet[Any]:
-        waiting: QuerySet[Any] = queryset.waiting_for_person()
+        waiting = waiting_for_person(queryset)
         return waiting.filter(pending_deadline__lte=moments.now()) if value == "late" else waiting
 
 
@@ -171,7 +189,7 @@ class ExpiryFilter(ChoiceFilter):
         else:
             soon = now + timedelta(days=1)
             found = sessions.non_terminal().filter(expires_at__gt=now, expires_at__lte=soon)
-        # Two statements: in one, PostgreSQL passes over all sessions in the order of the list.
+        # This takes two statements, because in one PostgreSQL walks all sessions in the order of the list.
         keys = found.order_by("expires_at", "pk").values_list("pk", flat=True)[:_MOST_EXPIRIES]
         matching: QuerySet[Any] = queryset.filter(pk__in=list(keys))
         return matching
@@ -188,7 +206,7 @@ class ChangedFilter(ChoiceFilter):
 
 
 class TagFilter(SimpleListFilter):
-    """A field for one tag: to offer all tags would need a full scan."""
+    """A text field for one tag, because a list of all tags would need a full scan."""
 
     title = _("tag")
     parameter_name = "tag"
@@ -211,7 +229,7 @@ class TagFilter(SimpleListFilter):
 
 
 def _text_choice(text_filter: Any, changelist: Any) -> Iterator[Any]:
-    """What the template of a text field needs: the value, and the other parameters of the address."""
+    """Yield the context for the template of a text field: the value, and the address's other parameters."""
     parameter = text_filter.parameter_name
     others = {name: value for name, value in changelist.get_filters_params().items() if name != parameter}
     if changelist.query:
@@ -242,11 +260,11 @@ ORDERS: Final = {
     "first": ("tenant", "created_at", "session_id"),
     "id": ("tenant", "session_id"),
 }
-"""The orders of the list of sessions, each that of an index."""
+"""The orders of the list of sessions. Each one has an index."""
 
 
 class OrderFilter(ChoiceFilter):
-    """The orders that have an index, in place of sortable columns, most of which have none."""
+    """The orders that have an index. They replace sortable columns, because most columns have no index."""
 
     title = _("order")
     parameter_name = "order"
@@ -258,7 +276,7 @@ class OrderFilter(ChoiceFilter):
     )
 
     def chosen(self, queryset: QuerySet[Any], value: str) -> QuerySet[Any]:
-        return queryset  # `SessionAdmin.get_ordering` orders.
+        return queryset  # `SessionAdmin.get_ordering` sets the order.
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         default, *others = super().choices(changelist)

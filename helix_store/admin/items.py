@@ -1,4 +1,4 @@
-"""Items of sessions in lanes: the list with the start of each, and the page of one."""
+"""The admin of items in a session's lanes: the list with the start of each item, and the page of one item."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import OF_SESSION, SessionChildAdmin
 from helix_store.admin.elements import identifier, json_block, one_line
-from helix_store.admin.messages import PREVIEW_SOURCE, message_preview
-from helix_store.admin.payloads import PayloadText, payload_of
+from helix_store.admin.messages import message_preview
 from helix_store.admin.times import stamp
 from helix_store.models import Item
+from helix_store.reports.payloads import payload_of
+from helix_store.reports.previews import payload_start
 
 __all__ = ["ItemAdmin", "item_preview"]
 
@@ -24,7 +24,7 @@ _PREVIEW_LENGTH = 180
 
 
 def item_preview(start: str) -> str:
-    """What the item says where it is a message, else its JSON. ``start`` is that of its stored text."""
+    """Return an item's text if it is a message, otherwise its JSON. ``start`` is the start of its text."""
     return message_preview(start) or one_line(start, _PREVIEW_LENGTH)
 
 
@@ -37,12 +37,11 @@ class ItemAdmin(SessionChildAdmin):
     readonly_fields = ("of_session", "lane_name", "item_key", "written_at", "document")
 
     def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
-        """The newest first; the items of one session lane by lane, as they were added."""
+        """Show the newest items first, but order those of one session by lane and insertion."""
         return ("session_id", "lane", "pk") if OF_SESSION in request.GET else self.ordering
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
-        items: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
+        items: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=payload_start())
         return items
 
     @admin.display(description=_("lane"))

@@ -1,6 +1,6 @@
-"""What pages call a column, in the language of the reader.
+"""The labels of columns on pages, in the reader's language.
 
-Not as ``verbose_name`` of the fields: each would be a part of a migration.
+They are not the ``verbose_name`` of the fields, because each change of those would need a migration.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LABELS: Final[dict[str, Any]] = {
 
 
 def column(name: str) -> Callable[[Any], Any]:
-    """A column of a list that shows the column of the table under its label."""
+    """Return a list column that shows the table's column under its label."""
 
     @admin.display(description=LABELS[name])
     def value(row: Any) -> Any:

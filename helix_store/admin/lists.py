@@ -1,4 +1,4 @@
-"""Lists with buttons for the operations on their whole table, and links to further lists of it."""
+"""Lists with buttons for the operations on the whole table, and with links to related lists."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any, ClassVar
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
-from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.operating import OperatedAdmin
 
 __all__ = ["OperatedList"]
 
 
-class OperatedList(OperatedAdmin, ReadOnlyAdmin):
-    """A list above which the user sees what the user may do to the table."""
+class OperatedList(OperatedAdmin):
+    """A list that shows, above its rows, the operations that the user may run on the table."""
 
     heading: ClassVar[Any] = ""
     """The title of a side list."""
 
     side_lists: ClassVar[Mapping[str, type[OperatedList]]] = {}
-    """Lists of some rows of the table with columns of their own, by the last part of their address."""
+    """Lists of some of the table's rows, with their own columns, by the last part of their address."""
 
     change_list_template = "admin/helix_store/operated_list.html"
 
@@ -43,7 +42,7 @@ class OperatedList(OperatedAdmin, ReadOnlyAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {
-            # They work on what the stores of the project use, whatever the database of this site is.
+            # The operations use the stores of the project, whichever database this site shows.
             "table_buttons": []
             if hasattr(self.admin_site, "database")
             else self.buttons(request, None, self.table_operations),

@@ -1,4 +1,4 @@
-"""Locks: who holds which lock until when, with the session that each guards."""
+"""The admin of locks: the holder and expiry of each lock, with the session that it guards."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.upkeep import FORCE_RELEASE
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -28,7 +29,6 @@ from helix_store.admin.labels import column
 from helix_store.admin.lists import OperatedList
 from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.operating import list_action
-from helix_store.admin.upkeep_operations import FORCE_RELEASE
 from helix_store.core import moments
 from helix_store.models import Lock, Session
 

@@ -1,7 +1,7 @@
-"""What the address of a list may ask the database.
+"""The lookups that the address of a list may request.
 
-Django answers every lookup on a model's own columns. A lookup on a hidden column tells whether its text
-contains a letter, and a regular expression may keep the database busy for minutes. So a list answers only the
+Django answers every lookup on a model's own columns. A lookup on a hidden column reveals whether its text
+contains a letter, and a regular expression can keep the database busy for minutes. So a list only answers the
 lookups of its filters and links, each with one value that the column can hold.
 """
 
@@ -16,6 +16,7 @@ from django.db.models import Field, Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 from django.http import HttpRequest
 
+from helix_store.admin.tenants import keys_in_order
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.exceptions import InvalidPayload, LimitExceeded
@@ -31,20 +32,49 @@ __all__ = [
 
 EXACT: Final = f"{LOOKUP_SEP}exact"
 
+_TIMES: Final = frozenset({"updated_at", "created_at", "timestamp"})
+_BY_OTHER_INDEXES: Final = frozenset({"q", "expiry", "tag", "waiting"})
+"""Parameters whose rows are found by keys, or by an index that does not begin with the tenant."""
+
 _LONGEST_SEARCH: Final = 1_000
-"""Characters. SQLite refuses a pattern of more than 50,000 bytes."""
+"""The longest search, in characters. SQLite refuses a pattern of more than 50,000 bytes."""
 
 
 class OrderedChangeList(ChangeList):
-    """A list that ignores a requested order: only the order of its admin has an index."""
+    """A list that ignores a requested order, because only the order of its admin has an index.
+
+    That index begins with the tenant. The rows of several tenants are merged by the rest of the order.
+    """
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         self.params.pop(ORDER_VAR, None)
         return list(super().get_ordering(request, queryset))
 
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        tenants: list[str] | None = getattr(request, "tenants_to_merge", None)
+        # Django lists the columns twice.
+        tenant, *order = dict.fromkeys(str(name) for name in self.queryset.query.order_by)
+        is_by_time = tenant.endswith("tenant") and order[0].removeprefix("-") in _TIMES
+        if tenants is None or not is_by_time:
+            return
+        # Other indexes only find a few rows, so the database can sort them.
+        is_merged = _BY_OTHER_INDEXES.isdisjoint(request.GET) and not (self.show_all and self.can_show_all)
+        start = (self.page_num - 1) * self.list_per_page
+        stop = start + self.list_per_page
+        if is_merged:
+            keys = keys_in_order(
+                self.queryset, tenants, order, start=start, stop=min(stop, self.result_count)
+            )
+            self.result_list = self.root_queryset.filter(pk__in=keys).order_by(*order)
+        elif self.show_all and self.can_show_all:
+            self.result_list = self.queryset.order_by(*order)
+        else:
+            self.result_list = self.queryset.order_by(*order)[start:stop]
+
 
 def fields_of(model: type[Model], lookup: str) -> list[Field[Any, Any]]:
-    """The relations that a lookup passes, then the column that it compares; nothing for other names."""
+    """Return the relations that a lookup follows and then its column, or nothing for an unknown name."""
     fields: list[Field[Any, Any]] = []
     for name in lookup.removesuffix(EXACT).split(LOOKUP_SEP):
         try:
@@ -60,7 +90,7 @@ def fields_of(model: type[Model], lookup: str) -> list[Field[Any, Any]]:
 
 
 def check_value(field: Field[Any, Any], values: list[str]) -> None:
-    """Raise `IncorrectLookupParameters`, unless there is one value and the column can hold it."""
+    """Raise `IncorrectLookupParameters` unless there is exactly one value and the column can hold it."""
     try:
         (value,) = values
         validation.text(value, field.name, limit=MAX_TITLE_BYTES)
@@ -70,7 +100,7 @@ def check_value(field: Field[Any, Any], values: list[str]) -> None:
 
 
 def is_searchable(term: str) -> bool:
-    """Whether a column can hold the text that is searched."""
+    """Return whether a column can hold the search text."""
     try:
         validation.text(term, "q", limit=_LONGEST_SEARCH)
     except (InvalidPayload, LimitExceeded):
@@ -79,7 +109,7 @@ def is_searchable(term: str) -> bool:
 
 
 def refuse_surrogates(request: HttpRequest) -> None:
-    """Refuse parameters that no page can repeat in its links. The client names their character set."""
+    """Refuse parameters that no page can repeat in its links. The client chooses their character set."""
     for name, values in request.GET.lists():
         for text in (name, *values):
             try:

@@ -1,4 +1,4 @@
-"""What pages call a status and other choices, in the language of the reader."""
+"""The names of statuses and other choices on pages, in the reader's language."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATUS_NAMES: Final = {
     "running": _("running"),
     "paused": _("paused"),
     "interrupted": _("interrupted"),
-    "suspended_client_tool": _("waits for a person"),
+    "suspended_client_tool": _("paused for a person"),
     "suspended_awaiting_children": _("waits for sub-agents"),
     "suspended_step_partial": _("step half done"),
     "completed": _("completed"),
@@ -25,6 +25,7 @@ STATUS_NAMES: Final = {
     "failed": _("failed"),
     "held": _("held"),
     "free": _("free"),
+    "reached": _("limit reached"),
     "resumed": _("resumed"),
     "expired": _("expired"),
     "tokens": _("tokens"),
@@ -38,12 +39,12 @@ STATUS_NAMES: Final = {
 
 
 def name_of_status(value: str) -> str:
-    """The name of a status; an unknown status as it is stored."""
+    """Return the name of a status. An unknown status is returned as it is stored."""
     return str(STATUS_NAMES.get(value, value))
 
 
 class NamedChoicesFilter(ChoicesFieldListFilter):
-    """The choices of a column under their names."""
+    """A filter that shows the choices of a column under their names."""
 
     def __init__(self, field: Any, *rest: Any, **named: Any) -> None:
         super().__init__(field, *rest, **named)

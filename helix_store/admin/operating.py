@@ -1,37 +1,34 @@
-"""Operations by the mouse: a page that confirms one, buttons that post to it, and actions of a list.
+"""Operations that people start from the admin: confirmation pages, buttons and list actions.
 
-A form posts to the address of its operation, with the value of the guard that its page showed. Nothing is
-done by GET, which shows the form of the operation.
+A form posts to the address of its operation, with the guard's value that its page showed. A GET request never
+changes anything; it shows the form of the operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import unquote
-from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.action import Action
+from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.documents import difference
 from helix_store.admin.elements import printable
 from helix_store.admin.lookups import refuse_surrogates
-from helix_store.admin.operations import Operation
-
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
-else:
-    ModelAdmin = admin.ModelAdmin
+from helix_store.admin.operations import run
+from helix_store.reports.comparison import Change
 
 __all__ = ["EXPECTED", "Button", "OperatedAdmin", "list_action"]
 
@@ -45,21 +42,21 @@ _REFUSALS_SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Button:
-    """An operation that a page offers: where it posts to, and the guard that the page showed."""
+    """A button for an operation: the address that it posts to, and the guard's value that the page showed."""
 
-    operation: Operation
+    operation: Action
     url: str
     expected: str
 
 
-class OperatedAdmin(ModelAdmin):
-    """Addresses for the operations on a row, and on the table.
+class OperatedAdmin(ReadOnlyAdmin):
+    """An admin with addresses for the operations on a row and on the table.
 
-    The user needs the permission to view the page, and that of the operation.
+    The user needs the permission to view the page and the permission of the operation.
     """
 
-    row_operations: ClassVar[Sequence[Operation]] = ()
-    table_operations: ClassVar[Sequence[Operation]] = ()
+    row_operations: ClassVar[Sequence[Action]] = ()
+    table_operations: ClassVar[Sequence[Action]] = ()
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
@@ -71,12 +68,12 @@ class OperatedAdmin(ModelAdmin):
         ]
 
     def has_operate_change_permission(self, request: HttpRequest) -> bool:
-        return _has_permission(self, request, "change")
+        return admin.ModelAdmin.has_change_permission(self, request)
 
     def has_operate_delete_permission(self, request: HttpRequest) -> bool:
-        return _has_permission(self, request, "delete")
+        return admin.ModelAdmin.has_delete_permission(self, request)
 
-    def button(self, operation: Operation, row: Any = None) -> Button:
+    def button(self, operation: Action, row: Any = None) -> Button:
         view = "table_operation" if row is None else "operation"
         arguments = [operation.name] if row is None else [row.pk, operation.name]
         return Button(
@@ -85,12 +82,12 @@ class OperatedAdmin(ModelAdmin):
             expected="" if row is None else operation.shown(row),
         )
 
-    def buttons(self, request: HttpRequest, row: Any, operations: Sequence[Operation]) -> list[Button]:
-        """Those that the user may use and that are possible now."""
+    def buttons(self, request: HttpRequest, row: Any, operations: Sequence[Action]) -> list[Button]:
+        """Return buttons for the operations that the user may run and that are possible now."""
         return [
             self.button(each, row)
             for each in operations
-            if each.is_permitted(request) and (row is None or each.is_possible(row))
+            if each.is_permitted(request.user) and (row is None or each.is_possible(row))
         ]
 
     def operation_view(
@@ -101,38 +98,30 @@ class OperatedAdmin(ModelAdmin):
         chosen = next((each for each in known if each.name == operation), None)
         if chosen is None:
             raise Http404
-        if not self.has_view_permission(request) or not chosen.is_permitted(request):
+        if not self.has_view_permission(request) or not chosen.is_permitted(request.user):
             raise PermissionDenied
         row = None if object_id is None else self.requested_row(request, object_id)
         if isinstance(row, HttpResponseRedirect):
             return row
         is_sent = request.method == "POST"
-        form = chosen.form(request.POST) if is_sent else chosen.form(initial=request.GET.dict())
-        if is_sent and form.is_valid() and (not chosen.is_destructive or CONFIRMED in request.POST):
+        initial = {**chosen.initial(row), **_named_by(request, chosen)}
+        form = chosen.form(request.POST) if is_sent else chosen.form(initial=initial)
+        is_confirmed = CONFIRMED in request.POST
+        if is_sent and form.is_valid() and chosen.is_confirmed(form, is_confirmed=is_confirmed):
             return self._run(request, chosen, row, form.cleaned_data)
         return self._confirmation(request, chosen, row, form)
 
-    def requested_row(self, request: HttpRequest, object_id: str) -> Any:
-        """The row of an address, or a redirect to the list with a message that it is not there."""
-        row = self.get_object(request, unquote(object_id))
-        if row is not None:
-            return row
-        name = self.opts.verbose_name
-        words = format_lazy(_("This {name} does not exist; it may be deleted."), name=name)
-        self.message_user(request, str(words), messages.WARNING)
-        return HttpResponseRedirect(self._operated_url("changelist", []))
-
-    def _run(
-        self, request: HttpRequest, operation: Operation, row: Any, given: dict[str, Any]
-    ) -> HttpResponse:
-        outcome = operation.run(request, row, given, expected=request.POST.get(EXPECTED, ""))
+    def _run(self, request: HttpRequest, operation: Action, row: Any, given: dict[str, Any]) -> HttpResponse:
+        outcome = run(request, operation, row, given, expected=request.POST.get(EXPECTED, ""))
         self.message_user(request, str(outcome.message), outcome.level)
-        if outcome.row is not None:
-            return HttpResponseRedirect(self._operated_url("change", [outcome.row.pk]))
+        if outcome.session_id is not None:
+            sessions = type(row)._base_manager.using(router.db_for_write(type(row), instance=row))
+            row = sessions.only("pk").get(tenant=row.tenant, session_id=outcome.session_id)
+            return HttpResponseRedirect(self._operated_url("change", [row.pk]))
         return HttpResponseRedirect(self._next(request, row))
 
     def _next(self, request: HttpRequest, row: Any) -> str:
-        """Where to go on: the page that asked, the row, or the list."""
+        """Return the address to continue at: the page that asked, the row, or the list."""
         given = request.POST.get(NEXT, "")
         if given and url_has_allowed_host_and_scheme(given, {request.get_host()}, request.is_secure()):
             return given
@@ -145,50 +134,62 @@ class OperatedAdmin(ModelAdmin):
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
     def _confirmation(
-        self, request: HttpRequest, operation: Operation, row: Any, form: forms.Form
+        self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
         sent = request.POST if request.method == "POST" else request.GET
         expected = sent.get(EXPECTED, "" if row is None else operation.shown(row))
         back = self._operated_url("changelist", []) if row is None else self._operated_url("change", [row.pk])
+        changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
-        return self.confirmation_page(request, operation, form, [] if row is None else [row], hidden, back)
+        rows = [] if row is None else [row]
+        return self.confirmation_page(request, operation, form, rows, hidden, back, changes)
 
     def confirmation_page(
         self,
         request: HttpRequest,
-        operation: Operation,
+        operation: Action,
         form: forms.Form,
         rows: Sequence[Any],
         hidden: Sequence[tuple[str, str]],
         back: str,
+        changes: Sequence[Change] = (),
     ) -> HttpResponse:
-        """The form of an operation, with what it does to which rows."""
+        """Return the form of an operation, with its effect and the rows that it changes."""
         context = {
-            **self.admin_site.each_context(request),
             "title": operation.label,
-            "opts": self.opts,
-            "media": self.media,
             "operation": operation,
             "form": form,
-            "rows": [printable(str(row)) for row in rows],
+            "difference": difference(changes),
+            "rows": [*map(printable, map(str, rows)), *_named_in(form)],
             "hidden": hidden,
             "back": back,
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/helix_store/operation.html", context)
+        return self.rendered(request, "admin/helix_store/operation.html", context)
 
 
-def _has_permission(model_admin: Any, request: HttpRequest, permission: str) -> bool:
-    options = model_admin.opts
-    codename = get_permission_codename(permission, options)
-    return bool(request.user.has_perm(f"{options.app_label}.{codename}"))
+def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
+    """Return the address's values for the hidden fields, which identify the operation's subject.
+
+    A person fills in the other fields. A link must not fill them in.
+    """
+    fields = operation.form.base_fields
+    return {
+        name: text for name, text in request.GET.items() if name in fields and fields[name].widget.is_hidden
+    }
 
 
-def list_action(operation: Operation) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
-    """An action of a list, for ``actions`` of an `OperatedAdmin` of the operation's model.
+def _named_in(form: forms.Form) -> list[str]:
+    """Return the values of the hidden fields, so that the page names the subject of its question."""
+    not_named = getattr(form, "not_named", ())
+    fields = (field for field in form.hidden_fields() if field.name not in not_named)
+    return [printable(str(value)) for field in fields if (value := field.value())]
 
-    Runs the operation on each selected row, of at most 200, in a transaction of its own. A destructive one
-    asks first, on a page that keeps the guards of the rows that it shows.
+
+def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
+    """Return a list action, for ``actions`` of an `OperatedAdmin` of the operation's model.
+
+    It runs the operation on up to 200 selected rows, each in its own transaction. If the operation is
+    destructive, a page asks first, and keeps the guards of the rows that it shows.
     """
 
     @admin.action(description=operation.label, permissions=[f"operate_{operation.permission}"])
@@ -209,7 +210,7 @@ def list_action(operation: Operation) -> Callable[[Any, HttpRequest, QuerySet[An
         done, refused = 0, []
         for row in rows:
             expected = request.POST.get(_expected_of(row), "") if is_confirmed else operation.shown(row)
-            outcome = operation.run(request, row, given, expected=expected)
+            outcome = run(request, operation, row, given, expected=expected)
             if outcome.is_done:
                 done += 1
             else:
@@ -230,5 +231,5 @@ def list_action(operation: Operation) -> Callable[[Any, HttpRequest, QuerySet[An
 
 
 def _expected_of(row: Any) -> str:
-    """The name of the field that keeps the guard of a row."""
+    """Return the name of the field that keeps the guard of a row."""
     return f"{EXPECTED}-{row.pk}"

@@ -1,38 +1,105 @@
-"""Why a session has failed, or what it waits for, in one line."""
+"""The reason why a session failed or waits, as one line, and the sessions that wait for a person."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any, Final
 
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Substr
 from django.utils.translation import gettext
 
 from helix_store.admin.elements import one_line
 from helix_store.admin.names import name_of_status
-from helix_store.core.types import TERMINAL_STATUSES
+from helix_store.core.types import TERMINAL_STATUSES, RunStatus
+from helix_store.exceptions import IntegrityFault
+from helix_store.models import Session
+from helix_store.reports.payloads import PayloadText
+from helix_store.sessions.tool_calls import ToolCalls
 
-__all__ = ["CALLS_READ", "REASON_LENGTH", "reason_of", "waits_for"]
-
-CALLS_READ: Final = 600
-"""Characters of the pending tool calls in which their names are looked for."""
+__all__ = ["REASON_LENGTH", "read_open_tools", "reason_of", "waiting_for_person"]
 
 REASON_LENGTH: Final = 60
 
-_TOOL_NAME: Final = re.compile(r'"tool_name": ?"([^"\\]{1,60})"')
+_LONGEST_CALLS: Final = 200_000
+"""The number of characters of pending tool calls that a list reads."""
+
+_MOST_ANSWERED: Final = 1_000
+_READ_AT_ONCE: Final = 50
+
+
+def waiting_for_person(sessions: Any) -> QuerySet[Any]:
+    """Return the sessions that have an open call.
+
+    If all calls of a session are answered, it stays suspended until the application resumes it, and it needs
+    nobody. At most 1,000 such sessions are excluded. Ambiguous sessions are read to decide.
+    """
+    waiting = sessions.waiting_for_person().exclude(
+        pending_client_tool_calls__isnull=True, completed_client_tool_calls__isnull=False
+    )
+    answered = Session.objects.using(sessions.db).waiting_for_person()
+    keys = answered.filter(pending_client_tool_calls__contains='"submitted_at":').values_list("pk", flat=True)
+    closed = [
+        key
+        for batch in _batches(keys[:_MOST_ANSWERED])
+        for key, tools in _open_tools(batch, sessions.db)
+        if tools == []
+    ]
+    found: QuerySet[Any] = waiting.exclude(pk__in=closed) if closed else waiting
+    return found
+
+
+def read_open_tools(sessions: Iterable[Any]) -> None:
+    """Set ``open_tools`` of sessions of one database: the tools of their open calls, without duplicates.
+
+    It is ``None`` if the calls cannot be read. This takes one statement if any session waits for a person.
+    """
+    waiting = {each.pk: each for each in sessions if _is_waiting(each)}
+    if not waiting:
+        return
+    alias = next(iter(waiting.values()))._state.db
+    for key, tools in _open_tools(list(waiting), alias):
+        waiting[key].open_tools = tools
+
+
+def _is_waiting(session: Any) -> bool:
+    is_over = session.status in TERMINAL_STATUSES
+    return not is_over and session.suspension_kind == RunStatus.SUSPENDED_CLIENT_TOOL
+
+
+def _batches(keys: Iterable[int]) -> Iterable[list[int]]:
+    found = list(keys)
+    return (found[start : start + _READ_AT_ONCE] for start in range(0, len(found), _READ_AT_ONCE))
+
+
+def _open_tools(keys: list[int], using: str) -> Iterable[tuple[int, list[str] | None]]:
+    pending = PayloadText(Substr("pending_client_tool_calls", 1, _LONGEST_CALLS + 1))
+    completed = ExpressionWrapper(Q(completed_client_tool_calls__isnull=False), output_field=BooleanField())
+    rows = Session.objects.using(using).filter(pk__in=keys).order_by()
+    for key, text, has_completed in rows.values_list("pk", pending, completed):
+        yield key, [] if text is None and has_completed else _tools_in(text)
+
+
+def _tools_in(pending: str | None) -> list[str] | None:
+    if pending is None or len(pending) > _LONGEST_CALLS:
+        return None
+    try:
+        calls = ToolCalls.stored(pending, None).unanswered.values()
+    except (IntegrityFault, RecursionError):
+        return None
+    return list(dict.fromkeys(str(call.get("tool_name") or "?") for call in calls))
 
 
 def reason_of(session: Any) -> str:
-    """By the columns of the session, and the annotations ``failure_start`` and ``calls_start``."""
+    """Return the reason, from the session's columns, `read_open_tools` and ``failure_start``."""
     if session.status == "failed":
         return one_line(session.failure_start or "", REASON_LENGTH)
     if session.status in TERMINAL_STATUSES or session.suspension_kind is None:
         return ""
-    tools = waits_for(session.calls_start)
-    if session.suspension_kind != "suspended_client_tool" or not tools:
+    if not _is_waiting(session):
         return name_of_status(session.suspension_kind)
-    return gettext("waits for %(tools)s") % {"tools": one_line(tools, REASON_LENGTH)}
-
-
-def waits_for(calls_start: str | None) -> str:
-    """The tools at the start of the stored calls, each once; empty if none can be read."""
-    return ", ".join(dict.fromkeys(_TOOL_NAME.findall(calls_start or "")))
+    if session.open_tools is None:
+        return gettext("waits for a person")
+    if not session.open_tools:
+        return gettext("answered, not resumed yet")
+    return gettext("waits for %(tools)s") % {"tools": one_line(", ".join(session.open_tools), REASON_LENGTH)}

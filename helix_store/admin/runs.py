@@ -1,4 +1,4 @@
-"""Runs: the turns of a session."""
+"""The admin of runs. A run is one turn of a session."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from helix_store.admin.elements import (
 )
 from helix_store.admin.labels import column
 from helix_store.admin.names import NamedChoicesFilter
-from helix_store.admin.payloads import payload_of, start_of
 from helix_store.admin.times import duration
 from helix_store.core import moments
 from helix_store.models import Run
+from helix_store.reports.payloads import payload_of, said_by, start_of, traceback_of
 
 __all__ = ["RunAdmin"]
 
@@ -88,7 +88,7 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description=_("duration"))
     def lasted(self, run: Run) -> str:
-        """Of a run that goes on: so far."""
+        """Return how long a run lasted, or has lasted so far if it has not ended."""
         return duration((run.ended_at or moments.now()) - run.started_at)
 
     @admin.display(description=_("started"))
@@ -109,4 +109,7 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description=_("error"))
     def error_document(self, run: Run) -> SafeString | str:
-        return json_block(payload_of(run, "error"))
+        stored = payload_of(run, "error")
+        trace = traceback_of(stored)
+        # This is text with line breaks, which JSON would escape.
+        return json_block(stored) if trace is None else text_block(f"{trace}{said_by(stored)}")

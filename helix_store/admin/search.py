@@ -1,7 +1,7 @@
-"""The search of the list of sessions: words of titles, users, tags and ids.
+"""The search of the list of sessions: by words of titles, users, tags and ids.
 
-Ids and users that begin with the term are found by an index. Words are looked for in every session if
-`helix_store.contrib.session_search` has made its index, and otherwise in the newest sessions only.
+An index finds the ids and users that begin with the search term. Words are looked up in every session if the
+index of `helix_store.contrib.session_search` exists, and otherwise only in the newest sessions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from helix_store.sessions.words import HAS_INDEX, Contains
 __all__ = ["MOST_FOUND", "NEWEST_SEARCHED", "Found", "found_sessions", "with_tag"]
 
 NEWEST_SEARCHED: Final = 100_000
-"""Sessions in which words are looked for where no index has them."""
+"""The number of newest sessions in which words are looked up if there is no index."""
 
 MOST_FOUND: Final = 500
-"""Sessions that a search returns for each way to find them."""
+"""The most sessions that a search returns for each way of finding them."""
 
 _MOST_WORDS: Final = 8
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -32,7 +32,7 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The keys that a search has found, ``None`` for all, and what it has left out."""
+    """The keys that a search found (``None`` means all), and whether it left any out."""
 
     keys: set[int] | None
     is_cut: bool = False
@@ -40,7 +40,7 @@ class Found:
 
 
 def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
-    """Those of the sessions whose title, user, tags or id contain each word of the term."""
+    """Return the sessions whose title, user, tags or id contain each word of the term."""
     words = term.split()[:_MOST_WORDS]
     if not words or not is_searchable(term):
         return Found(None if is_searchable(term) else set())
@@ -62,14 +62,14 @@ def found_sessions(sessions: QuerySet[Any], term: str) -> Found:
 
 
 def with_tag(sessions: QuerySet[Any], tag: str) -> QuerySet[Any]:
-    """The sessions with a tag: by the index of tags on PostgreSQL, among the newest ones on SQLite."""
+    """Return the sessions with a tag. PostgreSQL uses the index of tags; SQLite only looks at the newest."""
     if not Database(sessions.db, "").is_postgresql:
         sessions, _is_bounded = _newest(sessions)
     return sessions.filter(has_tag(tag))
 
 
 def _searchable(sessions: QuerySet[Any]) -> tuple[QuerySet[Any], bool]:
-    """The sessions in which words are looked for, and whether these are only the newest."""
+    """Return the sessions in which words are looked up, and whether these are only the newest."""
     db = Database(sessions.db, "")
     if db.is_postgresql and db.read(HAS_INDEX, {}) == [(True,)]:
         return sessions, False

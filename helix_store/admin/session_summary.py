@@ -9,25 +9,22 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from helix_store.actions.sessions import CLEAR_INTERRUPT
+from helix_store.admin.budget_cells import limit_words
 from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
 from helix_store.admin.names import name_of_status
-from helix_store.admin.payloads import PayloadText, payload_of, start_of, with_payloads
 from helix_store.admin.sections.details import current_envelope
 from helix_store.admin.sections.section import DOCUMENT_LIMIT, SessionView, decoded
 from helix_store.admin.sections.waits import open_calls
-from helix_store.admin.session_operations import (
-    ABORT,
-    CLEAR_INTERRUPT,
-    DELETE,
-    INTERRUPT,
-    MARK_FAILED,
-)
 from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.types import NON_TERMINAL_STATUSES, RunStatus, SessionStatus
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError
-from helix_store.models import InterruptRequest, Lock, Run, UsageEntry
+from helix_store.models import Budget, InterruptRequest, Lock, Run, UsageEntry
+from helix_store.reports.budgets import budget_that_stopped
+from helix_store.reports.conversations import outlines
+from helix_store.reports.payloads import PayloadText, payload_of, start_of, with_payloads
 
 __all__ = ["summary"]
 
@@ -38,7 +35,7 @@ _TOOL: Final = 60
 
 
 def summary(view: SessionView) -> dict[str, Any]:
-    """What the top of the page shows; a constant number of queries, and bounded texts."""
+    """Return the context for the top of the page: bounded texts, read in a constant number of queries."""
     session = view.session
     view.read("title", "failure_reason", "pending_client_tool_calls", "suspended_awaiting_children")
     run = _newest_run(view) if view.may_view(Run) else None
@@ -49,15 +46,16 @@ def summary(view: SessionView) -> dict[str, Any]:
         "words": _words(view),
         "facts": list(_facts(view, run)),
         "failure": _failure(view, run) if session.status == SessionStatus.FAILED else None,
+        "stopped": _stopped(view, run),
         "interrupt": _interrupt(view) if view.may_view(InterruptRequest) else None,
-        "buttons": view.buttons(INTERRUPT, ABORT, MARK_FAILED, DELETE),
+        "buttons": view.buttons(*(each for each in view.page.row_operations if not each.has_own_place)),
         "waits_url": view.url("waits"),
         "open_calls": len(open_calls(view.document("pending_client_tool_calls"))),
     }
 
 
 def _words(view: SessionView) -> Any:
-    """Why the session is in its status."""
+    """Return the reason for the session's status."""
     session = view.session
     if session.status not in NON_TERMINAL_STATUSES:
         return ""
@@ -92,7 +90,7 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
         yield _("User"), printable(session.user_id)
     if session.tenant:
         yield _("Tenant"), printable(session.tenant)
-    yield _("Progress"), progress(session.step_count, session.message_count)
+    yield _("Progress"), progress(session.step_count, _message_count(view))
     if view.may_view(UsageEntry):
         yield from _spent(view)
     if run is not None:
@@ -106,6 +104,13 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
     if session.parent_session_id is not None:
         above = view.session_links([session.parent_session_id])
         yield _("Sub-session of"), above[session.parent_session_id]
+
+
+def _message_count(view: SessionView) -> int:
+    """Return the number of messages: the store's own ones, or else those of an adapter."""
+    key, count = view.session.pk, view.session.message_count
+    found = {} if count else outlines(view.db, [key], view.may_view)
+    return found[key][1].count if key in found else count
 
 
 def _spent(view: SessionView) -> Any:
@@ -154,7 +159,7 @@ def _run_words(run: dict[str, Any]) -> Any:
 
 
 def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
-    """The reason and the errors of a session that failed."""
+    """Return the reason and the errors of a session that failed."""
     errors = []
     envelope = current_envelope(view)
     rest = decoded(envelope)
@@ -168,6 +173,26 @@ def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
         "rest": reason[_REASON : 10 * _REASON],
         "errors": errors[:1] if len({block for _label, block in errors}) == 1 else errors,
     }
+
+
+def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the budget that ended the newest run, and what remains of it now."""
+    name = None if run is None else budget_that_stopped(run["reason"])
+    if name is None or view.session.status not in NON_TERMINAL_STATUSES:
+        return None
+    stopped: dict[str, Any] = {"name": one_line(name, _TITLE), "limits": "", "resets": ""}
+    if not view.may_view(Budget):
+        return stopped
+    try:
+        found = next((each for each in view.budgets if each.status.name == name), None)
+    except HelixStoreError:
+        return stopped
+    stopped["url"] = view.url("budgets")
+    if found is None:
+        return {**stopped, "is_gone": True}
+    at = found.status.resets_at
+    limits = ", ".join(map(limit_words, found.limits))
+    return {**stopped, "limits": limits, "resets": "" if at is None else distance(at)}
 
 
 def _interrupt(view: SessionView) -> dict[str, Any] | None:

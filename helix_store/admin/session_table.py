@@ -1,4 +1,4 @@
-"""What all lists of sessions share: the columns that name a session, and the search."""
+"""The common base of all lists of sessions: the columns that name a session, and the search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.db.models.functions import Substr
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
@@ -16,14 +15,14 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import distance, note, one_line, short_id, under
-from helix_store.admin.export import EXPORTED_MODELS
+from helix_store.admin.export import exported_models
 from helix_store.admin.lists import OperatedList
-from helix_store.admin.payloads import FreeText, start_of
-from helix_store.admin.reasons import CALLS_READ, REASON_LENGTH
+from helix_store.admin.reasons import REASON_LENGTH
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
 from helix_store.core import moments
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.models import Session
+from helix_store.reports.payloads import start_of
 
 __all__ = ["SessionTable"]
 
@@ -38,7 +37,7 @@ class SessionTable(OperatedList):
     search_help_text = _("Words of a title, a user, a tag or a session id.")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        may_view = all(self.may_view(request, model) for model in EXPORTED_MODELS)
+        may_view = all(self.may_view(request, model) for model in exported_models())
         return may_view and self.has_operate_change_permission(request)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -48,7 +47,6 @@ class SessionTable(OperatedList):
             .annotate(
                 title_start=start_of("title", _TITLE_LENGTH),
                 failure_start=start_of("failure_reason", REASON_LENGTH),
-                calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
             )
         )
         return sessions
@@ -60,7 +58,7 @@ class SessionTable(OperatedList):
         request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
         if found.keys is None:
             return queryset, False
-        # Without the conditions, which these sessions meet: SQLite would look for them by a tenant's index.
+        # Omit the conditions, which these sessions meet: with them, SQLite would search a tenant's index.
         sessions = self.get_queryset(request).filter(pk__in=found.keys)
         return sessions.order_by(*queryset.query.order_by), False
 

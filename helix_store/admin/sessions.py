@@ -1,8 +1,7 @@
-"""Sessions: the list, with its filters and its orders."""
+"""The admin of sessions: the list, with its filters and its orders."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
@@ -12,9 +11,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from helix_store.actions.sessions import DELETE, MARK_FAILED, Interrupt
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
-from helix_store.admin.elements import NOTHING, badge, narrow, under
+from helix_store.admin.elements import NOTHING, badge, narrow, one_line, under
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
     ORDERS,
@@ -22,40 +22,49 @@ from helix_store.admin.filters import (
     ChangedFilter,
     ExpiryFilter,
     OrderFilter,
+    SessionStatusFilter,
     TagFilter,
     TenantFilter,
     WaitingFilter,
 )
 from helix_store.admin.labels import column
 from helix_store.admin.lookups import OrderedChangeList
-from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.operating import list_action
-from helix_store.admin.reasons import reason_of
-from helix_store.admin.session_operations import DELETE, INTERRUPT, MARK_FAILED
+from helix_store.admin.reasons import read_open_tools, reason_of
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
 from helix_store.admin.session_table import SessionTable
+from helix_store.core.transcript import ConversationMessage
 from helix_store.models import Session, UsageEntry
+from helix_store.reports.conversations import line_of, outlined
 from helix_store.usage.session_totals import SessionTotal, session_totals
 
 __all__ = ["SessionAdmin"]
 
-_INTERRUPT: Final = replace(
-    INTERRUPT,
-    is_destructive=True,
-    warning=_("The agents of these sessions stop at their next step, and can continue."),
-)
-"""With a question before it: one click must not stop fifty agents."""
+
+_LAST_LENGTH: Final = 80
+
+
+class InterruptMany(Interrupt):
+    """An interrupt that asks first, because one click must not stop fifty agents."""
+
+    is_destructive = True
+    warning = _("The agents of these sessions stop at their next step, and can continue.")
 
 
 class SessionList(OrderedChangeList):
-    """A page of sessions with what each has spent."""
+    """A page of sessions that shows what each session waits for and has spent."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         page: Any = self.model_admin
+        sessions = list(self.result_list)
+        self.result_list = sessions
+        read_open_tools(sessions)
+        found = outlined(sessions, self.root_queryset.db, lambda model: page.may_view(request, model))
+        for session in sessions:
+            session.outline = found[session.pk]
         if not page.may_view(request, UsageEntry):
             return
-        sessions = list(self.result_list)
         totals = session_totals([session.pk for session in sessions], using=self.root_queryset.db)
         for session in sessions:
             session.total = totals[session.pk]
@@ -73,7 +82,7 @@ class SessionAdmin(SessionPage, SessionTable):
         "changed",
     )
     list_filter = (
-        ("status", NamedChoicesFilter),
+        ("status", SessionStatusFilter),
         WaitingFilter,
         ExpiryFilter,
         ChangedFilter,
@@ -83,7 +92,7 @@ class SessionAdmin(SessionPage, SessionTable):
         OrderFilter,
     )
     link_lookups = CHILDREN_OF
-    actions = (*map(list_action, (_INTERRUPT, MARK_FAILED, DELETE)), export_sessions)
+    actions = (*map(list_action, (InterruptMany(), MARK_FAILED, DELETE)), export_sessions)
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
     side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
 
@@ -102,11 +111,19 @@ class SessionAdmin(SessionPage, SessionTable):
     def user(self, session: Session) -> SafeString | None:
         return None if session.user_id is None else narrow(session.user_id)
 
+    @admin.display(description=_("session"))
+    def name(self, session: Any) -> SafeString:
+        last: ConversationMessage | None = session.outline.last
+        said = one_line(line_of((last and last.parts) or ()), _LAST_LENGTH)
+        return format_html("{}{}", super().name(session), under(said) if said else "")
+
     @admin.display(description=_("messages, steps"))
-    def length(self, session: Session) -> SafeString:
+    def length(self, session: Any) -> SafeString:
         steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
         return format_html(
-            "{}{}", number(session.message_count), under(steps % {"count": f"{session.step_count:,}"})
+            "{}{}",
+            number(session.outline.count, is_partial=session.outline.is_partial),
+            under(steps % {"count": f"{session.step_count:,}"}),
         )
 
     @admin.display(description=_("cost, tokens"))

@@ -1,18 +1,18 @@
-"""The start page of the app: what needs a person, what runs, what failed, what it costs, and the oldest lock.
+"""The start page: waiting, running and failed sessions, overdue posts, costs, and the oldest held lock.
 
-Each tile shows a few rows and leads to the list behind it. A user sees the tiles of what the user may view.
+Each tile shows a few rows and links to the full list. Users only see tiles of models that they may view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from django.contrib.admin import AdminSite
 from django.db.models import F, Max, QuerySet
-from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -25,28 +25,36 @@ from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import spark_line
 from helix_store.admin.elements import distance, link, one_line, short_id
 from helix_store.admin.filters import start_of_day
-from helix_store.admin.payloads import FreeText, start_of, without_payloads
-from helix_store.admin.reasons import CALLS_READ, waits_for
-from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
+from helix_store.admin.reasons import read_open_tools, waiting_for_person
+from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, of_tenants
 from helix_store.core import moments
+from helix_store.core.moments import as_utc
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint
-from helix_store.models import Lock, Run, Session, UsageEntry
+from helix_store.models import Lock, Post, Run, Session, UsageEntry
+from helix_store.reports.payloads import said_by, start_of, without_payloads
+from helix_store.sessions.database.posts import find_due_sessions
 from helix_store.usage.reports import usage_report
 
 __all__ = ["NEWEST_LOCKS", "Tile", "oldest_held_lock", "start_tiles"]
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
-"""Rows of locks in which the oldest held one is looked for."""
+"""The number of lock rows that are searched for the oldest held one."""
 
+NEWEST_RUNS: Final = 1_000
+"""The number of runs that are searched for failures of today."""
+
+_PATIENCE: Final = timedelta(minutes=5)
 _MOST_COUNTED: Final = 1_000
 _TITLE_LENGTH: Final = 60
 _DAYS: Final = 7
+_NEWEST_FIRST: Final = ("-updated_at", "-session_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """``figure`` is what a reader sees first; ``rows`` are pairs of a text with a link and a note."""
+    """A tile. ``figure`` is its headline, and ``rows`` are pairs of a text with a link and a note."""
 
     title: Any
     figure: Any
@@ -57,7 +65,7 @@ class Tile:
 
 
 def start_tiles(request: HttpRequest, site: AdminSite) -> list[Tile]:
-    """The tiles that the user may see. Each is one or two statements with a bound."""
+    """Return the tiles that the user may see. Each tile takes one or two bounded statements."""
     return list(_tiles(request, site))
 
 
@@ -69,9 +77,14 @@ def _tiles(request: HttpRequest, site: AdminSite) -> Iterator[Tile]:
     if page.may_view(request, Session):
         sessions = _readable(page.rows(Session))
         yield _waiting(page, sessions)
-        if page.may_view(request, Run):
+        if page.may_view(request, Post):
+            yield _posted(page, sessions)
+        may_view_runs = page.may_view(request, Run)
+        if may_view_runs:
             yield _running(page)
         yield _failed(page, sessions)
+        if may_view_runs:
+            yield _failed_runs(page)
     if page.may_view(request, UsageEntry):
         yield _spent(page)
     if page.may_view(request, Lock):
@@ -82,31 +95,32 @@ def _readable(sessions: QuerySet[Any]) -> QuerySet[Any]:
     rows: QuerySet[Any] = without_payloads(sessions).annotate(
         title_start=start_of("title", _TITLE_LENGTH),
         failure_start=start_of("failure_reason", _TITLE_LENGTH),
-        calls_start=FreeText(Substr("pending_client_tool_calls", 1, CALLS_READ)),
     )
     return rows
 
 
 def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     tenants = known_tenants(Session, sessions.db)
-    waiting: QuerySet[Any] = Session.objects.using(sessions.db).waiting_for_person()
-    if len(tenants) <= MOST_TENANTS:  # Else the index of waiting sessions is read as a whole: it is small.
+    waiting = waiting_for_person(Session.objects.using(sessions.db))
+    if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read: it is small.
         waiting = of_tenants(waiting, tenants)
     by_deadline = sessions.filter(pk__in=waiting.values("pk")).order_by(
         F("pending_deadline").asc(nulls_last=True), "pk"
     )
+    shown = list(by_deadline[:_ROWS_SHOWN])
+    read_open_tools(shown)
     return Tile(
         title=_("Needs a person"),
         figure=_counted(waiting),
         url=page.list_url(Session, waiting="person"),
-        rows=[(_session_link(page, session), _deadline(session)) for session in by_deadline[:_ROWS_SHOWN]],
+        rows=[(_session_link(page, session), _deadline(session)) for session in shown],
         is_urgent=True,
         empty=_("No session waits for a person."),
     )
 
 
 def _deadline(session: Any) -> SafeString:
-    what = one_line(waits_for(session.calls_start) or gettext("an answer"), _TITLE_LENGTH)
+    what = one_line(", ".join(session.open_tools or ()) or gettext("an answer"), _TITLE_LENGTH)
     if session.pending_deadline is None:
         return format_html("{}", what)
     is_late = session.pending_deadline <= moments.now()
@@ -114,10 +128,29 @@ def _deadline(session: Any) -> SafeString:
     return format_html(words, what=what, when=distance(session.pending_deadline))
 
 
+def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
+    latest = moments.now() - _PATIENCE
+    due = find_due_sessions(Database(sessions.db, ""), _MOST_COUNTED + 1, of_all=True)
+    overdue = [(each.key, as_utc(each.due_at)) for each in due if as_utc(each.due_at) <= latest]
+    shown = sessions.in_bulk([key for key, _due_at in overdue[:_ROWS_SHOWN]])
+    return Tile(
+        title=_("Posts that nobody receives"),
+        figure=_bounded(len(overdue)),
+        url="",
+        rows=[
+            (_session_link(page, shown[key]), distance(due_at))
+            for key, due_at in overdue[:_ROWS_SHOWN]
+            if key in shown
+        ],
+        is_urgent=True,
+        empty=_("No post is overdue."),
+    )
+
+
 def _running(page: ReadOnlyAdmin) -> Tile:
     running = Run.objects.using(page.alias).running()
     newest = without_payloads(running.select_related("session"), session=True)
-    # SQLite would pass over all runs in the order of their keys.
+    # SQLite would walk all runs in key order.
     newest = newest.order_by(NoIndexHint("pk").desc())
     newest = newest.annotate(title_start=start_of("session__title", _TITLE_LENGTH))
     rows = []
@@ -125,7 +158,7 @@ def _running(page: ReadOnlyAdmin) -> Tile:
         run.session.title_start = run.title_start
         rows.append((_session_link(page, run.session), distance(run.started_at)))
     return Tile(
-        title=_("Running"),
+        title=_("Running runs"),
         figure=_counted(running),
         url=page.list_url(Run, status__exact="running"),
         rows=rows,
@@ -133,16 +166,44 @@ def _running(page: ReadOnlyAdmin) -> Tile:
     )
 
 
+def _failed_runs(page: ReadOnlyAdmin) -> Tile:
+    """Return today's failed runs, among the newest ones, because no index covers the ends of runs."""
+    runs = Run.objects.using(page.alias)
+    # SQLite would choose an index of another column.
+    newest = runs.order_by(NoIndexHint("pk").desc()).values("pk")[:NEWEST_RUNS]
+    failed = runs.filter(pk__in=newest, status="failed", ended_at__gte=start_of_day())
+    shown = without_payloads(failed.select_related("session"), session=True).annotate(
+        title_start=start_of("session__title", _TITLE_LENGTH), error_start=start_of("error", _TITLE_LENGTH)
+    )
+    rows = []
+    for run in shown.order_by("-pk")[:_ROWS_SHOWN]:
+        run.session.title_start = run.title_start
+        rows.append((_session_link(page, run.session), one_line(said_by(run.error_start), _TITLE_LENGTH)))
+    return Tile(
+        title=_("Failed runs today"),
+        figure=_counted(failed),
+        url=page.list_url(Run, status__exact="failed"),
+        rows=rows,
+        is_urgent=True,
+        empty=_("No run has failed today."),
+    )
+
+
 def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     failed = sessions.filter(status="failed", updated_at__gte=start_of_day())
-    failed = of_tenants(failed, known_tenants(Session, sessions.db))
+    tenants = known_tenants(Session, sessions.db)
+    failed = of_tenants(failed, tenants)
+    newest = failed.order_by(*_NEWEST_FIRST)
+    if 1 < len(tenants) <= MOST_TENANTS:
+        keys = keys_in_order(failed, tenants, _NEWEST_FIRST, start=0, stop=_ROWS_SHOWN)
+        newest = sessions.filter(pk__in=keys).order_by(*_NEWEST_FIRST)
     return Tile(
         title=_("Failed today"),
         figure=_counted(failed),
         url=page.list_url(Session, status__exact="failed", changed="today"),
         rows=[
             (_session_link(page, session), one_line(session.failure_start or "", _TITLE_LENGTH))
-            for session in failed.order_by("-tenant", "-updated_at", "-session_id")[:_ROWS_SHOWN]
+            for session in newest[:_ROWS_SHOWN]
         ],
         is_urgent=True,
         empty=_("No session has failed today."),
@@ -190,20 +251,20 @@ def _oldest_lock(page: ReadOnlyAdmin, *, may_view_sessions: bool) -> Tile:
 
 
 def oldest_held_lock(using: str | None = None) -> Lock | None:
-    """The lock that is held longest, of the newest rows and of the sessions that run.
+    """Return the lock held the longest, among the newest rows and the locks of running sessions.
 
-    No index finds held locks: it would be written by each acquisition and each release.
+    No index covers held locks, because every acquisition and every release would have to write to it.
     """
     held = Lock.objects.using(using).filter(expires_at__gt=moments.now()).order_by("acquired_at", "pk")
     highest = Lock.objects.using(using).aggregate(key=Max("pk"))["key"] or 0
     found = [held.filter(pk__gt=highest - NEWEST_LOCKS).first()]
     if highest > NEWEST_LOCKS:
-        # The keys alone, so that SQLite reads the index of running runs.
+        # Select only the keys, so that SQLite reads the index of running runs.
         runs = Run.objects.using(using).running().order_by()
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
         of_runs = Session.objects.using(using).filter(pk__in=running)
         sessions = list(of_runs.values_list("tenant", "session_id"))
-        # A tenant and a name that are not of one session find another held lock, which is as good.
+        # A tenant and a name from different sessions may find another held lock, which does no harm.
         tenants, names = ({each[place] for each in sessions} for place in (0, 1))
         found.append(held.filter(tenant__in=tenants, name__in=names).first())
     locks = [lock for lock in found if lock is not None and lock.acquired_at is not None]
@@ -216,5 +277,8 @@ def _session_link(page: ReadOnlyAdmin, session: Any) -> SafeString:
 
 
 def _counted(rows: QuerySet[Any]) -> str:
-    count = rows.order_by()[: _MOST_COUNTED + 1].values("pk").count()
+    return _bounded(rows.order_by()[: _MOST_COUNTED + 1].values("pk").count())
+
+
+def _bounded(count: int) -> str:
     return f"{_MOST_COUNTED:,}+" if count > _MOST_COUNTED else f"{count:,}"

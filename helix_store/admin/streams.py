@@ -1,4 +1,4 @@
-"""Streams: their state, their writer, and how many chunks are stored."""
+"""The admin of streams: their state, their writer, and the number of stored chunks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.actions.upkeep import PRUNE_STREAMS
 from helix_store.admin.amounts import number
 from helix_store.admin.elements import (
     NOTHING,
@@ -24,10 +25,9 @@ from helix_store.admin.elements import (
 )
 from helix_store.admin.lists import OperatedList
 from helix_store.admin.names import NamedChoicesFilter
-from helix_store.admin.payloads import payload_of
-from helix_store.admin.upkeep_operations import PRUNE_STREAMS
 from helix_store.core import moments
 from helix_store.models import Stream
+from helix_store.reports.payloads import payload_of
 
 __all__ = ["StreamAdmin"]
 

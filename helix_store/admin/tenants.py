@@ -1,28 +1,30 @@
-"""The tenants of a table. Nearly every index begins with the tenant: a filter without one reads the table."""
+"""The tenants of a table. Nearly every index begins with the tenant, so other filters scan the table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 from django.db.models import Max, Model, QuerySet
 
 from helix_store.engine.database import Database
+from helix_store.engine.expressions import tenant_parameter
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["MOST_TENANTS", "NEWEST_FILTERED", "known_tenants", "of_tenants"]
+__all__ = ["MOST_TENANTS", "NEWEST_FILTERED", "keys_in_order", "known_tenants", "of_tenants"]
 
 MOST_TENANTS: Final = 200
-"""Tenants that are looked up. In a table with more, a filter without a tenant sees the newest rows only."""
+"""The most tenants that are listed. With more, a filter without a tenant only covers the newest rows."""
 
 NEWEST_FILTERED: Final = 100_000
-"""Rows that a filter looks at where the tenants are too many to look at each."""
+"""The number of rows that a filter covers if there are too many tenants to look at each one."""
 
 
 @lru_cache
 def _tenants(model: type[Model]) -> Statement:
     rows = table(model)
-    # A skip scan: one look-up in an index for each tenant.
+    # This is a skip scan, which takes one index lookup per tenant.
     return Statement(
         f"""
         WITH RECURSIVE known(tenant, place) AS (
@@ -36,15 +38,36 @@ def _tenants(model: type[Model]) -> Statement:
 
 
 def known_tenants(model: type[Model], using: str) -> list[str]:
-    """The tenants of a table in order, at most one more than `MOST_TENANTS`. One statement."""
+    """Return the tenants of a table in order, at most `MOST_TENANTS` plus one. This takes one statement."""
     return [tenant for (tenant,) in Database(using, "").read(_tenants(model), {})]
 
 
 def of_tenants(queryset: QuerySet[Any], tenants: list[str]) -> QuerySet[Any]:
-    """The same rows in a form that the indexes by tenant serve; of too many tenants, the newest rows."""
+    """Return the rows in a form that uses the indexes by tenant, or the newest rows for too many tenants."""
     if len(tenants) > MOST_TENANTS:
         highest = queryset.model._base_manager.using(queryset.db).aggregate(key=Max("pk"))["key"] or 0
         return queryset.filter(pk__gt=highest - NEWEST_FILTERED)
     if len(tenants) == 1:
         return queryset.filter(tenant=tenants[0])
     return queryset.filter(tenant__in=tenants)
+
+
+def keys_in_order(
+    rows: QuerySet[Any], tenants: Sequence[str], order: Sequence[str], *, start: int, stop: int
+) -> list[Any]:
+    """Return the keys of the rows of these tenants from ``start`` to ``stop`` in an order, such as by time.
+
+    This takes one statement: the database merges the tenants' rows, each in the order of an index that begins
+    with the tenant.
+    """
+    if start >= stop:
+        return []
+    columns = {name.removeprefix("-") for name in order}
+    values = rows.order_by().values("id", *sorted(columns - {"id"}))
+    parts = [values.filter(tenant=tenant_parameter(tenant)) for tenant in tenants]
+    if Database(rows.db, "").is_postgresql:
+        # Without statistics PostgreSQL would sort all rows. SQLite merges by itself, without limits.
+        parts = [part.order_by(*order)[:stop] for part in parts]
+    first, *others = parts
+    merged = first.union(*others, all=True).order_by(*order)
+    return [row["id"] for row in merged[start:stop]]

@@ -1,4 +1,4 @@
-"""Times on pages: exact to the second with their zone, distances from now, and durations."""
+"""Times on pages: exact to the second with their zone, relative to now, and durations."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ _UNITS: Final[tuple[tuple[int, Any, Any], ...]] = (
         ngettext_lazy("in %(count)d second", "in %(count)d seconds", "count"),
     ),
 )
-"""A unit in seconds, and the words for a distance of so many into the past and into the future."""
+"""A unit in seconds, and the phrases for a number of them in the past and in the future."""
 
 
 def format_time(value: datetime) -> str:
-    """A local time to the second with the name of its zone."""
-    with suppress(OverflowError):  # The last hours of the year 9999 have no local time in the east.
+    """Return a local time to the second with the name of its zone."""
+    with suppress(OverflowError):  # East of UTC, the end of the year 9999 has no local time.
         value = timezone.localtime(value)
     # Translators: a time with its zone, in the format of Django's filter "date".
     return str(formats.date_format(value, gettext("j M Y, H:i:s T")))
 
 
 def distance(value: datetime) -> SafeString:
-    """The distance of a time from now, with the exact time as a tooltip."""
+    """Return a time relative to now, with the exact time as a tooltip."""
     return _time(value, _distance(value), format_time(value))
 
 
 def stamp(value: datetime) -> SafeString:
-    """The exact time, with its distance from now as a tooltip."""
+    """Return the exact time, with its distance from now as a tooltip."""
     return _time(value, format_time(value), _distance(value))
 
 
 def clock(value: datetime) -> SafeString:
-    """The time of the day to the second, for rows of one day, with the exact time as a tooltip."""
+    """Return the time of day to the second, for rows of one day, with the exact time as a tooltip."""
     local = value
     with suppress(OverflowError):
         local = timezone.localtime(value)
@@ -91,7 +91,7 @@ def _distance(value: datetime) -> str:
 
 
 def moment_of_epoch(milliseconds: Any) -> datetime | None:
-    """The time of epoch milliseconds; ``None`` for any other value."""
+    """Return the time of epoch milliseconds, or ``None`` for any other value."""
     if type(milliseconds) is not int:
         return None
     try:
@@ -101,7 +101,7 @@ def moment_of_epoch(milliseconds: Any) -> datetime | None:
 
 
 def duration(length: timedelta) -> str:
-    """A length of time in at most two units, such as ``420 ms``, ``3.2 s`` or ``2 d 4 h``."""
+    """Return a duration in at most two units, such as ``420 ms``, ``3.2 s`` or ``2 d 4 h``."""
     seconds = max(length.total_seconds(), 0.0)
     if seconds < 1:
         return gettext("%(count)d ms") % {"count": round(seconds * 1_000)}

@@ -1,4 +1,4 @@
-"""Usage entries: the list, and a link to the report."""
+"""The admin of usage entries: the list, and a link to the report."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
-        # Without a look-up: the key is that of a session, or null after its deletion.
+        # This needs no lookup: the key is that of a session, or null after the session is deleted.
         return (
             NOTHING
             if entry.session_id is None

@@ -1,4 +1,4 @@
-"""The usage page: sums of a period by day, model, agent type and user, as charts, tables and CSV."""
+"""The usage page: a period's totals by day, model, agent type and user, as charts, tables and CSV."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from django import forms
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
+from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import bar, columns
 from helix_store.admin.elements import one_line
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.lookups import refuse_surrogates
+from helix_store.core import validation
 from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
+from helix_store.exceptions import InvalidPayload
 from helix_store.models import UsageEntry
 from helix_store.usage.reports import csv_rows, usage_report
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
 
 __all__ = ["csv_response", "report_response"]
 
@@ -45,15 +50,27 @@ GROUPINGS: Final = {
 }
 
 
+def _is_name(value: str) -> None:
+    """Raise `ValidationError` if the store refuses the text as a name."""
+    try:
+        validation.identifier(value, "")
+    except InvalidPayload as error:
+        raise forms.ValidationError(error.reason) from None
+
+
+def _name_field(label: StrOrPromise) -> forms.CharField:
+    return forms.CharField(label=label, required=False, max_length=_LONGEST_NAME, validators=[_is_name])
+
+
 class PeriodForm(forms.Form):
-    """What is added up. A day begins in the time zone of the project."""
+    """The period and filters of the report. A day begins in the time zone of the project."""
 
     since = forms.DateField(label=_("From"), widget=forms.DateInput({"type": "date"}))
     until = forms.DateField(label=_("To"), widget=forms.DateInput({"type": "date"}))
-    model = forms.CharField(label=_("Model"), required=False, max_length=_LONGEST_NAME)
-    agent_type = forms.CharField(label=_("Agent type"), required=False, max_length=_LONGEST_NAME)
-    user = forms.CharField(label=_("User"), required=False, max_length=_LONGEST_NAME)
-    tenant = forms.CharField(label=_("Tenant"), required=False, max_length=_LONGEST_NAME)
+    model = _name_field(_("Model"))
+    agent_type = _name_field(_("Agent type"))
+    user = _name_field(_("User"))
+    tenant = _name_field(_("Tenant"))
 
     def clean(self) -> dict[str, Any]:
         given: dict[str, Any] = super().clean() or {}
@@ -89,14 +106,11 @@ class Section:
     left_out: int
 
 
-def report_response(page: Any, request: HttpRequest) -> HttpResponse:
-    """The page. Four statements, one for each grouping, over the entries of the period."""
+def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
+    """Return the page. It takes four statements, one for each grouping, over the entries of the period."""
     form = _form_of(page, request)
     context = {
-        **page.admin_site.each_context(request),
         "title": _("Usage"),
-        "opts": page.opts,
-        "media": page.media,
         "form": form,
         "list_url": page.list_url(UsageEntry),
         "periods": [(label, f"?{urlencode(_period(days))}") for days, label in _PERIODS],
@@ -110,14 +124,13 @@ def report_response(page: Any, request: HttpRequest) -> HttpResponse:
             "total_words": _("{tokens} tokens, {entries} entries").format(
                 tokens=f"{total.tokens.total:,}", entries=f"{total.entry_count:,}"
             ),
-            "total_cost": dollars(total.cost_usd),
+            "total_cost": dollars(total.known_cost),
         }
-    request.current_app = page.admin_site.name
-    return TemplateResponse(request, "admin/helix_store/usage_report.html", context)
+    return page.rendered(request, "admin/helix_store/usage_report.html", context)
 
 
-def csv_response(page: Any, request: HttpRequest) -> StreamingHttpResponse:
-    """The groups of one grouping with exact costs, as a file."""
+def csv_response(page: ReadOnlyAdmin, request: HttpRequest) -> StreamingHttpResponse:
+    """Return the groups of one grouping with exact costs, as a file."""
     form = _form_of(page, request)
     by = request.GET.get("by", "day")
     if by not in GROUPINGS or not form.is_valid():
@@ -128,7 +141,7 @@ def csv_response(page: Any, request: HttpRequest) -> StreamingHttpResponse:
     return response
 
 
-def _form_of(page: Any, request: HttpRequest) -> PeriodForm:
+def _form_of(page: ReadOnlyAdmin, request: HttpRequest) -> PeriodForm:
     refuse_surrogates(request)
     if not page.has_view_permission(request):
         raise PermissionDenied
@@ -164,7 +177,7 @@ def _limit(by: str) -> int:
     return _LONGEST_PERIOD.days + 1 if by == "day" else _GROUPS_SHOWN
 
 
-def _section(page: Any, by: str, report: UsageReport, given: Mapping[str, Any]) -> Section:
+def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> Section:
     in_dollars = bool(report.total.cost_usd)
     highest = max((_size(group, in_dollars) for group in report.groups), default=0)
     groups = _every_day(report, given) if by == "day" else report.groups
@@ -176,7 +189,7 @@ def _section(page: Any, by: str, report: UsageReport, given: Mapping[str, Any]) 
             Row(
                 name=_name_of(group),
                 chart=bar(_size(group, in_dollars), maximum=highest),
-                cost=dollars(group.cost_usd),
+                cost=dollars(group.known_cost),
                 tokens=number(group.tokens.total),
                 entries=number(group.entry_count),
             )
@@ -198,7 +211,7 @@ def _name_of(group: UsageGroup) -> str:
 
 
 def _every_day(report: UsageReport, given: Mapping[str, Any]) -> list[UsageGroup | str]:
-    """The days of the period in order; a day without usage by its name alone."""
+    """Return the days of the period in order. A day without usage has only its name."""
     found = {group.group: group for group in report.groups}
     count = (given["until"] - given["since"]).days + 1
     days = (str(given["since"] + timedelta(days=number)) for number in range(count))
@@ -216,7 +229,7 @@ def _chart(days: list[Any], in_dollars: bool) -> SafeString:
 
 
 class _Line:
-    """A file for the writer of CSV that returns what is written."""
+    """A file for the CSV writer that returns each line as it is written."""
 
     def write(self, text: str) -> str:
         return text

@@ -1,4 +1,4 @@
-"""Checkpointers on the tables of the state store: checkpoints of graphs, and snapshots of agents."""
+"""Checkpointers that use the state store's tables: checkpoints of graphs, and snapshots of agents."""
 
 from helix_store.checkpointers.graph.store import GraphCheckpointStore
 from helix_store.checkpointers.snapshots.claims import Claim

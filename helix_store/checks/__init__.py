@@ -1,7 +1,5 @@
-"""System checks of settings and databases that would lose data or fail later.
-
-Only checks that take ``databases`` query a database, and only one that ``check --database`` or ``migrate``
-names.
+"""System checks for settings and databases that would lose data or fail later. Only checks that take
+``databases`` query a database, and only a database that ``check --database`` or ``migrate`` names.
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ from django.core.checks import CheckMessage
 from helix_store.checks.postgresql import (
     check_citus,
     check_connections_under_asgi,
+    check_orphaned_transactions,
+    check_policies,
     check_postgres_durability,
     check_search_path,
 )
@@ -34,6 +34,8 @@ __all__ = [
     "check_connections_under_asgi",
     "check_database",
     "check_database_alias",
+    "check_orphaned_transactions",
+    "check_policies",
     "check_postgres_durability",
     "check_row_level_security",
     "check_search_path",
@@ -46,10 +48,9 @@ __all__ = [
 
 
 def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
-    """Every check that concerns one database, which is asked for what it really does.
-
-    ``deploy`` adds what ``check --deploy`` adds. Settings that cannot be read are returned alone: the other
-    checks read them.
+    """Run every check that concerns one database, which is queried for its actual settings. ``deploy`` adds
+    what ``check --deploy`` adds. If the project's settings cannot be read, only this error is returned,
+    because the other checks need them.
     """
     of_settings = check_settings()
     if any(message.id in ("helix_store.E002", "helix_store.E004") for message in of_settings):
@@ -58,11 +59,13 @@ def check_database(alias: str, *, deploy: bool = False) -> list[CheckMessage]:
         check_database_alias,
         check_sqlite_settings,
         *([check_sqlite_version] if deploy else []),
+        *([check_orphaned_transactions] if deploy else []),
         check_connections_under_asgi,
         check_citus,
         check_stream_permission,
         check_postgres_durability,
         check_search_path,
+        check_policies,
         check_table_prefix,
     ]
     return of_settings + [message for check in checks for message in check(databases=[alias], only=alias)]

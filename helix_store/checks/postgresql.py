@@ -1,16 +1,18 @@
-"""Checks of databases on PostgreSQL: settings of the server, of a pooler, and of Citus."""
+"""Checks of PostgreSQL databases: settings of the server, of a pooler, and of Citus."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import tables
+from helix_store.core.tenants import TENANT_POLICY
 from helix_store.engine.aliases import app_aliases, app_connections
 from helix_store.engine.entry_nodes import citus_problems, has_citus
 from helix_store.engine.poolers import dropped_search_path
@@ -18,6 +20,8 @@ from helix_store.engine.poolers import dropped_search_path
 __all__ = [
     "check_citus",
     "check_connections_under_asgi",
+    "check_orphaned_transactions",
+    "check_policies",
     "check_postgres_durability",
     "check_search_path",
 ]
@@ -30,11 +34,24 @@ _UNLOGGED: Final = """
     ORDER BY c.relname"""
 
 
+# A policy without ENABLE ROW LEVEL SECURITY has no effect.
+_POLICIES: Final = """
+    SELECT c.relname, c.relrowsecurity AND p.oid IS NOT NULL FROM pg_catalog.pg_class AS c
+    LEFT JOIN pg_catalog.pg_policy AS p ON p.polrelid = c.oid AND p.polname = %s
+    WHERE c.relname = ANY(%s::text[]) AND c.relkind IN ('r', 'p') AND pg_catalog.pg_table_is_visible(c.oid)
+    ORDER BY c.relname"""
+
+
+def _queried(databases: Sequence[str] | None) -> list[BaseDatabaseWrapper]:
+    """Return connections to those databases of ``databases`` that may have the app's tables."""
+    return [each for each in app_connections("postgresql") if each.alias in (databases or ())]
+
+
 @register("helix_store")
 def check_connections_under_asgi(
     app_configs: Apps = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W005: persistent connections in an ASGI project; I005: in a project without ASGI_APPLICATION."""
+    """Report W005, persistent connections in an ASGI project, or I005, in one without ASGI_APPLICATION."""
     served_by_asgi = bool(getattr(settings, "ASGI_APPLICATION", None))
     level, id_ = (Warning, "helix_store.W005") if served_by_asgi else (Info, "helix_store.I005")
     return [
@@ -53,7 +70,7 @@ def check_connections_under_asgi(
 def check_citus(
     app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E016: what the form for Citus does not work with. W009: a database with Citus, but without the form."""
+    """Report E016, settings with which Citus does not work, and W009, Citus without `HELIX_STORE_CITUS`."""
     messages: list[CheckMessage] = [
         Error(f"HELIX_STORE_CITUS of the database {alias!r}: {problem}.", hint=hint, id="helix_store.E016")
         for alias, problem, hint in citus_problems(app_aliases())
@@ -77,11 +94,9 @@ def check_citus(
 def check_postgres_durability(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E010: commits return before they are on disk. E011, E014: a crash can corrupt or empty the tables."""
+    """Report E010, commits before they are on disk, and E011 and E014, tables that a crash can damage."""
     messages: list[CheckMessage] = []
-    for connection in app_connections("postgresql"):
-        if connection.alias not in (databases or ()):
-            continue
+    for connection in _queried(databases):
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('synchronous_commit'), current_setting('fsync'), "
@@ -121,16 +136,14 @@ def check_postgres_durability(
 
 
 def _tables() -> list[str]:
-    """The app's tables, and those that other apps have registered."""
-    own = apps.get_app_config("helix_store").get_models(include_auto_created=True)
-    return [model._meta.db_table for model in (*own, *(table.model for table in registered_tables()))]
+    return [table.model._meta.db_table for table in tables()]
 
 
 @register(Tags.database, "helix_store")
 def check_search_path(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E015: a pooler has dropped the search path that the settings ask for."""
+    """Report E015: a pooler has dropped the search path of the settings."""
     return [
         Error(
             f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
@@ -139,6 +152,66 @@ def check_search_path(
             hint="Use a database or a role for each schema: ALTER ROLE … SET search_path = ….",
             id="helix_store.E015",
         )
-        for connection in app_connections("postgresql")
-        if connection.alias in (databases or ()) and (dropped := dropped_search_path(connection))
+        for connection in _queried(databases)
+        if (dropped := dropped_search_path(connection))
     ]
+
+
+@register(Tags.database, "helix_store")
+def check_policies(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Report W010: tables without the policy of row-level security, in a database or project that uses it. It
+    is a warning, because ``migrate`` must run to add the policies.
+    """
+    messages: list[CheckMessage] = []
+    for connection in _queried(databases):
+        with connection.cursor() as cursor:
+            cursor.execute(_POLICIES, [TENANT_POLICY, _tables()])
+            has_policy = dict(cursor.fetchall())
+        without = [name for name, is_there in has_policy.items() if not is_there]
+        if without and (conf.row_level_security() or any(has_policy.values())):
+            messages.append(
+                Warning(
+                    f"These tables in the PostgreSQL database {connection.alias!r} have no policy of "
+                    "row-level security, so that a role reads the rows of every tenant: "
+                    f"{', '.join(without)}.",
+                    hint="Write another migration with EnableRowLevelSecurity, which depends on the newest "
+                    "migrations of helix_store and of the apps of these tables.",
+                    id="helix_store.W010",
+                )
+            )
+    return messages
+
+
+_LONGEST_KEEPALIVE_SECONDS: Final = 900
+# A socket without TCP has keepalives of 0. Before PostgreSQL 17, its new setting is NULL.
+_BOUNDS: Final = """
+    SELECT current_setting('idle_in_transaction_session_timeout') <> '0'
+        OR coalesce(current_setting('transaction_timeout', true), '0') <> '0'
+        OR current_setting('tcp_keepalives_idle')::integer
+            + current_setting('tcp_keepalives_interval')::integer
+            * current_setting('tcp_keepalives_count')::integer BETWEEN 1 AND %s"""
+
+
+@register(Tags.database, "helix_store", deploy=True)
+def check_orphaned_transactions(
+    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Report W011, only for ``check --deploy``: a vanished client's transaction keeps its locks for hours."""
+    messages: list[CheckMessage] = []
+    for connection in _queried(databases):
+        with connection.cursor() as cursor:
+            cursor.execute(_BOUNDS, [_LONGEST_KEEPALIVE_SECONDS])
+            (is_bounded,) = cursor.fetchone()
+        if not is_bounded:
+            messages.append(
+                Warning(
+                    f"Nothing ends a transaction of the PostgreSQL database {connection.alias!r} whose "
+                    "client is gone: its session stays locked for hours.",
+                    hint='Set idle_in_transaction_session_timeout, for example with "OPTIONS": {"options": '
+                    '"-c idle_in_transaction_session_timeout=60s"}, or for the role behind a pooler.',
+                    id="helix_store.W011",
+                )
+            )
+    return messages

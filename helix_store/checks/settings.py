@@ -1,4 +1,4 @@
-"""Checks of what the project has set, which ask no database."""
+"""Checks of the project's settings, which do not query a database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Apps = Sequence[AppConfig] | None
 
 @register("helix_store")
 def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown keys, E002 an invalid table prefix, E004 invalid values."""
+    """Report unknown keys (E001), an invalid table prefix (E002) and invalid values (E004)."""
     try:
         configured = conf.configured()
     except ImproperlyConfigured as exc:
@@ -61,10 +61,9 @@ def _wrong_values() -> Iterable[str]:
             yield f'HELIX_STORE["{name}"] must be a whole number of at least 1.'
     if type(conf.get("ASYNC_THREADS")) is not int or conf.get("ASYNC_THREADS") < 0:
         yield 'HELIX_STORE["ASYNC_THREADS"] must be a whole number; 0 uses the thread Django keeps.'
-    if type(conf.get("FAST_PATHS")) is not bool:
-        yield 'HELIX_STORE["FAST_PATHS"] must be True or False.'
-    if type(conf.get("ROW_LEVEL_SECURITY")) is not bool:
-        yield 'HELIX_STORE["ROW_LEVEL_SECURITY"] must be True or False.'
+    for name in ("FAST_PATHS", "ROW_LEVEL_SECURITY", "RUN_ERROR_DETAILS"):
+        if type(conf.get(name)) is not bool:
+            yield f'HELIX_STORE["{name}"] must be True or False.'
     for name in ("STREAMS", "WORKSPACE_PROVIDERS"):
         if not isinstance(conf.get(name), dict):
             yield f'HELIX_STORE["{name}"] must be a dict.'
@@ -88,7 +87,7 @@ def _wrong_stream_options() -> Iterable[str]:
 
 @register("helix_store")
 def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """E003: the database of sessions is not in DATABASES."""
+    """Report E003: the database of sessions is not in DATABASES."""
     alias = alias_of("")
     if alias in connections:
         return []
@@ -103,7 +102,7 @@ def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckM
 
 @register(Tags.urls, "helix_store")
 def check_stream_permission(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """W006: the URLs of the app are included, and no permission is named."""
+    """Report W006: the URLs of the app are included, but no permission is set."""
     if conf.stream_permission() is not None or not getattr(settings, "ROOT_URLCONF", None):
         return []
     if not _includes("helix_store", get_resolver()):

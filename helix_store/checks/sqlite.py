@@ -1,4 +1,4 @@
-"""Checks of databases on SQLite: settings with which it loses or refuses writes."""
+"""Checks of SQLite databases: settings with which they lose or refuse writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
 def check_sqlite_settings(
     app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W001 no IMMEDIATE transactions, W002 no WAL, W003 commits without sync."""
+    """Report missing IMMEDIATE transactions (W001), missing WAL (W002) and commits without sync (W003)."""
     messages: list[CheckMessage] = []
     hint = _AVOID_WAL if _has_the_wal_reset_bug() else _SET_WAL
     for connection in app_connections("sqlite", only):
@@ -53,8 +53,9 @@ def check_sqlite_settings(
                 )
             )
         journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
-        avoids_the_bug = _has_the_wal_reset_bug() and journal_mode in _DURABLE_WITHOUT_WAL
-        if journal_mode != "wal" and not avoids_the_bug:
+        # This applies even to a backport of the fix, so a project may compare with one version number.
+        avoids_wal = sqlite3.sqlite_version_info < _FIRST_SAFE_SQLITE and journal_mode in _DURABLE_WITHOUT_WAL
+        if journal_mode != "wal" and not avoids_wal:
             messages.append(
                 Warning(
                     f"The SQLite database {connection.alias!r} is not in WAL mode: readers block writers.",
@@ -75,7 +76,7 @@ def check_sqlite_settings(
 
 
 def _sqlite_pragmas(connection: BaseDatabaseWrapper, *, ask: bool) -> tuple[str, str]:
-    """Journal mode and synchronous level: of the database if ``ask``, else of its settings."""
+    """Return journal mode and synchronous level, from the database if ``ask``, else from its settings."""
     if ask:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA journal_mode")
@@ -100,7 +101,7 @@ def _has_the_wal_reset_bug() -> bool:
 def check_sqlite_version(
     app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W004: WAL mode of an SQLite version with the WAL-reset bug; only under ``check --deploy``."""
+    """Report W004, only for ``check --deploy``: WAL mode with an SQLite that has the WAL-reset bug."""
     if not _has_the_wal_reset_bug():
         return []
     return [
@@ -119,7 +120,7 @@ def check_sqlite_version(
 def check_row_level_security(
     app_configs: Apps = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W007: row-level security for a database that has none."""
+    """Report W007: row-level security for a database that does not support it."""
     if not conf.row_level_security():
         return []
     return [

@@ -1,4 +1,4 @@
-"""Checks of the tables: those that hang on sessions, and the names of our own."""
+"""Checks of the tables that refer to sessions, and of the app's own table names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
 from helix_store import conf
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import tables
+from helix_store.catalogue.cascades import children_of_sessions
 from helix_store.engine.aliases import app_connections
-from helix_store.models import Session
-from helix_store.sessions.database.children import children_of_sessions
-from helix_store.transfer.layout import app_part
+from helix_store.transfer.layout import format_of
 
 __all__ = ["check_app_tables", "check_table_prefix"]
 
@@ -26,30 +25,30 @@ _FIRST_TABLES: Final = ("session", "message", "checkpoint", "run", "lock", "usag
 
 @register(Tags.models, "helix_store")
 def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
-    """E013: a registered table that no export can hold. W008: rows of sessions that nobody registered."""
+    """Report E013, registered tables that cannot be exported, and W008, unregistered rows of sessions."""
     messages: list[CheckMessage] = []
-    for table in registered_tables():
+    for table in tables():
         try:
-            app_part(table)
+            format_of(table)
         except TypeError as exc:
             messages.append(
                 Error(
                     f"The registered table of {table.model._meta.label} cannot be exported: {exc}",
-                    hint="Use a field that has a form in an export, or name the column in not_exported.",
+                    hint="Use a field that can be exported, or name the column in not_exported.",
                     obj=table.model,
                     id="helix_store.E013",
                 )
             )
-    known = {Session._meta.app_label, *(table.model._meta.label for table in registered_tables())}
+    known = {table.model for table in tables()}
     return messages + [
         Warning(
-            f"The rows of {model._meta.label} go with their session, but no export and no branch has them.",
+            f"The rows of {model._meta.label} are deleted with their session, but not exported or branched.",
             hint="Call helix_store.adapters.register_table in the ready() of its app; or silence this check.",
             obj=model,
             id="helix_store.W008",
         )
-        for relation in children_of_sessions()
-        if not known & {(model := relation.related_model)._meta.app_label, model._meta.label}
+        for model in (relation.related_model for relation in children_of_sessions())
+        if model not in known
     ]
 
 
@@ -57,7 +56,7 @@ def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessa
 def check_table_prefix(
     app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """E012: the tables were made with another table prefix."""
+    """Report E012: the tables were created with another table prefix."""
     prefix = conf.table_name("")
     return [
         Error(
@@ -74,7 +73,7 @@ def check_table_prefix(
 
 
 def _prefix_of_the_tables(connection: BaseDatabaseWrapper) -> str | None:
-    """The prefix of the tables that the app's migrations made, if the configured one has none."""
+    """Return the prefix of the tables that the migrations created, if none has the configured prefix."""
     names = {name.lower(): name for name in connection.introspection.table_names()}
     if conf.table_name("session").lower() in names:
         return None

@@ -1,4 +1,4 @@
-"""Cleanup of any state store, by its public methods."""
+"""Cleanup of any state store through its public methods."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from helix_store.cleanup.app_rows import Sweep
-from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
+from helix_store.catalogue.rows import Sweep
+from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, SessionKey, SessionKeys
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import UNLIMITED
@@ -28,28 +28,28 @@ __all__ = ["StateStoreCleanup"]
 
 
 class StateStoreCleanup:
-    """A `CleanupBackend` on a store without row locks: the expected version takes their place."""
+    """A `CleanupBackend` for a store without row locks, which checks the expected version instead."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        # No method of the contract tells the tenant; every store of this project has the attribute.
+        # No method of the contract returns the tenant, but every store of this project has the attribute.
         self._tenant: str = getattr(store, "tenant", "")
 
     def now(self) -> datetime:
         return moments.now()
 
-    def expired(self, now: datetime, after: Any, limit: int) -> Page:
+    def expired(self, now: datetime, after: Any, limit: int) -> SessionKeys:
         heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return Page(self._keys(head for head in heads if _has_expired(head, now)), position)
+        return SessionKeys(self._keys(head for head in heads if _has_expired(head, now)), position)
 
-    def overdue(self, now: datetime, after: Any, limit: int) -> Page:
+    def overdue(self, now: datetime, after: Any, limit: int) -> SessionKeys:
         heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return Page(self._keys(heads), position)
+        return SessionKeys(self._keys(heads), position)
 
-    def deletable(self, before: datetime, after: Any, limit: int) -> Page:
+    def deletable(self, before: datetime, after: Any, limit: int) -> SessionKeys:
         heads, position = self._heads([SessionStatus.FAILED], after, limit)
         marked = (head for head in heads if head.failure_reason == SESSION_EXPIRED)
-        return Page(self._keys(head for head in marked if _has_expired(head, before)), position)
+        return SessionKeys(self._keys(head for head in marked if _has_expired(head, before)), position)
 
     def non_terminal(self, keys: list[SessionKey]) -> list[SessionKey]:
         return keys

@@ -1,4 +1,4 @@
-"""One run of a cleanup: page by page, with an error of one session as its own."""
+"""One run of a cleanup, page by page. An error only affects the session that caused it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from helix_store.cleanup.app_rows import Sweep
+from helix_store.catalogue.rows import Sweep
 from helix_store.cleanup.backend import (
     CleanupBackend,
     CleanupOutcome,
-    Page,
     SessionKey,
+    SessionKeys,
     known_outcome,
 )
 from helix_store.cleanup.snapshots import MissingProvider, Snapshot, owned_snapshots
 from helix_store.cleanup.summary import CleanupReport, CleanupSummary
 from helix_store.cleanup.workspaces import WorkspaceProvider
-from helix_store.core.types import SubmissionOutcome
-from helix_store.sessions.tool_calls import default_answer
+from helix_store.core.contracts import StateStore
+from helix_store.core.types import Submission, SubmissionOutcome
+from helix_store.exceptions import LimitExceeded
+from helix_store.sessions.answers import default_answer
+from helix_store.sessions.store import StateStoreBase
 
 __all__ = ["Cleaner"]
 
@@ -52,7 +55,10 @@ class Cleaner:
         self.missing_providers: Counter[str] = Counter()
 
     def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
-        """Count what is expired; with a report, also add it and the overdue calls of other sessions."""
+        """Count expired sessions. A report also lists them and the overdue calls of other sessions.
+
+        This does not roll back a real run, because stores of other packages may have no transactions.
+        """
         for keys in self._expired_pages(limit):
             self._count(detected=len(keys))
             if self.report is not None:
@@ -108,20 +114,20 @@ class Cleaner:
             if detected == limit:
                 return
 
-    def _pages(self, page_after: Callable[[Any, int], Page]) -> Iterator[list[SessionKey]]:
+    def _pages(self, page_after: Callable[[Any, int], SessionKeys]) -> Iterator[list[SessionKey]]:
         keys, position = page_after(None, self.page_size)
         yield keys
         while position is not None:
             keys, position = page_after(position, self.page_size)
             yield keys
 
-    # An error of one session is counted and logged. It does not stop the cleanup of the others.
+    # An error in one session is counted and logged. It does not stop the cleanup of the others.
 
     def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
         """Mark the sessions of a page, and yield those that are `BUSY`.
 
-        The order is random, so that cleaners at the same page diverge. Where they meet, the sessions that
-        are left are read again.
+        The order is random, so that cleaners on the same page diverge. When they collide, the remaining
+        sessions are read again.
         """
         keys = self._mark_in_bulk(keys)
         random.shuffle(keys)
@@ -164,7 +170,7 @@ class Cleaner:
         try:
             outcome = self._attempt(key, deleted, wait=wait)
         except MissingProvider as exc:
-            # One line for all of them at the end: many sessions have the same provider.
+            # Many sessions may have the same provider, so one line at the end reports all of them.
             self.missing_providers[exc.provider] += 1
             self._count_problem(key)
             outcome = CleanupOutcome.FAILED
@@ -187,8 +193,17 @@ class Cleaner:
             return CleanupOutcome.GONE
         if outcome := known_outcome(candidate, self.now):
             return outcome
-        snapshots = owned_snapshots(self.providers, candidate.key, candidate.workspace_refs.values())
-        return self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
+        refs, left = candidate.workspace_refs.values(), None
+        try:
+            snapshots = owned_snapshots(self.providers, candidate.key, refs)
+        except LimitExceeded as exc:
+            # Agents write these folders. A folder that is too large must not keep its session from expiring.
+            snapshots, left = [], exc
+        outcome = self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
+        if left is not None and outcome is CleanupOutcome.MARKED:
+            self._count_problem(key)
+            logger.error("Session %r has expired, but its workspaces were left: %s", key.session_id, left)
+        return outcome
 
     def _apply_defaults(self, key: SessionKey) -> None:
         try:
@@ -197,7 +212,7 @@ class Cleaner:
                 answer = default_answer(call)
                 if answer is None:
                     continue
-                submission = store.submit_tool_result(key.session_id, call.tool_call_id, **answer)
+                submission = _submit_default(store, key.session_id, call.tool_call_id, answer)
                 if submission.outcome is SubmissionOutcome.ACCEPTED:
                     self._count(defaults_applied=1)
         except Exception:
@@ -237,6 +252,14 @@ class Cleaner:
     def _count(self, **numbers: int) -> None:
         sums = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
         self.summary = replace(self.summary, **sums)
+
+
+def _submit_default(
+    store: StateStore, session_id: str, tool_call_id: str, default: Mapping[str, Any]
+) -> Submission:
+    if isinstance(store, StateStoreBase):
+        return store._submit_default(session_id, tool_call_id, default)
+    return store.submit_tool_result(session_id, tool_call_id, **default)
 
 
 def _delete_snapshots(snapshots: list[Snapshot], deleted: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Cleanup of a database, for one tenant or for all of them."""
+"""Cleanup of a database, for one tenant or for all tenants."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any, Final
 
 from django.db.models import F, QuerySet
 
-from helix_store.cleanup.app_rows import Sweep, sweeps
-from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, Page, SessionKey
+from helix_store.catalogue.rows import Sweep, sweeps
+from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, SessionKey, SessionKeys
 from helix_store.cleanup.trees import require_writable
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
 from helix_store.core.payloads import decode_object
 from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint, after_keyset
 from helix_store.engine.statement import Statement, table
@@ -28,9 +27,9 @@ from helix_store.sessions.announcements import EXPIRY_SIGNALS
 from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.rows import first_row
-from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.database.trees import delete_tree, tree_keys
 from helix_store.sessions.tool_calls import due_calls
+from helix_store.stores.database import DatabaseStateStore
 
 __all__ = ["DatabaseCleanup"]
 
@@ -42,7 +41,7 @@ _IS_EXPIRED: Final = f"""
     status IN ({", ".join(f"'{status}'" for status in NON_TERMINAL)}) AND expires_at <= %(now)s"""
 
 _MARK_IN_BULK: Final = Statement(
-    # A session that another transaction has locked is skipped: it is marked later and alone.
+    # A session that another transaction has locked is skipped, and later marked on its own.
     postgresql=_MARK.format(
         unchanged=f"""
             SELECT s.id FROM {table(Session)} AS s
@@ -59,11 +58,11 @@ _MARK_IN_BULK: Final = Statement(
             ) AND {_IS_EXPIRED}"""
     ),
 )
-"""Mark those of the candidates whose version is unchanged, and return their keys."""
+"""Mark the candidates whose version is unchanged, and return their keys."""
 
 
 class DatabaseCleanup:
-    """A `CleanupBackend`. ``tenant`` is one tenant, or ``None`` for all of them."""
+    """A `CleanupBackend` for a database. ``tenant`` is one tenant, or ``None`` for all of them."""
 
     def __init__(self, using: str | None, tenant: str | None) -> None:
         self._using = using
@@ -71,16 +70,16 @@ class DatabaseCleanup:
         self._db = Database(using, tenant or "")
 
     def now(self) -> datetime:
-        return self._db.query(lambda: database_now(self._db))
+        return self._db.query(self._db.now)
 
-    def expired(self, now: datetime, after: Any, limit: int) -> Page:
+    def expired(self, now: datetime, after: Any, limit: int) -> SessionKeys:
         return self._page(self._of_tenant.non_terminal().expired(now), "expires_at", after, limit)
 
-    def overdue(self, now: datetime, after: Any, limit: int) -> Page:
+    def overdue(self, now: datetime, after: Any, limit: int) -> SessionKeys:
         return self._page(self._of_tenant.non_terminal().overdue(now), "pending_deadline", after, limit)
 
-    def deletable(self, before: datetime, after: Any, limit: int) -> Page:
-        # By the reason alone, as in the index: with the status too PostgreSQL expects a fraction of the rows.
+    def deletable(self, before: datetime, after: Any, limit: int) -> SessionKeys:
+        # Filter by the reason alone, as the index does. With the status, PostgreSQL expects too few rows.
         marked = self._of_tenant.filter(failure_reason=SESSION_EXPIRED)
         return self._page(marked.expired(before), "expires_at", after, limit)
 
@@ -90,7 +89,7 @@ class DatabaseCleanup:
         return [key for key in keys if key.key in found]
 
     def mark_in_bulk(self, keys: list[SessionKey], now: datetime) -> list[SessionKey]:
-        """Mark the sessions without workspaces that no other worker has locked; return the others."""
+        """Mark the sessions without workspaces that no other worker has locked, and return the others."""
         rows = self._with_keys(keys).values_list("pk", "version", "current__envelope")
         candidates = [
             {"id": key, "version": version}
@@ -122,7 +121,7 @@ class DatabaseCleanup:
     def mark(
         self, candidate: ExpiryCandidate, delete_snapshots: Callable[[], None], *, wait: bool
     ) -> CleanupOutcome:
-        """One transaction: lock the row, delete the snapshots, mark the session."""
+        """Lock the row, delete the snapshots and mark the session, all in one transaction."""
         unchanged = self._with_keys([candidate.key]).filter(version=candidate.version)
 
         def lock_delete_and_mark() -> CleanupOutcome:
@@ -132,7 +131,7 @@ class DatabaseCleanup:
             if candidate.workspace_refs:
                 require_writable(self._db, [candidate.key.key])
             delete_snapshots()
-            # With the version again: the row lock does not stop a provider that writes on this connection.
+            # Check the version again: the row lock does not stop a provider that writes on this connection.
             marked = unchanged.update(
                 status=SessionStatus.FAILED.value,
                 failure_reason=SESSION_EXPIRED,
@@ -169,15 +168,15 @@ class DatabaseCleanup:
 
         return db.transaction(delete_if_all_have_ended)
 
-    def _page(self, sessions: QuerySet[Session], order: str, after: Any, limit: int) -> Page:
-        """The next sessions in the order of an index."""
+    def _page(self, sessions: QuerySet[Session], order: str, after: Any, limit: int) -> SessionKeys:
+        """Return the next sessions in the order of an index."""
         if after is not None:
             time, key = after
             sessions = sessions.filter(after_keyset(Session, {order: time, "id": key}))
         page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
         rows = self._db.query(lambda: list(page))
         keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]
-        return Page(keys, (rows[-1][3], rows[-1][2]) if len(rows) == limit else None)
+        return SessionKeys(keys, (rows[-1][3], rows[-1][2]) if len(rows) == limit else None)
 
     @property
     def _sessions(self) -> SessionQuerySet:
@@ -200,5 +199,5 @@ def _has_no_workspaces(envelope: str | None) -> bool:
     try:
         return not decode_object(envelope).get("workspace_refs")
     except IntegrityFault:
-        # It cannot be read which workspaces an unreadable session has.
+        # The workspaces of an unreadable session are unknown.
         return False

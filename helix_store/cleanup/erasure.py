@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db.models import Exists, Model, OuterRef, QuerySet
 
 from helix_store import conf
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import tables
 from helix_store.cleanup import references, trees
 from helix_store.cleanup.backend import SessionKey
-from helix_store.cleanup.forecast import (
-    IN_USE,
-    Erased,
-    Forecast,
-    Left,
-    rows_of_streams,
-    streams_without_session,
-)
+from helix_store.cleanup.forecast import Forecast
 from helix_store.cleanup.receipt import ErasureReceipt, digest_of
 from helix_store.cleanup.requests import ErasureRequest
 from helix_store.cleanup.snapshots import MissingProvider
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
-from helix_store.core import moments
-from helix_store.engine.clocks import database_now
+from helix_store.core import moments, validation
+from helix_store.core.types import UserId
+from helix_store.counters.counting import delete_usage
 from helix_store.engine.database import Database
+from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.exceptions import InvalidQuery
-from helix_store.models import Lock, Session, Stream, SubSessionRef, UsageEntry
+from helix_store.models import Lock, Post, Session, Stream, SubSessionRef, UsageEntry
 from helix_store.sessions.database.trees import delete_locked_sessions, lock_tree, tree_keys
 from helix_store.streams.database import delete_orphaned_streams
 
@@ -40,8 +35,25 @@ __all__ = ["Erasure", "erase"]
 logger = logging.getLogger("helix_store.cleanup")
 
 _ROWS_PER_PAGE: Final = 1_000
+_IN_USE: Final = "it is in use"
 
 Rows = Counter[type[Model]]
+
+
+class _Erased(NamedTuple):
+    """The rows that erasing a tree has deleted and changed."""
+
+    deleted: Rows
+    changed: Rows
+    snapshots: int = 0
+
+
+class _Left(Exception):
+    """Raised when a tree is left unchanged."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class _NewBranches(Exception):
@@ -51,7 +63,7 @@ class _NewBranches(Exception):
 def erase(
     *,
     using: str | None = None,
-    user_id: str | None = None,
+    user_id: UserId | None = None,
     session_id: str | None = None,
     tenant: str | None = None,
     workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
@@ -61,23 +73,29 @@ def erase(
     dry_run: bool = False,
     progress: Callable[[ErasureReceipt], object] | None = None,
 ) -> ErasureReceipt:
-    """Erase a user (in one tenant or in all), a session, or a tenant, and return the receipt.
+    """Erase a user (in one tenant or in all), a session or a tenant, and return the receipt.
 
     Each session tree is one transaction. It locks the rows of the tree, deletes the workspace snapshots
     through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
-    branches of its sessions (they copy the history), usage that outlived a session, and what other sessions
-    hold of the erased ones: sub-session refs and the ids in their usage. A user's usage entries go wherever
-    they are. With a tenant go the rows that other apps keep of it. Safe to repeat and to interrupt; a
-    repeat continues.
+    branches of its sessions (they copy the history), usage that outlived a session, and the data that other
+    sessions hold of the erased ones: sub-session refs and the ids in their usage. All usage entries of a user
+    are deleted, wherever they are. A user's posts in the sessions of others lose their author, and waiting
+    ones are withdrawn. With a tenant, the rows that other apps keep of it are deleted. Erasure is safe to
+    repeat and to interrupt; a repeat continues.
 
-    A tree with a live lock, a running run or a stream with a live writer is left, unless ``force``. A tree
-    whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With
-    ``keep_branches`` branches stay, without the id of their source. Raises `InvalidQuery` for any other
-    combination of arguments, and for a session id that several tenants have.
+    Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is left. A
+    tree whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With
+    ``keep_branches``, branches stay but lose the id of their source. Raise `InvalidQuery` for any other
+    combination of arguments and for a session id that several tenants have, and `TenantMoved` for a tenant
+    that is moved to another database.
+
+    A dry run erases a user or a session in one transaction for each tenant, and rolls it back; it ignores
+    workspace snapshots. On SQLite, other writers wait for it. A tenant may have too many sessions for one
+    transaction, so its rows are only counted.
     """
     request = ErasureRequest(
         using=using,
-        user_id=user_id,
+        user_id=validation.user_id(user_id),
         session_id=session_id,
         tenant=tenant,
         workspace_providers=workspace_providers,
@@ -96,7 +114,7 @@ def erase(
 class Erasure:
     """One erasure, and its receipt so far.
 
-    ``left`` are the sessions that it left, with the reason; they are not part of the receipt.
+    ``left`` holds the sessions that were left, with the reason. They are not part of the receipt.
     """
 
     def __init__(self, request: ErasureRequest) -> None:
@@ -104,7 +122,6 @@ class Erasure:
         self._request = request
         given = request.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        self._forecast = Forecast(request)
         self.left: list[tuple[SessionKey, str]] = []
         subject, name = request.subject
         self.receipt = ErasureReceipt(
@@ -115,17 +132,19 @@ class Erasure:
             started_at=moments.now(),
         )
 
-    def batches(self) -> Iterator[ErasureReceipt]:
-        """Erase tree by tree; whoever stops to iterate has stopped it between two transactions."""
+    def batches(self) -> Generator[ErasureReceipt, None, None]:
+        """Erase tree by tree. Stop iterating to stop the erasure between two transactions."""
         for tenant in self._tenants():
             db = Database(self._request.using, tenant)
+            if self._request.tenant is not None:
+                # A tenant whose rows are in another database would look erased.
+                refuse_moved(db)
             if self._request.is_of_tenant and self._request.dry_run:
-                yield from self._count_trees(db)
+                yield from self._count_tenant(db)
             else:
-                for page in self._session_pages(db):
-                    for session_id in page.values():
-                        yield from self._erase_with_branches(db, session_id)
-            yield from self._erase_rest(db)
+                # A dry run is one transaction: what one tree has deleted must not be found by the next.
+                with db.rolled_back(dry_run=self._request.dry_run):
+                    yield from self._erase_in(db)
         receipt = self.receipt
         is_complete = not (
             self._request.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors
@@ -133,10 +152,16 @@ class Erasure:
         self.receipt = replace(receipt, finished_at=moments.now(), complete=is_complete)
         yield self.receipt
 
+    def _erase_in(self, db: Database) -> Iterator[ErasureReceipt]:
+        for page in self._session_pages(db):
+            for session_id in page.values():
+                yield from self._erase_with_branches(db, session_id)
+        yield from self._erase_rest(db)
+
     def _tenants(self) -> list[str]:
         if self._request.tenant is not None:
             return [self._request.tenant]
-        known = trees.tenants_of(self._request.using, [Session, UsageEntry, Lock, Stream])
+        known = trees.tenants_of(self._request.using, [each.model for each in tables() if each.names_tenant])
         if self._request.session_id is None:
             return known
         having = [tenant for tenant in known if self._has_traces(Database(self._request.using, tenant))]
@@ -147,18 +172,16 @@ class Erasure:
         return having
 
     def _has_traces(self, db: Database) -> bool:
-        """Whether the tenant has the session, or what is left of it."""
-        session_id = self._request.session_id or ""
-        rows: list[QuerySet[Any]] = [
-            Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id),
-            references.kept_usage(db, [session_id]),
-            Lock.objects.using(db.alias).filter(tenant=db.tenant, name=session_id),
-            Stream.objects.using(db.alias).filter(tenant=db.tenant, stream_id=session_id),
+        """Return whether the tenant has the session, or rows that a deleted one left behind."""
+        found: list[QuerySet[Any]] = [
+            table.model._base_manager.using(db.alias).filter(**{table.session_id: self._request.session_id})
+            for table in tables()
+            if table.session_id is not None
         ]
-        return any(db.query(each.exists) for each in rows)
+        return any(db.query(rows.filter(tenant=db.tenant).exists) for rows in found)
 
     def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
-        """The ids of the sessions to erase by their key, in its order: one that is left is not met again."""
+        """Yield the ids of sessions to erase by key. Key order avoids meeting a session twice."""
         sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
         if self._request.user_id is not None:
             sessions = sessions.filter(user_id=self._request.user_id)
@@ -169,7 +192,7 @@ class Erasure:
     # --- Trees and their branches -------------------------------------------------------------------
 
     def _erase_with_branches(self, db: Database, session_id: str) -> Iterator[ErasureReceipt]:
-        """Erase the branches first: when it is stopped, a repeat still finds them by their source."""
+        """Erase the branches first. If this is stopped, a repeat can still find them by their source."""
         waiting, met = [session_id], {session_id}
         while waiting:
             current = waiting[-1]
@@ -191,13 +214,10 @@ class Erasure:
         return set(references.branches_of(db, trees.ids_of(db, tree_keys(db, session_id))))
 
     def _erase_tree(self, db: Database, session_id: str, met: Collection[str], *, is_branch: bool) -> None:
-        """Erase one tree, or note why it is left. An error is that of this tree alone."""
+        """Erase one tree, or record why it is left. An error does not affect other trees."""
         try:
-            if self._request.dry_run:
-                erased = db.query(partial(self._forecast.of_tree, db, session_id))
-            else:
-                erased = db.transaction(partial(self._erase_now, db, session_id, met))
-        except Left as exc:
+            erased = db.transaction(partial(self._erase_now, db, session_id, met))
+        except _Left as exc:
             self._leave(db, session_id, exc.reason, sessions_left=1)
         except _NewBranches:
             raise
@@ -215,13 +235,13 @@ class Erasure:
                 snapshots_deleted=erased.snapshots,
             )
 
-    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> Erased:
-        """The transaction of one tree."""
+    def _erase_now(self, db: Database, session_id: str, met: Collection[str]) -> _Erased:
+        """Erase one tree in the current transaction."""
         keys = lock_tree(db, session_id)
         if not keys:
-            return Erased(Counter(), Counter())
+            return _Erased(Counter(), Counter())
         if not self._request.force and trees.is_in_use(db, keys):
-            raise Left(IN_USE)
+            raise _Left(_IN_USE)
         ids = trees.ids_of(db, keys)
         changed: Rows = Counter()
         branches = set() if self._request.is_of_tenant else set(references.branches_of(db, ids))
@@ -232,101 +252,110 @@ class Erasure:
         elif branches.difference(met):
             raise _NewBranches
         elif branches.intersection(key.session_id for key, _ in self.left if key.tenant == db.tenant):
-            raise Left("a branch of it is left")
-        snapshots = (
-            [] if self._request.leave_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
-        )
+            raise _Left("a branch of it is left")
+        keeps_snapshots = self._request.leave_snapshots or self._request.dry_run
+        snapshots = [] if keeps_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
         if snapshots:
             trees.require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
         deleted: Rows = Counter()
         deleted[SubSessionRef] = references.remove_foreign_refs(db, keys, ids)
-        deleted[UsageEntry], _ = references.kept_usage(db, ids).delete()
+        deleted[UsageEntry] = delete_usage(db, references.kept_usage(db, ids))
         changed[UsageEntry] = references.usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
         deleted[Lock], _ = trees.locks_of(db, keys).delete()
+        for rows in references.budgets_of_trees(db, ids):
+            deleted[rows.model], _ = rows.delete()
         deleted += delete_locked_sessions(db, keys, keep_usage=False)
-        # A stream of the session's own id, which no session names.
+        # A stream may have the session's own id without being named by any session.
         deleted += delete_orphaned_streams(db, ids)
-        return Erased(deleted, changed, len(snapshots))
+        return _Erased(deleted, changed, len(snapshots))
 
-    def _count_trees(self, db: Database) -> Iterator[ErasureReceipt]:
-        """Count what the erasure of a tenant does with its trees, page by page."""
+    def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
+        """Count what the erasure of a tenant would delete or leave, trees page by page.
+
+        Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for many minutes.
+        """
+        forecast = Forecast(self._request)
         for page in self._session_pages(db):
-            foreseen = self._forecast.of_page(db, list(page))
+            foreseen = forecast.of_page(db, list(page))
             for key in foreseen.in_use:
-                self._leave(db, page[key], IN_USE, sessions_left=1)
+                self._leave(db, page[key], _IN_USE, sessions_left=1)
             self._count(foreseen.deleted, trees=foreseen.trees)
+            yield self.receipt
+        self._count(db.query(partial(forecast.streams, db)))
+        rows = [_of_tenant(db, UsageEntry), self._free(db, _of_tenant(db, Lock))]
+        if not self.left:
+            rows += [_of_tenant(db, table.model) for table in tables("tenant")]
+        for each in rows:
+            self._count({each.model: db.query(each.count)})
             yield self.receipt
 
     # --- What belongs to no tree ----------------------------------------------------------------------
 
     def _erase_rest(self, db: Database) -> Iterator[ErasureReceipt]:
-        if self._request.dry_run and not self._request.is_of_tenant:
-            self._count(db.query(partial(self._forecast.beside_trees, db)))
-        usage = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
+        usage = _of_tenant(db, UsageEntry)
         if self._request.user_id is not None:
             yield from self._delete_pages(db, usage.filter(user_id=self._request.user_id))
+            for rows in references.budgets_of_user(db, self._request.user_id):
+                yield from self._delete_pages(db, rows)
+            yield from self._forget_author(db, self._request.user_id)
         elif self._request.session_id is not None:
             yield from self._erase_deleted_session(db, self._request.session_id)
         else:
             yield from self._erase_rest_of_tenant(db, usage)
 
+    def _forget_author(self, db: Database, user_id: str) -> Iterator[ErasureReceipt]:
+        """Remove a user from posts in the sessions of others, and withdraw those that wait."""
+        posts = references.posts_of(db, user_id)
+        keys = db.query(
+            lambda: list(posts.order_by("session_id").values_list("session_id", flat=True).distinct())
+        )
+        for key in keys:
+            self._count(None, {Post: db.transaction(partial(references.forget_author, db, key, user_id))})
+            yield self.receipt
+
     def _erase_deleted_session(self, db: Database, session_id: str) -> Iterator[ErasureReceipt]:
-        """What a session that was deleted before has left: usage, and a lock."""
+        """Erase the usage, lock and stream that a session has left behind if it was deleted earlier."""
         session = Session.objects.using(db.alias).filter(tenant=db.tenant, session_id=session_id)
         if db.query(session.exists):
             return
         yield from self._delete_pages(db, references.kept_usage(db, [session_id]))
-        locks = Lock.objects.using(db.alias).filter(tenant=db.tenant, name=session_id)
+        for rows in references.budgets_of_trees(db, [session_id]):
+            yield from self._delete_pages(db, rows)
+        locks = _of_tenant(db, Lock).filter(name=session_id)
         yield from self._delete_pages(db, self._free(db, locks))
-        streams = streams_without_session(db).filter(stream_id=session_id)
-        yield from self._delete_streams(db, streams)
+        yield from self._delete_streams(db, _streams_without_session(db).filter(stream_id=session_id))
 
     def _erase_rest_of_tenant(self, db: Database, usage: QuerySet[UsageEntry]) -> Iterator[ErasureReceipt]:
-        if not self._request.dry_run:
-            # The usage, streams and locks of a session that was left stay with it.
-            usage = usage.filter(session__isnull=True)
-        yield from self._delete_pages(db, usage)
-        streams = Stream.objects.using(db.alias).filter(tenant=db.tenant)
-        yield from self._delete_streams(db, streams if self._request.dry_run else streams_without_session(db))
-        locks = Lock.objects.using(db.alias).filter(tenant=db.tenant)
-        if not self._request.dry_run:
-            session = Session.objects.using(db.alias).filter(
-                tenant=OuterRef("tenant"), session_id=OuterRef("name")
-            )
-            locks = locks.filter(~Exists(session))
-        yield from self._delete_pages(db, self._free(db, locks))
+        # If a session is left, its usage, streams and locks are left too.
+        yield from self._delete_pages(db, usage.filter(session__isnull=True))
+        yield from self._delete_streams(db, _streams_without_session(db))
+        session = Session.objects.using(db.alias).filter(
+            tenant=OuterRef("tenant"), session_id=OuterRef("name")
+        )
+        yield from self._delete_pages(db, self._free(db, _of_tenant(db, Lock).filter(~Exists(session))))
         if not self.left:
-            # A session that was left may need them.
-            for table in registered_tables("tenant"):
-                rows = table.model._base_manager.using(db.alias).filter(tenant=db.tenant)
-                yield from self._delete_pages(db, rows)
+            # A session that was left may need these rows.
+            for table in tables("tenant"):
+                yield from self._delete_pages(db, _of_tenant(db, table.model))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
-        """Those of the locks that nobody holds; the others are left, unless forced."""
+        """Return the locks that nobody holds, or all of them with ``force``. Held locks are left."""
         if self._request.force:
             return locks
-        now = db.query(lambda: database_now(db))
+        now = db.query(db.now)
         held = locks.filter(expires_at__gt=now)
         self._count(locks_left=db.query(held.count))
         return locks.exclude(expires_at__gt=now)
 
     def _delete_pages(self, db: Database, rows: QuerySet[Any]) -> Iterator[ErasureReceipt]:
-        if self._request.dry_run:
-            self._count({rows.model: db.query(rows.count)})
-            yield self.receipt
-            return
         for page in _pages(db, rows, "pk"):
             doomed = rows.filter(pk__in=[key for key, _ in page])
-            self._count({rows.model: db.transaction(lambda doomed=doomed: doomed.delete()[0])})  # type: ignore[misc]
+            self._count({rows.model: db.transaction(partial(_delete, db, doomed))})
             yield self.receipt
 
     def _delete_streams(self, db: Database, streams: QuerySet[Stream]) -> Iterator[ErasureReceipt]:
-        if self._request.dry_run:
-            self._count(db.query(partial(rows_of_streams, streams)))
-            yield self.receipt
-            return
         for page in _pages(db, streams, "stream_id"):
             for _, stream_id in page:
                 self._count(db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
@@ -354,8 +383,22 @@ class Erasure:
         self.receipt = replace(self.receipt, **sums)
 
 
+def _of_tenant(db: Database, model: type[Model]) -> QuerySet[Any]:
+    return model._base_manager.using(db.alias).filter(tenant=db.tenant)
+
+
+def _streams_without_session(db: Database) -> QuerySet[Stream]:
+    """Return the streams that no session names."""
+    named = Session.objects.using(db.alias).filter(tenant=OuterRef("tenant"), stream_id=OuterRef("stream_id"))
+    return _of_tenant(db, Stream).filter(~Exists(named))
+
+
+def _delete(db: Database, rows: QuerySet[Any]) -> int:
+    return delete_usage(db, rows) if rows.model is UsageEntry else rows.delete()[0]
+
+
 def _pages(db: Database, rows: QuerySet[Any], column: str) -> Iterator[list[tuple[int, Any]]]:
-    """Pages by key, with a column."""
+    """Yield pages by key, each with a column."""
     ordered = rows.order_by("pk").values_list("pk", column)
     key = 0
     while True:

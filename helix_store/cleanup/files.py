@@ -1,4 +1,4 @@
-"""Files of a storage, listed and deleted without following a link."""
+"""Files of a storage, listed and deleted without following links."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _ERRORS_OF_A_LINK: Final = (errno.ELOOP, errno.ENOTDIR)
 
 
 class Files(Protocol):
-    """The files of a storage. A folder is given as the names from the root downwards."""
+    """The files of a storage. A folder is given as its names, from the root downwards."""
 
     def is_folder(self, parts: Parts) -> bool | None:
-        """Whether this is a folder and no link to one; ``None`` if there is nothing."""
+        """Return whether this is a folder and not a link to one, or ``None`` if it does not exist."""
         ...
 
     def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
-        """The names in a folder, each with whether it is a folder; none if there is no such folder."""
+        """Yield each name in a folder and whether it is a folder, or nothing if the folder does not exist."""
         ...
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a link and not what it links to. It is no error if there is nothing."""
+        """Delete a file, or a link but not its target. It is not an error if the file does not exist."""
         ...
 
 
 def files_of(storage: Storage) -> Files:
-    # Django's storage in memory has paths of files that do not exist.
+    # Django's in-memory storage has paths, but the files do not exist.
     if isinstance(storage, InMemoryStorage):
         return RemoteFiles(storage)
     try:
@@ -52,9 +52,9 @@ def files_of(storage: Storage) -> Files:
 def files_below(
     files: Files, owned: Parts, folder: Parts, *, max_depth: int, max_entries: int
 ) -> Iterator[str]:
-    """The names of all files below a folder, with links as files.
+    """Yield the names of all files below a folder, counting links as files.
 
-    What stands in the way from ``owned`` to ``folder`` and is no folder is the only file. Raises
+    If something other than a folder is on the way from ``owned`` to ``folder``, it is the only file. Raise
     `LimitExceeded` for a folder deeper than ``max_depth`` below ``folder``, and after ``max_entries`` files
     and folders.
     """
@@ -81,13 +81,13 @@ def files_below(
 
 
 class RemoteFiles:
-    """Files that only Django's storage API reaches. There are no links in it."""
+    """Files that are only accessible through Django's storage API. They contain no links."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     def is_folder(self, parts: Parts) -> bool | None:
-        # The API cannot tell; a folder that does not exist has no entries.
+        # The API cannot tell, but a folder that does not exist has no entries.
         return True
 
     def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
@@ -98,7 +98,7 @@ class RemoteFiles:
         yield from ((name, False) for name in files if name)
         for name in folders:
             if name:
-                # A key of an object store may contain "..", which its back end resolves.
+                # A key in an object store may contain "..", which its back end resolves.
                 portable_parts(name, "snapshot_id")
                 yield name, True
 
@@ -107,7 +107,7 @@ class RemoteFiles:
 
 
 class _Place(NamedTuple):
-    """An open folder: paths of its files are relative to the descriptor, if there is one."""
+    """An open folder. Paths of its files are relative to the descriptor, if there is one."""
 
     descriptor: int | None
     path: str
@@ -118,7 +118,7 @@ class _Place(NamedTuple):
 
 
 class LocalFiles:
-    """Files below a folder of this machine, whose own path may contain links."""
+    """Files below a folder on this machine. The folder's own path may contain links."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -141,7 +141,7 @@ class LocalFiles:
             return
 
     def delete(self, name: str) -> None:
-        # Not by the storage: it follows links, and deletes what a folder was replaced with after the listing.
+        # Do not use the storage: it follows links, and a folder may have been replaced since the listing.
         *folder, file = parts_of_path(name, "snapshot_id")
         try:
             with self._opened(tuple(folder)) as place:
@@ -151,9 +151,9 @@ class LocalFiles:
 
     @contextmanager
     def _opened(self, folder: Parts) -> Iterator[_Place]:
-        """Open a folder. Raises `SuspiciousFileOperation` if a link or a file is on the way."""
+        """Open a folder. Raise `SuspiciousFileOperation` if a link or a file is on the way."""
         if not {os.open, os.stat, os.unlink} <= os.supports_dir_fd:
-            # Windows: a link that is made between the check and the use is not noticed.
+            # On Windows, a link that is created between the check and the use goes unnoticed.
             path = os.path.join(os.path.realpath(self._root), *folder)
             if os.path.realpath(path) != path:
                 raise _link_on_the_way(folder)

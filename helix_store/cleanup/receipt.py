@@ -1,4 +1,4 @@
-"""The receipt of an erasure: numbers and digests, and nothing of what was erased."""
+"""The receipt of an erasure. It only contains numbers and digests, and nothing that was erased."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["ErasureReceipt", "digest_of"]
 
 
 def digest_of(identifier: str) -> str:
-    """The SHA-256 of an id, by which its owner finds the receipt."""
+    """Return the SHA-256 of an id. The owner of the id can find the receipt by it."""
     return hashlib.sha256(identifier.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureReceipt(Serializable):
-    """What an erasure deleted; of a dry run, what it would delete. ``to_dict()`` is plain JSON.
+    """A record of what an erasure deleted, or would delete in a dry run. ``to_dict()`` is plain JSON.
 
     ``subject`` is ``user``, ``session`` or ``tenant``. ``deleted`` and ``changed`` are numbers of rows by
-    table; ``changed`` rows belong to others and lost their reference to what was erased. ``sessions_left``
-    are trees in use, and sources of branches in use; ``errors`` counts trees with a problem. ``complete`` is
-    true when nothing was left.
+    table; ``changed`` rows belong to others and lost their reference to the erased data. ``sessions_left``
+    counts trees in use, and sources of branches in use; ``errors`` counts trees with a problem. ``complete``
+    is true if nothing was left.
     """
 
     subject: str

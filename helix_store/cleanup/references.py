@@ -1,23 +1,30 @@
-"""Rows outside of a session tree that name its sessions, or hold a copy of them."""
+"""Rows outside of a session tree that refer to its sessions, or hold copies of their data."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from django.db.models import Exists, Model, OuterRef, QuerySet
 
+from helix_store.core.budgets import BudgetScope
 from helix_store.core.types import BRANCHED_FROM
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import has_metadata
-from helix_store.models import Session, SubSessionRef, UsageEntry
-from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.models import Budget, BudgetCounter, Post, PostState, Session, SubSessionRef, UsageEntry
+from helix_store.sessions.database.locking import advance, lock_session, lock_sessions
+from helix_store.sessions.post_sql import SET_NEXT_POST
 
 __all__ = [
     "branches_of",
+    "budgets_of_trees",
+    "budgets_of_user",
     "foreign_refs",
+    "forget_author",
     "forget_branching_point",
     "kept_usage",
+    "posts_of",
     "remove_foreign_refs",
     "usage_of_sub_sessions",
 ]
@@ -26,7 +33,7 @@ Rows = Counter[type[Model]]
 
 
 def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
-    """The sessions that were branched from one of these; each holds a copy of a part of its history."""
+    """Return the sessions branched from one of these. Each holds a copy of a part of its history."""
     sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
     found: set[str] = set()
     for session_id in session_ids:
@@ -36,7 +43,7 @@ def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
 
 
 def forget_branching_point(db: Database, session_id: str) -> None:
-    """Remove the id of its source from a branch. Call in a transaction."""
+    """Remove the id of its source from a branch. Call this in a transaction."""
     head = lock_session(db, session_id)
     metadata = Session.objects.using(db.alias).values_list("metadata", flat=True).get(pk=head.pk)
     advance(db, head, metadata={key: value for key, value in metadata.items() if key != BRANCHED_FROM})
@@ -45,15 +52,15 @@ def forget_branching_point(db: Database, session_id: str) -> None:
 def foreign_refs(
     db: Database, keys: Collection[int], session_ids: Collection[str]
 ) -> QuerySet[SubSessionRef]:
-    """The refs of other sessions to these; a ref holds the output of its sub-session."""
+    """Return the refs from other sessions to these. A ref holds the output of its sub-session."""
     refs = SubSessionRef.objects.using(db.alias).filter(sub_session_id__in=session_ids, location="local")
-    # Not a join: without statistics SQLite would begin it with all sessions of the tenant.
+    # This is not a join, because without statistics SQLite would start with all sessions of the tenant.
     of_tenant = Session.objects.using(db.alias).filter(pk=OuterRef("session_id"), tenant=db.tenant)
     return refs.filter(Exists(of_tenant)).exclude(session_id__in=keys)
 
 
 def remove_foreign_refs(db: Database, keys: Collection[int], session_ids: Collection[str]) -> int:
-    """Delete them, each under the lock of its session, which gets a new version. Call in a transaction."""
+    """Delete such refs, locking each session and raising its version. Call this in a transaction."""
     refs = foreign_refs(db, keys, session_ids)
     owners = list(refs.order_by("session_id").values_list("session__session_id", flat=True).distinct())
     removed = 0
@@ -65,7 +72,7 @@ def remove_foreign_refs(db: Database, keys: Collection[int], session_ids: Collec
 
 
 def kept_usage(db: Database, session_ids: Collection[str]) -> QuerySet[UsageEntry]:
-    """The entries of deleted sessions with these ids."""
+    """Return the usage entries of deleted sessions with these ids."""
     entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
     return entries.filter(recorded_for__in=session_ids, session__isnull=True)
 
@@ -73,6 +80,42 @@ def kept_usage(db: Database, session_ids: Collection[str]) -> QuerySet[UsageEntr
 def usage_of_sub_sessions(
     db: Database, keys: Collection[int], session_ids: Collection[str]
 ) -> QuerySet[UsageEntry]:
-    """The entries of other sessions that name one of these as the sub-session."""
+    """Return the entries of other sessions that name one of these as their sub-session."""
     entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant, sub_session_id__in=session_ids)
     return entries.exclude(session_id__in=keys)
+
+
+def budgets_of_user(db: Database, user_id: str) -> Iterator[QuerySet[Any]]:
+    """Yield the counters of a user, also those of a budget for each user, and then the user's budgets."""
+    budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=BudgetScope.USER)
+    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value=user_id)
+    yield counters.filter(name__in=budgets.values("name"))
+    yield budgets.filter(value=user_id)
+
+
+def budgets_of_trees(db: Database, session_ids: Collection[str]) -> Iterator[QuerySet[Any]]:
+    """Yield the counters and then the budgets of trees with these roots."""
+    budgets = Budget.objects.using(db.alias).filter(
+        tenant=db.tenant, scope=BudgetScope.TREE, value__in=session_ids
+    )
+    counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant)
+    yield counters.filter(name__in=budgets.values("name"))
+    yield budgets
+
+
+def posts_of(db: Database, author: str) -> QuerySet[Post]:
+    """Return a user's posts in the sessions of the tenant."""
+    return Post.objects.using(db.alias).filter(author=author, session__tenant=db.tenant)
+
+
+def forget_author(db: Database, key: int, author: str) -> int:
+    """Remove an author from a session's posts, withdraw waiting ones, and return the number of posts.
+
+    Call this in a transaction.
+    """
+    lock_sessions(db, [key])
+    posts = Post.objects.using(db.alias).filter(session_id=key, author=author)
+    posts.filter(state=PostState.WAITING).update(state=PostState.WITHDRAWN, payload=None)
+    forgotten = posts.update(author=None)
+    db.execute(SET_NEXT_POST, {"key": key})
+    return forgotten

@@ -1,4 +1,4 @@
-"""What a caller asks of retention and of erasure."""
+"""The request that a caller makes for an erasure."""
 
 from __future__ import annotations
 
@@ -7,29 +7,14 @@ from dataclasses import dataclass
 
 from helix_store.cleanup.workspaces import WorkspaceProvider
 from helix_store.core import validation
-from helix_store.core.retention import RetentionPolicy
-from helix_store.core.types import Timestamp
 from helix_store.exceptions import InvalidQuery
 
-__all__ = ["ErasureRequest", "RetentionRequest"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionRequest:
-    """The arguments of `apply_retention`."""
-
-    using: str | None = None
-    tenant: str | None = None
-    policy: RetentionPolicy | None = None
-    workspace_providers: Mapping[str, WorkspaceProvider] | None = None
-    page_size: int | None = None
-    now: Timestamp | None = None
-    dry_run: bool = False
+__all__ = ["ErasureRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureRequest:
-    """The arguments of `erase`. Raises `InvalidQuery` for a wrong combination."""
+    """The arguments of `erase`. Raises `InvalidQuery` for an invalid combination."""
 
     using: str | None = None
     user_id: str | None = None
@@ -53,11 +38,11 @@ class ErasureRequest:
 
     @property
     def is_of_tenant(self) -> bool:
-        """Whether everything in the tenant goes."""
+        """True if everything in the tenant is erased."""
         return self.user_id is None and self.session_id is None
 
     @property
     def subject(self) -> tuple[str, str]:
-        """What is erased, and its id."""
+        """The kind of the erased subject, and its id."""
         named = {"user": self.user_id, "session": self.session_id, "tenant": self.tenant}
         return next((kind, name) for kind, name in named.items() if name is not None)

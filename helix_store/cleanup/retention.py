@@ -1,4 +1,4 @@
-"""Retention: delete idle sessions, old checkpoints, chunks of ended streams, and old usage."""
+"""Retention: deletion of idle sessions, old checkpoints, chunks of ended streams and old usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from django.db.models import Exists, Model, OuterRef
 
 from helix_store import conf
 from helix_store.cleanup import trees
-from helix_store.cleanup.requests import RetentionRequest
 from helix_store.cleanup.snapshots import MissingProvider
 from helix_store.cleanup.sql import ANONYMISE_USAGE, NOT_IDLE, SURPLUS_CHECKPOINTS, TOO_MANY_CHECKPOINTS
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
@@ -23,13 +22,13 @@ from helix_store.core import validation
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import SessionStatus, Timestamp
-from helix_store.engine.clocks import database_now
+from helix_store.counters.counting import change_usage, delete_usage
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, list_parameter
 from helix_store.exceptions import TenantMoved
 from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
-from helix_store.sessions.database.store import DatabaseStateStore
 from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
+from helix_store.stores.database import DatabaseStateStore
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.pruning import prune_batches, would_empty
 
@@ -45,10 +44,10 @@ Rows = Counter[type[Model]]
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport(Serializable):
-    """The rows by table that each rule deleted or anonymised; of a dry run, those that it would.
+    """The numbers of rows, by table, that each rule deleted or anonymised, or would in a dry run.
 
     ``trees`` counts deleted session trees, ``in_use`` idle trees with a live lock, a running run or a stream
-    with a live writer, and ``errors`` sessions with a problem. The last two were left as they are.
+    with a live writer, and ``errors`` sessions with a problem. The last two were left unchanged.
     """
 
     dry_run: bool = False
@@ -75,20 +74,23 @@ def apply_retention(
     dry_run: bool = False,
     progress: Callable[[RetentionReport], object] | None = None,
 ) -> RetentionReport:
-    """Apply a policy, by default that of the settings, to one tenant or to all of them.
+    """Apply a policy, by default the one in the settings, to one tenant or to all of them.
 
-    A session tree is deleted as a whole, children first, when each of its sessions is idle by the rule of its
-    status: one transaction, which locks the rows of the tree, looks again, deletes the workspace snapshots
-    through their providers, and then the rows. Usage is kept until its own rule. Trees with a live lock, a
-    running run or a stream with a live writer are left alone, and so are trees of which another session has a
-    part. Everything else goes in transactions of one session, one stream or one page of entries. Safe to
-    repeat, to interrupt, and to run several times at once. A session that cannot be deleted is logged and
-    counted in ``errors``, and so is a tenant that is moved to another database at the moment.
+    A session tree is deleted as a whole, children first, if each of its sessions is idle by the rule of its
+    status. One transaction locks the rows of the tree, checks again, deletes the workspace snapshots through
+    their providers, and then deletes the rows. Usage is kept until its own rule applies. Trees with a live
+    lock, a running run or a stream with a live writer are left alone, and so are trees that share a session
+    with another tree. All other deletions use transactions of one session, one stream or one page of entries.
+    It is safe to repeat, to interrupt, and to run several times at once. A session that cannot be deleted, or
+    a tenant that is being moved to another database, is logged and counted in ``errors``.
 
-    ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always
-    follow that clock. ``progress`` is called after each batch. Raises `InvalidQuery` for invalid arguments.
+    A dry run counts, in a few statements for each page. It does not roll back a real run: a rule must not
+    find what another one has deleted, so that would be one transaction, which locks all rows for minutes.
+
+    ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always use
+    that clock. ``progress`` is called after each batch. Raise `InvalidQuery` for invalid arguments.
     """
-    request = RetentionRequest(
+    retention = Retention(
         using=using,
         tenant=tenant,
         policy=policy,
@@ -97,7 +99,6 @@ def apply_retention(
         now=now,
         dry_run=dry_run,
     )
-    retention = Retention(request)
     for report in retention.batches():
         if progress is not None:
             progress(report)
@@ -105,32 +106,42 @@ def apply_retention(
 
 
 class Retention:
-    """One application of a policy, and its report so far. Raises `InvalidQuery` for an invalid request."""
+    """One application of a policy, and its report so far. Its arguments are those of `apply_retention`."""
 
-    def __init__(self, request: RetentionRequest) -> None:
+    def __init__(
+        self,
+        *,
+        using: str | None = None,
+        tenant: str | None = None,
+        policy: RetentionPolicy | None = None,
+        workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
+        page_size: int | None = None,
+        now: Timestamp | None = None,
+        dry_run: bool = False,
+    ) -> None:
         conf.require_usable_prefix()
-        self._using = request.using
-        self._tenant = None if request.tenant is None else validation.tenant(request.tenant)
-        self._policy = conf.retention() if request.policy is None else request.policy
-        given = request.workspace_providers
+        self._using = using
+        self._tenant = None if tenant is None else validation.tenant(tenant)
+        self._policy = conf.retention() if policy is None else policy
+        given = workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        page_size = conf.page_size() if request.page_size is None else request.page_size
+        page_size = conf.page_size() if page_size is None else page_size
         self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
-        self._now = None if request.now is None else validation.aware_datetime(request.now, "now")
-        self._dry_run = request.dry_run
-        self.report = RetentionReport(dry_run=request.dry_run)
+        self._now = None if now is None else validation.aware_datetime(now, "now")
+        self._dry_run = dry_run
+        self.report = RetentionReport(dry_run=dry_run)
         days = self._policy.streams_ended_days
         self._prune_request = None if days is None else self._request_to_prune(timedelta(days=days))
-        # What a dry run would have deleted with its session, so that no other rule deletes it.
+        # The rows that a dry run counted with their sessions, so that no other rule counts them again.
         self._doomed: Counter[str] = Counter()
 
     def batches(self) -> Iterator[RetentionReport]:
-        """Apply the policy batch by batch; whoever stops to iterate has stopped it between two batches."""
+        """Apply the policy batch by batch. Stop iterating to stop it between two batches."""
         if self._policy.keeps_everything:
             return
         if self._now is None:
             db = Database(self._using, "")
-            self._now = db.query(lambda: database_now(db))
+            self._now = db.query(db.now)
         given = self._tenant
         tenants = trees.tenants_of(self._using, [Session, UsageEntry]) if given is None else [given]
         rules: list[Callable[[Database], Iterator[RetentionReport]]] = []
@@ -151,7 +162,7 @@ class Retention:
             yield from rule(Database(self._using, tenant))
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionReport]) -> Iterator[RetentionReport]:
-        """The steps for one of all tenants. One that is moved does not keep the next ones from theirs."""
+        """Run the steps for one of several tenants. If it is being moved, the others are still handled."""
         try:
             yield from steps
         except TenantMoved:
@@ -189,7 +200,7 @@ class Retention:
                 yield self.report
 
     def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
-        """Ids by key of idle sessions without a parent, in the order of the index by status."""
+        """Yield ids by key of idle sessions without a parent, in the order of the index by status."""
         parent = Session.objects.using(db.alias).filter(
             tenant=OuterRef("tenant"), session_id=OuterRef("parent_session_id")
         )
@@ -207,7 +218,7 @@ class Retention:
             after = dict(zip(order, (rows[-1][2], rows[-1][1]), strict=True))
 
     def _closed_trees(self, db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
-        """Those of the trees that are idle, and have no session that is part of another tree."""
+        """Return the idle trees that do not share a session with another tree."""
         found = forest_keys(db, tops)
         used = self._not_idle(db, set().union(*found.values()))
         idle = {top: keys for top, keys in found.items() if not keys & used}
@@ -225,11 +236,11 @@ class Retention:
         return {key for (key,) in db.read(NOT_IDLE, parameters)}
 
     def _delete(self, db: Database, session_id: str) -> None:
-        """Delete one tree, unless it is in use. An error is that of this tree alone."""
+        """Delete one tree unless it is in use. An error does not affect other trees."""
         deleted_snapshots = 0
 
         def delete_if_still_idle() -> Rows | None:
-            """The deleted rows; ``None`` for a tree in use."""
+            """Return the deleted rows, or ``None`` if the tree is in use."""
             nonlocal deleted_snapshots
             keys = lock_tree(db, session_id, wait=False)
             if not keys or self._not_idle(db, keys):
@@ -278,7 +289,7 @@ class Retention:
         self._doom(db, keys, streams)
 
     def _doom(self, db: Database, keys: Collection[int], streams: Sequence[trees.DoomedStream]) -> None:
-        """Note what the other rules would have found here."""
+        """Record the rows that other rules would have found here."""
         if self._policy.checkpoints_keep is not None:
             parameters = {"keep": self._policy.checkpoints_keep, "keys": list_parameter(db, list(keys))}
             ((surplus,),) = db.read(SURPLUS_CHECKPOINTS, parameters)
@@ -324,7 +335,7 @@ class Retention:
         except TenantMoved:
             if self._tenant is not None:
                 raise
-            # One statement for all tenants meets the fence of the one that is moved.
+            # One statement for all tenants fails if one of them is being moved.
             for tenant in trees.tenants_of(self._using, [Stream]):
                 yield from self._unless_moved(tenant, self._prune_streams_of(tenant, self._prune_request))
 
@@ -347,7 +358,7 @@ class Retention:
             dropped = entries.filter(timestamp__lte=self._before(drop))
             yield from self._in_pages(db, "usage_dropped", dropped, _drop_usage)
         if anonymise is not None:
-            # An entry without an id of its session is anonymous already.
+            # An entry without a session id is already anonymous.
             named = entries.filter(timestamp__lte=self._before(anonymise), recorded_for__gt="")
             if drop is not None:
                 named = named.filter(timestamp__gt=self._before(drop))
@@ -376,9 +387,9 @@ class Retention:
 
 
 def _drop_usage(db: Database, keys: list[int]) -> int:
-    deleted, _ = UsageEntry.objects.using(db.alias).filter(pk__in=keys).delete()
-    return deleted
+    return delete_usage(db, UsageEntry.objects.using(db.alias).filter(pk__in=keys))
 
 
 def _anonymise_usage(db: Database, keys: list[int]) -> int:
-    return len(db.execute(ANONYMISE_USAGE, {"keys": list_parameter(db, keys), "secret": secrets.token_hex()}))
+    parameters = {"keys": list_parameter(db, keys), "secret": secrets.token_hex()}
+    return len(change_usage(db, keys, lambda: db.execute(ANONYMISE_USAGE, parameters)))

@@ -19,7 +19,7 @@ from helix_store.engine.aliases import app_aliases
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, StoreUnavailable
 from helix_store.models import Session
-from helix_store.sessions.database.store import DatabaseStateStore
+from helix_store.stores.database import DatabaseStateStore
 
 __all__ = ["expired_session_cleanup", "expired_session_cleanup_batches"]
 
@@ -40,14 +40,14 @@ def expired_session_cleanup(
 ) -> CleanupSummary:
     """Mark expired sessions as failed, and delete the workspace snapshots that they own.
 
-    Cleans up every tenant of the database ``using``, or one ``state_store``; by default every database that
-    the app is migrated to, one after the other, with the sums of all. A database that is not available does
-    not keep it from the next one: its error is raised at the end.
+    Clean up every tenant of the database ``using``, or one ``state_store``; by default, every database that
+    the app is migrated to, one after the other, and return the sums. If a database is not available, the next
+    ones are still cleaned up, and its error is raised at the end.
 
     Each session is one transaction: it locks the session's row, deletes the snapshots, and sets the status
     ``failed`` with the reason ``session_expired``. If the cleanup is killed, the next one completes it. A
-    session that was renewed or resumed before the lock keeps its snapshots. In a database, the sessions of a
-    page without workspaces are marked by one statement. Then each call past its deadline gets its
+    session that was renewed or resumed before the lock keeps its snapshots. In a database, one statement
+    marks all sessions of a page that have no workspaces. Then each call past its deadline gets its
     ``on_expiry`` default. Any number of cleanups may run at once; a repeat is safe.
 
     ``workspace_providers`` are providers by name, by default those of the settings. ``limit`` is the largest
@@ -55,7 +55,7 @@ def expired_session_cleanup(
     database's clock. A dry run changes nothing. ``progress`` is called after each page. ``delete_after`` (a
     timedelta, or days) also deletes the trees of marked sessions that expired longer ago, but keeps their
     usage. At the end, the expired rows of other apps are deleted. A session that cannot be cleaned up is
-    logged, counted in ``errors`` and tried again by the next cleanup. Raises `InvalidQuery` for invalid
+    logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for invalid
     arguments.
     Source: the operator-driven session cleanup of the state store document.
     """
@@ -87,9 +87,9 @@ def expired_session_cleanup_batches(
     delete_after: timedelta | float | None = None,
     report: CleanupReport | None = None,
 ) -> Iterator[CleanupSummary]:
-    """`expired_session_cleanup` as a generator of the counts so far, after each page. It may be stopped.
+    """Run `expired_session_cleanup` as a generator of the counts after each page. It can be stopped.
 
-    What the counts are made of is added to ``report``, if one is given.
+    The sessions and calls behind the counts are added to ``report``, if one is given.
     """
     if using is not None and state_store is not None:
         raise InvalidQuery("Give using or state_store, not both.", path="using")
@@ -143,7 +143,7 @@ def _backends(using: str | None, state_store: StateStore | None) -> list[Cleanup
 
 
 def _migrated_aliases() -> list[str]:
-    """The databases of the app. Many a router lets it migrate one that it never was migrated to."""
+    """Return the app's databases. A router may allow migrations on a database that was never migrated."""
     aliases = app_aliases()
     return aliases if len(aliases) == 1 else [alias for alias in aliases if _has_tables(Database(alias, ""))]
 
@@ -153,7 +153,7 @@ def _has_tables(db: Database) -> bool:
     try:
         return db.query(lambda: Session._meta.db_table in introspection.table_names())
     except StoreUnavailable:
-        # That is an error of the cleanup, which comes at its end.
+        # The cleanup reports this error at its end.
         return True
 
 

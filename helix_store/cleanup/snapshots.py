@@ -1,4 +1,4 @@
-"""The workspace snapshots that a session owns, by the providers of its workspace refs."""
+"""The workspace snapshots that a session owns, from the providers of its workspace refs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MissingProvider", "Snapshot", "owned_snapshots"]
 
 
 class MissingProvider(Exception):
-    """A session has a workspace of a provider that is not configured."""
+    """Raised if a session has a workspace of a provider that is not configured."""
 
     def __init__(self, name: object) -> None:
         super().__init__(name)
@@ -30,7 +30,7 @@ class Snapshot(NamedTuple):
 def owned_snapshots(
     providers: Mapping[str, WorkspaceProvider], key: SessionKey, refs: Iterable[Any]
 ) -> list[Snapshot]:
-    """The snapshots of a session. Raises `MissingProvider` before any is listed."""
+    """Return the snapshots of a session. Raise `MissingProvider` before listing any of them."""
     known = [(_provider(providers, ref), ref) for ref in refs]
     return [
         Snapshot(provider, snapshot_id)

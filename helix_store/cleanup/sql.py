@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
+from helix_store.catalogue.cascades import children_of_sessions
 from helix_store.core.types import RunStatus, SessionStatus, StreamStatus
 from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
 from helix_store.engine.expressions import is_in_list
@@ -20,7 +21,6 @@ from helix_store.models import (
     SubSessionRef,
     UsageEntry,
 )
-from helix_store.sessions.database.children import children_of_sessions
 
 __all__ = [
     "ANONYMISE_USAGE",
@@ -39,7 +39,7 @@ _STREAM: Final = table(Stream)
 
 
 def _in_keys(form: Callable[[str, Clock], str], column: str) -> Statement:
-    """A statement with a condition on the keys in the parameter ``keys``, in the form of each database."""
+    """Return a statement, for each database, with a condition on the keys in the parameter ``keys``."""
     postgresql, sqlite = is_in_list(column, "keys", "bigint")
     return Statement(form(postgresql, POSTGRESQL), form(sqlite, SQLITE), citus=(form(postgresql, CITUS),))
 
@@ -72,7 +72,7 @@ NOT_IDLE: Final = _in_keys(
     ),
     "id",
 )
-"""The keys of those that were written after the moment of their status; a status without one is not idle."""
+"""The keys of sessions written after the cutoff of their status. Without a cutoff, they are never idle."""
 
 IN_USE: Final = _in_keys(
     lambda in_keys, clock: (
@@ -93,12 +93,12 @@ IN_USE: Final = _in_keys(
     ),
     "s.id",
 )
-"""The keys of those with a running run, a live lock, or a stream with a live writer."""
+"""The keys of sessions with a running run, a live lock, or a stream with a live writer."""
 
 
 def _streams_of_no_other(in_keys: str, clock: Clock) -> str:
     chosen, not_chosen = in_keys.format(row="s"), f"NOT ({in_keys.format(row='o')})"
-    # Another session is looked for in two parts, so that each is one look-up in an index.
+    # The search for other sessions is split in two, so that each part is one index lookup.
     other = f"SELECT 1 FROM {_SESSION} AS o WHERE o.tenant = st.tenant AND o.stream_id = st.stream_id"
     return f"""
         SELECT st.id, st.stream_id, st.last_sequence - st.floor,
@@ -113,14 +113,14 @@ def _streams_of_no_other(in_keys: str, clock: Clock) -> str:
 
 
 STREAMS_OF_NO_OTHER: Final = _in_keys(_streams_of_no_other, "{row}.id")
-"""Key, id, number of chunks, and whether the writer is lost, of streams that only these sessions refer to."""
+"""The key, id, chunk count and lost-writer flag of streams that only these sessions refer to."""
 
 
 @cache
 def row_counts() -> Statement:
-    """The numbers of rows of these sessions, in the order of `children_of_sessions`.
+    """Return the statement that counts rows of these sessions, in the order of `children_of_sessions`.
 
-    Made when it is first needed: only then every model is known.
+    It is built on first use, because only then is every model known.
     """
 
     def form(in_keys: str, clock: Clock) -> str:
@@ -138,21 +138,21 @@ def row_counts() -> Statement:
 
 
 def _anonymise(in_keys: str, random_id: str) -> str:
-    # A row that is anonymous already is not written again.
+    # Rows that are already anonymous are not written again.
     return f"""
         UPDATE {table(UsageEntry)} SET user_id = NULL, session_id = NULL, run_id = NULL,
             sub_session_id = NULL, recorded_for = '', entry_id = {random_id}
         WHERE {in_keys} AND recorded_for <> '' RETURNING id"""
 
 
-# Citus takes no random function in an UPDATE.
+# Citus does not allow random functions in an UPDATE.
 _DIGEST_OF_ID: Final = "left(encode(pg_catalog.sha256((%(secret)s || id::text)::bytea), 'hex'), 32)"
 ANONYMISE_USAGE: Final = Statement(
     *map(_anonymise, is_in_list("id", "keys", "bigint"), (_DIGEST_OF_ID, "lower(hex(randomblob(16)))"))
 )
-"""Remove the user, the session and the run of usage entries.
+"""Remove the user, the session and the run from usage entries.
 
-The id of an entry is replaced too: it may be made from that of the session. ``secret`` is random.
+The id of an entry is also replaced, because it may be derived from the session's id. ``secret`` is random.
 """
 
 
@@ -183,7 +183,7 @@ def _too_many_checkpoints(clock: Clock) -> str:
 
 
 TOO_MANY_CHECKPOINTS: Final = with_clock(_too_many_checkpoints)
-"""Id and number of surplus step checkpoints of sessions that are not in use, in the order of the id."""
+"""The id and the number of surplus step checkpoints of sessions that are not in use, ordered by id."""
 
 SURPLUS_CHECKPOINTS: Final = _in_keys(
     lambda in_keys, clock: (
@@ -195,4 +195,4 @@ SURPLUS_CHECKPOINTS: Final = _in_keys(
     ),
     "c.session_id",
 )
-"""The number of surplus step checkpoints of these sessions together."""
+"""The total number of surplus step checkpoints of these sessions."""

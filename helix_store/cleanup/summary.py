@@ -1,4 +1,4 @@
-"""The results of a cleanup: its counts, and what they are made of."""
+"""The results of a cleanup: its counts, and the sessions and calls behind them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["CleanupReport", "CleanupSummary"]
 class CleanupSummary(Serializable):
     """The counts of one cleanup. A dry run only detects.
 
-    ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed.
+    ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed. A
+    session whose workspaces are too large to list is marked, and also counts as an error.
     ``errors`` counts sessions, tool calls and sweeps with a problem, ``defaults_applied`` tool calls that got
-    their default after their deadline, ``deleted`` deleted sessions, ``swept`` expired rows of other apps.
+    their default after their deadline, ``deleted`` deleted sessions, and ``swept`` other apps' rows.
     """
 
     detected: int = 0
@@ -37,11 +38,11 @@ class CleanupSummary(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """The sessions and calls behind the counts; several cleanups may share a report.
+    """The sessions and calls behind the counts. Several cleanups may share a report.
 
-    A dry run adds the ``expired`` sessions, and the ``overdue`` calls of other sessions. Every cleanup adds
-    the sessions ``with_problems``; one that has a problem again is the same element. ``not_swept`` are the
-    records of tables of other apps whose expired rows could not be deleted.
+    A dry run adds the ``expired`` sessions and the ``overdue`` calls of other sessions. Every cleanup adds
+    the sessions ``with_problems``; a session with repeated problems is only added once. ``not_swept`` holds
+    the records of tables of other apps whose expired rows could not be deleted.
     """
 
     expired: list[SessionKey] = field(default_factory=list)

@@ -1,15 +1,16 @@
-"""Session trees that are to be deleted: locked, found idle or in use, and counted by table."""
+"""Steps of deleting session trees: lock them, check that they are not in use, and count rows by table."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from django.db.models import F, Model, QuerySet
 
 from helix_store import conf
+from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import tenants_with_rows
 from helix_store.cleanup import sql
 from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.snapshots import Snapshot, owned_snapshots
@@ -19,8 +20,6 @@ from helix_store.core.payloads import decode_object
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.models import Lock, Session, Stream, StreamChunk
-from helix_store.sessions.database.children import children_of_sessions
-from helix_store.sessions.database.rows import first_row
 
 __all__ = [
     "DoomedStream",
@@ -41,24 +40,15 @@ _PREFIX: Final = conf.table_name("")
 
 
 def by_table(rows: Mapping[type[Model], int]) -> dict[str, int]:
-    """Numbers of rows by the name of the table without its prefix, without zeros, in the order of names."""
+    """Return numbers of rows by unprefixed table name, without zeros, ordered by name."""
     names = {model._meta.db_table.removeprefix(_PREFIX): count for model, count in rows.items() if count}
     return dict(sorted(names.items()))
 
 
 def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
-    """The tenants with rows in these tables. Each is one look-up in an index, however many rows it has."""
-    found: set[str] = set()
-    db = Database(using, "")
-    for model in models:
-        rows: QuerySet[Any] = model._base_manager.using(db.alias)
-        tenants = rows.order_by("tenant").values_list("tenant", flat=True)
-        # The empty tenant is the smallest one, and comes first.
-        following = tenants
-        while (first := db.query(partial(first_row, following))) is not None:
-            found.add(first)
-            following = tenants.filter(tenant__gt=first)
-    return sorted(found)
+    """Return the tenants with rows in these tables. Each tenant takes one index lookup, whatever its size."""
+    alias = Database(using, "").alias
+    return sorted({tenant for model in models for tenant in tenants_with_rows(model, alias)})
 
 
 def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]:
@@ -66,9 +56,9 @@ def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]
 
 
 def require_writable(db: Database, keys: Collection[int]) -> None:
-    """Write locked rows as they are: a tenant that is moved is refused before what cannot be undone.
+    """Write locked rows unchanged, so that a tenant that is moved is refused before any irreversible step.
 
-    Its sessions may go on in another database, with the same snapshots. Raises `TenantMoved`.
+    Its sessions may continue in another database, with the same snapshots. Raise `TenantMoved`.
     """
     sessions_with_keys(db, keys).update(updated_at=F("updated_at"))
 
@@ -78,7 +68,7 @@ def ids_of(db: Database, keys: Collection[int]) -> list[str]:
 
 
 def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
-    """By the key of a session: the keys of the sessions that have it as a sub-session."""
+    """Return, by the key of a session, the keys of the sessions that have it as a sub-session."""
     links = defaultdict(set)
     for key, owner in db.read(LINKS_INTO, {"keys": list_parameter(db, list(keys))}):
         links[key].add(owner)
@@ -86,12 +76,12 @@ def links_into(db: Database, keys: Collection[int]) -> dict[int, set[int]]:
 
 
 def is_in_use(db: Database, keys: Collection[int]) -> bool:
-    """Whether one of the sessions is in use, and stays as it is. Call in a transaction.
+    """Return whether one of the sessions is in use and must be left. Call this in a transaction.
 
-    The rows of their locks are locked: nobody acquires one until the transaction ends.
+    It locks the rows of the sessions' locks, so nobody can acquire one until the transaction ends.
     """
     locks = locks_of(db, keys)
-    # A row that is locked is being acquired: its lock is live in a moment.
+    # If a row is locked, someone is acquiring that lock, and it is about to be live.
     free = set(locks.select_for_update(skip_locked=True).order_by("pk").values_list("pk", flat=True))
     if set(locks.values_list("pk", flat=True)) - free:
         return True
@@ -99,12 +89,12 @@ def is_in_use(db: Database, keys: Collection[int]) -> bool:
 
 
 def in_use(db: Database, keys: Collection[int]) -> set[int]:
-    """Those of the sessions with a running run, a live lock, or a stream with a live writer."""
+    """Return the sessions with a running run, a live lock, or a stream with a live writer."""
     return {key for (key,) in db.read(IN_USE, {"keys": list_parameter(db, list(keys))})}
 
 
 def locks_of(db: Database, keys: Collection[int]) -> QuerySet[Lock]:
-    """The locks with the names of these sessions."""
+    """Return the locks with the names of these sessions."""
     names = sessions_with_keys(db, keys).values("session_id")
     return Lock.objects.using(db.alias).filter(tenant=db.tenant, name__in=names)
 
@@ -112,9 +102,9 @@ def locks_of(db: Database, keys: Collection[int]) -> QuerySet[Lock]:
 def snapshots_of_tree(
     db: Database, keys: Collection[int], providers: Mapping[str, WorkspaceProvider]
 ) -> list[Snapshot]:
-    """The workspace snapshots of these sessions.
+    """Return the workspace snapshots of these sessions.
 
-    Raises `MissingProvider`, and `IntegrityFault` for a session that cannot be read.
+    Raise `MissingProvider`, or `IntegrityFault` if a session cannot be read.
     """
     rows = sessions_with_keys(db, keys).order_by("pk").values_list("pk", "session_id", "current__envelope")
     return [
@@ -129,13 +119,13 @@ def snapshots_of_tree(
 
 
 class DoomedStream(NamedTuple):
-    """A stream that no session refers to when some sessions are gone."""
+    """A stream that no session refers to once some sessions are deleted."""
 
     key: int
     stream_id: str
     chunks: int
     is_lost: bool
-    """Its writer died: a prune would fail it."""
+    """True if its writer died, so that pruning would mark the stream as failed."""
 
 
 def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
@@ -146,7 +136,7 @@ def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
 def row_counts(
     db: Database, keys: Collection[int], streams: Collection[DoomedStream]
 ) -> Counter[type[Model]]:
-    """The number of rows of each model that go with these sessions and streams; usage is not counted."""
+    """Return the rows of each model that are deleted with these sessions and streams, without usage."""
     (numbers,) = db.read(sql.row_counts(), {"keys": list_parameter(db, list(keys))})
     models = (relation.related_model for relation in children_of_sessions())
     counts: Counter[type[Model]] = Counter(dict(zip(models, numbers, strict=True)))

@@ -1,8 +1,8 @@
-"""Workspace providers, through which a cleanup deletes the snapshots of expired sessions.
+"""Workspace providers. A cleanup uses them to delete the snapshots of expired sessions.
 
-``workspace_refs`` of a session: ``{workspace name: {"provider": provider name, …}}``.
-``HELIX_STORE["WORKSPACE_PROVIDERS"]``: ``{provider name: dotted path}`` of a provider, or of a callable that
-returns one.
+The ``workspace_refs`` of a session are ``{workspace name: {"provider": provider name, …}}``.
+``HELIX_STORE["WORKSPACE_PROVIDERS"]`` is ``{provider name: dotted path}`` of a provider, or of a callable
+that returns one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _FOLDER_OF_DEFAULT_STORAGE: Final = "helix_store_workspaces"
 
 @runtime_checkable
 class WorkspaceProvider(Protocol):
-    """Lists and deletes the workspace snapshots of sessions.
+    """A provider that lists and deletes the workspace snapshots of sessions.
 
-    Both calls are repeated after a failure: to delete a snapshot that does not exist is no error. A provider
-    lists no snapshot of another session. Snapshots are deleted while the session's row is locked, so neither
-    call may wait for a write to that session.
+    Both calls are repeated after a failure, so deleting a snapshot that does not exist is not an error. A
+    provider must not list another session's snapshots. Snapshots are deleted while the session's row is
+    locked, so neither call may wait for a write to that session.
     """
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str) -> Iterable[str]:
-        """The ids of the snapshots that this session owns in the workspace of ``ref``.
+        """Return the ids of the snapshots that this session owns in the workspace of ``ref``.
 
-        Session ids are unique within a tenant only. A provider without ``tenant`` is called without it.
+        Session ids are only unique within a tenant. A provider without ``tenant`` is called without it.
         """
         ...
 
@@ -52,7 +52,7 @@ class WorkspaceProvider(Protocol):
 def listed_snapshots(
     provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
 ) -> Iterable[str]:
-    """`WorkspaceProvider.list_snapshots`, also of a provider that knows no tenants."""
+    """Call `WorkspaceProvider.list_snapshots`, even on a provider without tenants."""
     list_snapshots: Any = provider.list_snapshots
     parameters = inspect.signature(list_snapshots).parameters
     if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -64,9 +64,9 @@ def listed_snapshots(
 class StorageWorkspaceProvider:
     """Snapshots as files of a Django storage: a local folder, or any back end of django-storages.
 
-    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. A storage
-    that is given belongs to the provider: every folder in it is that of a session or tenant. Without one the
-    provider uses a folder of the project's default storage.
+    A session owns every file below its `folder`. A snapshot id is the file's name in the storage. If you pass
+    a storage, it must belong to the provider: every folder in it is that of a session or tenant. Otherwise
+    the provider uses a folder of the project's default storage.
 
     Agents may write these folders. In a local folder a link is never followed, only removed. Folders deeper
     than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are refused.
@@ -81,17 +81,17 @@ class StorageWorkspaceProvider:
         self._root: tuple[str, ...] = (_FOLDER_OF_DEFAULT_STORAGE,) if storage is None else ()
 
     def folder(self, session_id: str, ref: Mapping[str, Any] | None = None, *, tenant: str = "") -> str:
-        """The folder of a session's snapshots, with the ``path`` of the ref below the session's own folder.
+        """Return the folder of a session's snapshots: its own folder, followed by the ``path`` of the ref.
 
-        Raises `InvalidPayload` for a ``path`` that leads elsewhere.
+        Raise `InvalidPayload` for a ``path`` that leads elsewhere.
         """
         return "/".join(self._folder(session_id, ref, tenant))
 
     def list_snapshots(self, session_id: str, ref: Mapping[str, Any], *, tenant: str = "") -> Iterable[str]:
-        """The files below the folder of the ref; a link is one file, whatever it links to.
+        """Return the files below the folder of the ref. A link counts as one file, whatever its target.
 
-        Raises `InvalidPayload` for the ref, `LimitExceeded` for a folder that is too deep or has too many
-        files, and `SuspiciousFileOperation` for a link above the session's own folder.
+        Raise `InvalidPayload` for an invalid ref, `LimitExceeded` for a folder that is too deep or has too
+        many files, and `SuspiciousFileOperation` for a link above the session's own folder.
         """
         owned, folder = self._folder(session_id, None, tenant), self._folder(session_id, ref, tenant)
         return files_below(
@@ -105,7 +105,7 @@ class StorageWorkspaceProvider:
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a file or link.
 
-        Raises `InvalidPayload` for an id that leads out of the storage, and `SuspiciousFileOperation` when a
+        Raise `InvalidPayload` for an id that leads out of the storage, and `SuspiciousFileOperation` if a
         folder in its path is a link.
         """
         files_of(self.storage).delete(snapshot_id)
@@ -117,7 +117,7 @@ class StorageWorkspaceProvider:
 
 
 def configured_workspace_providers() -> dict[str, WorkspaceProvider]:
-    """The providers of ``HELIX_STORE["WORKSPACE_PROVIDERS"]``. Raises `ImproperlyConfigured`."""
+    """Return the providers of ``HELIX_STORE["WORKSPACE_PROVIDERS"]``. Raise `ImproperlyConfigured`."""
     return {name: _loaded(name, path) for name, path in conf.workspace_providers().items()}
 
 

@@ -1,1 +1,1 @@
-"""Optional parts, which nothing else imports."""
+"""Optional packages, which nothing else imports."""

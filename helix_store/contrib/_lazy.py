@@ -1,18 +1,21 @@
-"""Names that are imported at their first use: an app is installed also where its framework is not."""
+"""Names that are imported at their first use, so that an app can be installed without its framework."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 __all__ = ["lazily"]
 
 
-def lazily(package: str, framework: str, extra: str, **homes: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package whose names have these modules as their homes.
-
-    Without the framework a name is an `ImportError` that says which extra to install.
+def lazily(
+    package: str, framework: str, extra: str, *, within: str = "", **homes: str
+) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports names from these modules. Without the framework,
+    or with a version that lacks something, it raises an `ImportError` that names the extra to install.
+    ``within`` is the package of the framework, if it is in a namespace that others share.
     """
 
     def attribute(name: str) -> Any:
@@ -20,11 +23,20 @@ def lazily(package: str, framework: str, extra: str, **homes: str) -> Callable[[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             return getattr(import_module(f"{package}.{homes[name]}"), name)
-        except ModuleNotFoundError as exc:
-            if exc.name is None or exc.name.partition(".")[0] == "helix_store":
+        except ImportError as exc:
+            root = (exc.name or "").partition(".")[0]
+            if root in ("", "helix_store"):
                 raise
+            is_missing = isinstance(exc, ModuleNotFoundError) and exc.name in (root, within)
+            need, option = ("", "") if is_missing else (f" in another version than {_installed(root)}", "-U ")
             raise ImportError(
-                f'{name} needs {framework}: pip install "helix_store[{extra}]"', name=exc.name
+                f'{name} needs {framework}{need}: pip install {option}"helix_store[{extra}]"', name=exc.name
             ) from exc
 
     return attribute
+
+
+def _installed(root: str) -> str:
+    """Return the distributions that contain a top-level package, with their versions."""
+    names = sorted(set(packages_distributions().get(root, ())))
+    return ", ".join(f"{name} {version(name)}" for name in names)

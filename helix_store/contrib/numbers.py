@@ -1,9 +1,11 @@
-"""Payloads of items with numbers that JSON has not: Python reads 1e400 as infinity, and writes NaN."""
+"""Payloads with numbers that JSON cannot represent: Python reads 1e400 as infinity, and writes NaN."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
+
+from helix_store.exceptions import IntegrityFault
 
 __all__ = ["as_payload", "from_payload", "with_numbers_as_text"]
 
@@ -12,12 +14,12 @@ _AS_TEXT: Final = "~json"
 
 
 def as_payload(document: Any) -> Any:
-    """A document as a payload: as it is, unless it would be read as text of another one."""
+    """Return a document as a payload, unchanged unless it would be read as the text of another one."""
     return with_numbers_as_text(document) if _is_text(document) else document
 
 
 def with_numbers_as_text(document: Any) -> Any:
-    """A document as text in a payload; as it is, if text would change it."""
+    """Return a document as text in a payload, or unchanged if text would change it."""
     try:
         text = json.dumps(document)
         return {_AS_TEXT: text} if repr(json.loads(text)) == repr(document) else document
@@ -26,8 +28,15 @@ def with_numbers_as_text(document: Any) -> Any:
 
 
 def from_payload(payload: Any) -> Any:
-    """The document of a payload."""
-    return json.loads(payload[_AS_TEXT]) if _is_text(payload) else payload
+    """Return the document of a payload. Raises `IntegrityFault` for text that cannot be read."""
+    if not _is_text(payload):
+        return payload
+    try:
+        return json.loads(payload[_AS_TEXT])
+    except (TypeError, ValueError, RecursionError):
+        pass
+    # Raised here, because the parser's error holds the whole text and would become the context.
+    raise IntegrityFault("A stored document is not readable JSON; other rows are not affected.")
 
 
 def _is_text(payload: Any) -> bool:

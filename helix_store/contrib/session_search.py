@@ -1,4 +1,4 @@
-"""An index for the search of Django admin: words of titles, users, tags and ids of all sessions."""
+"""An index for the search in the Django admin, with words of titles, users, tags and ids of all sessions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["IndexSessionSearch"]
 
 
 class IndexSessionSearch(Operation):
-    """An index of trigrams of the table of sessions, for a migration of the project with ``atomic = False``.
-
-    It needs the extension ``pg_trgm``, which it creates if the role may. Writers do not wait for it. Every
-    step adds entries to it, see docs/admin.md for what that costs. Safe to apply again, also after a failure.
-    Raises `NotSupportedOnBackend` on other databases.
+    """A trigram index on the table of sessions, for a migration of the project with ``atomic = False``. It
+    needs the extension ``pg_trgm``, which it creates if the role may do so. Writers do not wait for it. Every
+    step adds entries to it; see docs/admin.md for the cost. Safe to apply again, even after a failure. Raises
+    `NotSupportedOnBackend` on other databases.
     """
 
     reversible = True
@@ -26,18 +25,18 @@ class IndexSessionSearch(Operation):
     atomic = False
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models stay as they are."""
+        """Do nothing: the models do not change."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         model = to_state.apps.get_model("helix_store", "session")
         if not router.allow_migrate_model(schema_editor.connection.alias, model):
             return
         if schema_editor.connection.vendor != "postgresql":
-            raise NotSupportedOnBackend("The index of sessions' words needs PostgreSQL.")
+            raise NotSupportedOnBackend("The index for searching sessions needs PostgreSQL.")
         text = SEARCHED_TEXT.format(title="title", session_id="session_id", user_id="user_id", tags="tags")
         table = schema_editor.quote_name(model._meta.db_table)
         schema_editor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
-        # What an interrupted attempt has left is not valid.
+        # An interrupted attempt leaves an invalid index.
         schema_editor.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {INDEX_NAME}")
         schema_editor.execute(
             f"CREATE INDEX CONCURRENTLY {INDEX_NAME} ON {table} USING gin ({text} gin_trgm_ops)"

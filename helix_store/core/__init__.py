@@ -1,1 +1,1 @@
-"""Types, contracts, ids, validation and payloads: pure Python, used by every room."""
+"""Types, contracts, ids, validation and payloads: pure Python, used by every package."""

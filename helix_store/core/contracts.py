@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from helix_store.core.async_contracts import AsyncStateStore
+from helix_store.core.approvals import Actor
+from helix_store.core.async_calls import async_version_of
+from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
+from helix_store.core.posts import DuePost, Post, PostPage
+from helix_store.core.session_filters import takes_session_filters
 from helix_store.core.types import (
     UNSET,
     Checkpoint,
@@ -30,8 +34,8 @@ from helix_store.core.types import (
     Submission,
     SubSessionRef,
     Timestamp,
-    Unset,
     UsageKind,
+    UserId,
 )
 from helix_store.core.usage import (
     UsageBucket,
@@ -42,14 +46,14 @@ from helix_store.core.usage import (
     UsageTimeBucket,
 )
 
-__all__ = ["REQUIRED_METHODS", "StateStore", "UsageStore", "require_state_store"]
+__all__ = ["REQUIRED_METHODS", "BudgetStore", "PostStore", "StateStore", "UsageStore", "require_state_store"]
 
 
-class StateStore(AsyncStateStore, Protocol):
+class StateStore(Protocol):
     """Durable agent sessions. `helix_store.testing.StateStoreContract` tests what each method must do.
 
-    Each method has an async counterpart with the same signature and the prefix ``a``: `AsyncStateStore`. The
-    counterpart of ``iter_messages`` is an async iterator.
+    Each method has an async counterpart with the same signature and the prefix ``a``. The counterpart of
+    ``iter_messages`` is an async iterator.
     """
 
     # Sessions
@@ -59,7 +63,7 @@ class StateStore(AsyncStateStore, Protocol):
         session_id: str | None = None,
         *,
         agent_type: str,
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         parent_session_id: str | None = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, str] | None = None,
@@ -72,9 +76,18 @@ class StateStore(AsyncStateStore, Protocol):
         expires_at: Timestamp | None = None,
     ) -> SessionState: ...
 
+    @async_version_of(create_session)
+    def acreate_session(self) -> None: ...
+
     def session_exists(self, session_id: str) -> bool: ...
 
+    @async_version_of(session_exists)
+    def asession_exists(self) -> None: ...
+
     def load_state(self, session_id: str) -> SessionState | None: ...
+
+    @async_version_of(load_state)
+    def aload_state(self) -> None: ...
 
     def save_state(
         self,
@@ -85,11 +98,20 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> int: ...
 
+    @async_version_of(save_state)
+    def asave_state(self) -> None: ...
+
     def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int: ...
+
+    @async_version_of(delete_session)
+    def adelete_session(self) -> None: ...
 
     def update_status(
         self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
     ) -> int: ...
+
+    @async_version_of(update_status)
+    def aupdate_status(self) -> None: ...
 
     def compare_and_set_status(
         self,
@@ -101,9 +123,18 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> StatusChange | StatusConflict: ...
 
+    @async_version_of(compare_and_set_status)
+    def acompare_and_set_status(self) -> None: ...
+
     def increment_step_count(self, session_id: str) -> int: ...
 
+    @async_version_of(increment_step_count)
+    def aincrement_step_count(self) -> None: ...
+
     def increment_resume_count(self, session_id: str) -> int: ...
+
+    @async_version_of(increment_resume_count)
+    def aincrement_resume_count(self) -> None: ...
 
     def merge_custom_state(
         self,
@@ -114,26 +145,14 @@ class StateStore(AsyncStateStore, Protocol):
         expected_version: int | None = None,
     ) -> list[str]: ...
 
-    def list_sessions(
-        self,
-        *,
-        agent_type: str | None = None,
-        status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
-        user_id: str | None = None,
-        parent_session_id: str | Unset | None = UNSET,
-        root_session_id: str | None = None,
-        workspace_id: str | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        created_from: Timestamp | None = None,
-        created_to: Timestamp | None = None,
-        order_by: str = "updated_at",
-        direction: str = "desc",
-        limit: int = 50,
-        offset: int = 0,
-        cursor: str | None = None,
-        count: bool = True,
-    ) -> SessionPage: ...
+    @async_version_of(merge_custom_state)
+    def amerge_custom_state(self) -> None: ...
+
+    @takes_session_filters
+    def list_sessions(self, **filters: Any) -> SessionPage: ...
+
+    @async_version_of(list_sessions)
+    def alist_sessions(self) -> None: ...
 
     # Messages
 
@@ -146,6 +165,9 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> int: ...
 
+    @async_version_of(append_messages)
+    def aappend_messages(self) -> None: ...
+
     def get_messages(
         self,
         session_id: str,
@@ -156,13 +178,24 @@ class StateStore(AsyncStateStore, Protocol):
         order: str = "asc",
     ) -> MessagePage: ...
 
+    @async_version_of(get_messages)
+    def aget_messages(self) -> None: ...
+
     def iter_messages(self, session_id: str, *, chunk_size: int = 500) -> Iterator[Message]: ...
 
+    def aiter_messages(self, session_id: str, *, chunk_size: int = 500) -> AsyncIterator[Message]: ...
+
     def get_message_count(self, session_id: str) -> int: ...
+
+    @async_version_of(get_message_count)
+    def aget_message_count(self) -> None: ...
 
     def truncate_messages(
         self, session_id: str, keep: int, *, expected_version: int | None = None
     ) -> int: ...
+
+    @async_version_of(truncate_messages)
+    def atruncate_messages(self) -> None: ...
 
     # Staging and the atomic step
 
@@ -170,7 +203,13 @@ class StateStore(AsyncStateStore, Protocol):
         self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges
     ) -> None: ...
 
+    @async_version_of(stage_changes)
+    def astage_changes(self) -> None: ...
+
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
+
+    @async_version_of(get_staged_changes)
+    def aget_staged_changes(self) -> None: ...
 
     def promote_staging(
         self,
@@ -181,7 +220,13 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> int: ...
 
+    @async_version_of(promote_staging)
+    def apromote_staging(self) -> None: ...
+
     def discard_staging(self, session_id: str, step_id: str) -> int: ...
+
+    @async_version_of(discard_staging)
+    def adiscard_staging(self) -> None: ...
 
     def save_state_and_promote_staging(
         self,
@@ -196,15 +241,27 @@ class StateStore(AsyncStateStore, Protocol):
         run_id: str | None = None,
     ) -> StepCommit: ...
 
+    @async_version_of(save_state_and_promote_staging)
+    def asave_state_and_promote_staging(self) -> None: ...
+
     # Checkpoints
 
     def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None: ...
 
+    @async_version_of(get_checkpoint)
+    def aget_checkpoint(self) -> None: ...
+
     def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None: ...
+
+    @async_version_of(get_latest_checkpoint)
+    def aget_latest_checkpoint(self) -> None: ...
 
     def list_checkpoints(
         self, session_id: str, *, limit: int = 20, cursor: str | None = None
     ) -> CheckpointPage: ...
+
+    @async_version_of(list_checkpoints)
+    def alist_checkpoints(self) -> None: ...
 
     def restore_checkpoint(
         self,
@@ -214,6 +271,9 @@ class StateStore(AsyncStateStore, Protocol):
         expected_version: int | None = None,
         fencing_token: int | None = None,
     ) -> int: ...
+
+    @async_version_of(restore_checkpoint)
+    def arestore_checkpoint(self) -> None: ...
 
     def branch_session(
         self,
@@ -225,9 +285,18 @@ class StateStore(AsyncStateStore, Protocol):
         title: str | None = None,
     ) -> SessionState: ...
 
+    @async_version_of(branch_session)
+    def abranch_session(self) -> None: ...
+
     def delete_checkpoint(self, session_id: str, checkpoint_id: str) -> bool: ...
 
+    @async_version_of(delete_checkpoint)
+    def adelete_checkpoint(self) -> None: ...
+
     def prune_checkpoints(self, session_id: str, *, keep: int) -> int: ...
+
+    @async_version_of(prune_checkpoints)
+    def aprune_checkpoints(self) -> None: ...
 
     # Runs, sub-sessions, interrupts
 
@@ -242,6 +311,9 @@ class StateStore(AsyncStateStore, Protocol):
         supersede: bool = False,
     ) -> Run: ...
 
+    @async_version_of(start_run)
+    def astart_run(self) -> None: ...
+
     def update_run(
         self,
         session_id: str,
@@ -254,13 +326,25 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> Run: ...
 
+    @async_version_of(update_run)
+    def aupdate_run(self) -> None: ...
+
     def get_current_run(self, session_id: str) -> Run | None: ...
 
+    @async_version_of(get_current_run)
+    def aget_current_run(self) -> None: ...
+
     def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]: ...
+
+    @async_version_of(list_runs)
+    def alist_runs(self) -> None: ...
 
     def add_sub_session_refs(
         self, session_id: str, refs: Iterable[SubSessionRef | Mapping[str, Any]]
     ) -> None: ...
+
+    @async_version_of(add_sub_session_refs)
+    def aadd_sub_session_refs(self) -> None: ...
 
     def update_sub_session_ref(
         self,
@@ -272,7 +356,13 @@ class StateStore(AsyncStateStore, Protocol):
         error: Any = None,
     ) -> SubSessionRef: ...
 
+    @async_version_of(update_sub_session_ref)
+    def aupdate_sub_session_ref(self) -> None: ...
+
     def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]: ...
+
+    @async_version_of(get_sub_session_refs)
+    def aget_sub_session_refs(self) -> None: ...
 
     def request_interrupt(
         self,
@@ -283,9 +373,18 @@ class StateStore(AsyncStateStore, Protocol):
         run_id: str | None = None,
     ) -> InterruptRequest: ...
 
+    @async_version_of(request_interrupt)
+    def arequest_interrupt(self) -> None: ...
+
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None: ...
 
+    @async_version_of(check_interrupt)
+    def acheck_interrupt(self) -> None: ...
+
     def clear_interrupt(self, session_id: str) -> bool: ...
+
+    @async_version_of(clear_interrupt)
+    def aclear_interrupt(self) -> None: ...
 
     # Human in the loop
 
@@ -298,6 +397,9 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> None: ...
 
+    @async_version_of(add_pending_tool_calls)
+    def aadd_pending_tool_calls(self) -> None: ...
+
     def submit_tool_result(
         self,
         session_id: str,
@@ -308,15 +410,27 @@ class StateStore(AsyncStateStore, Protocol):
         approval_id: str | None = None,
         approved: bool | None = None,
         reason: str | None = None,
+        actor: Actor | None = None,
+        digest: str | None = None,
+        input: Any = UNSET,
     ) -> Submission: ...
+
+    @async_version_of(submit_tool_result)
+    def asubmit_tool_result(self) -> None: ...
 
     def take_tool_results(
         self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> dict[str, dict[str, Any]]: ...
 
+    @async_version_of(take_tool_results)
+    def atake_tool_results(self) -> None: ...
+
     def find_expired_pending(
         self, *, now: Timestamp | None = None, limit: int = 200
     ) -> list[PendingToolCall]: ...
+
+    @async_version_of(find_expired_pending)
+    def afind_expired_pending(self) -> None: ...
 
     def suspend(
         self,
@@ -333,14 +447,59 @@ class StateStore(AsyncStateStore, Protocol):
         fencing_token: int | None = None,
     ) -> int: ...
 
+    @async_version_of(suspend)
+    def asuspend(self) -> None: ...
+
     def resume(
         self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> SessionState: ...
 
+    @async_version_of(resume)
+    def aresume(self) -> None: ...
 
-_SYNCHRONOUS: Final = tuple(name for name in vars(StateStore) if not name.startswith("_"))
 
-REQUIRED_METHODS: Final = (*_SYNCHRONOUS, *(f"a{name}" for name in _SYNCHRONOUS))
+class PostStore(StateStore, Protocol):
+    """A state store with posts. `helix_store.testing.PostContract` tests them.
+
+    Each method has an async counterpart with the prefix ``a``. A turn on a store without them has no posts.
+    """
+
+    def post_message(
+        self,
+        session_id: str,
+        message: AnyMessage,
+        *,
+        key: str | None = None,
+        author: UserId | None = None,
+        not_before: Timestamp | None = None,
+    ) -> Post: ...
+
+    def list_posts(
+        self,
+        session_id: str,
+        *,
+        states: Collection[str] = ("waiting",),
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> PostPage: ...
+
+    def withdraw_post(self, session_id: str, post_id: str) -> bool: ...
+
+    def receive_posts(
+        self,
+        session_id: str,
+        *,
+        limit: int | None = None,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+    ) -> list[Message]: ...
+
+    def find_due_posts(self, *, limit: int = 200) -> list[DuePost]: ...
+
+
+_CALLS: Final = tuple(name for name in vars(StateStore) if hasattr(StateStore, f"a{name}"))
+
+REQUIRED_METHODS: Final = (*_CALLS, *(f"a{name}" for name in _CALLS))
 """The names of all methods that a state store must have, the async ones included."""
 
 
@@ -382,7 +541,7 @@ class UsageStore(Protocol):
         *,
         agent_type: str | None = None,
         kinds: UsageKind | str | Collection[UsageKind | str] | None = None,
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         model: str | None = None,
         date_from: Timestamp | None = None,
         date_to: Timestamp | None = None,
@@ -402,3 +561,29 @@ class UsageStore(Protocol):
         date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]: ...
+
+
+class BudgetStore(Protocol):
+    """Budgets of sessions. `helix_store.testing.BudgetContract` tests what each method must do.
+
+    Each method has an async counterpart with the same signature and the prefix ``a``: ``astatus``.
+    """
+
+    def set_budget(
+        self,
+        name: str,
+        *,
+        scope: BudgetScope | str,
+        value: UserId | None = None,
+        period: BudgetPeriod | str = "total",
+        limit_usd: Dollars | None = None,
+        limit_tokens: int | None = None,
+    ) -> Budget: ...
+
+    def get_budget(self, name: str) -> Budget | None: ...
+
+    def list_budgets(self) -> list[Budget]: ...
+
+    def delete_budget(self, name: str) -> bool: ...
+
+    def status(self, name: str, *, value: UserId | None = None) -> BudgetStatus: ...

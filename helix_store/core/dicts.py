@@ -1,7 +1,5 @@
-"""The dicts that calls take, for editors and type checkers.
-
-A call takes any other mapping too: keys that are not named here are stored as they are where a payload may
-have them.
+"""The dicts that calls take, for editors and type checkers. A call also takes any other mapping: if a payload
+may have other keys than those named here, they are stored unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class MessageDict(TypedDict, total=False):
 
 
 class DefaultResultDict(TypedDict):
-    """The result that a call gets when nobody answers before its deadline."""
+    """The result that a call gets if no one answers before its deadline."""
 
     result: Any
 
@@ -50,7 +48,9 @@ class DefaultResultDict(TypedDict):
 class ToolCallDict(TypedDict, total=False):
     """A tool call for a client or a person to answer; with an ``approval_id`` it asks for an approval.
 
-    A ``deadline`` may be a time, or a duration from now.
+    A ``deadline`` may be a time, or a duration from now. ``permission`` is "app_label.codename", and
+    ``requester`` is who may not answer. Only an approval may have ``approvals``, how many it needs, and
+    ``editable``.
     """
 
     tool_name: Required[str]
@@ -60,6 +60,10 @@ class ToolCallDict(TypedDict, total=False):
     deadline: Timestamp | timedelta | None
     approval_id: str | None
     on_expiry: Literal["fail", "reject"] | DefaultResultDict | None
+    permission: str | None
+    requester: str | None
+    approvals: int
+    editable: bool
 
 
 PatchDict = TypedDict(
@@ -100,7 +104,7 @@ class TokenCountsDict(TypedDict, total=False):
 
 
 class UsageEntryDict(TypedDict, total=False):
-    """One event with usage; which of the further fields it has depends on ``kind``."""
+    """One event with usage; the other fields depend on ``kind``."""
 
     kind: Required[UsageKind | Literal["tokens", "tool", "subagent", "custom"]]
     session_id: Required[str]

@@ -12,7 +12,7 @@ __all__ = ["Guard", "guard"]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The conditions of a write; ``None`` is not checked."""
+    """The conditions of a write; a condition that is ``None`` is not checked."""
 
     expected_version: int | None = None
     fencing_token: int | None = None
@@ -23,13 +23,13 @@ class Guard:
             raise StaleStateError(self.expected_version, current_version)
 
     def check_fence(self, newest_token: int | None) -> None:
-        """Raise `FencedOutError` if the lock has a newer token. ``None``: there is no lock of this name."""
+        """Raise `FencedOutError` if the lock has a newer token; ``None`` means that no such lock exists."""
         if self.fencing_token is not None and newest_token is not None and self.fencing_token < newest_token:
             raise FencedOutError(self.fencing_token, newest_token)
 
 
 def guard(expected_version: int | None = None, fencing_token: int | None = None) -> Guard:
-    """A `Guard` from a caller's arguments. Raises `InvalidPayload`."""
+    """Return a `Guard` from a caller's arguments. Raises `InvalidPayload`."""
     if expected_version is not None:
         validation.whole_number(expected_version, "expected_version")
     if fencing_token is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -18,17 +19,19 @@ __all__ = [
     "IdGenerator",
     "ParsedCheckpointId",
     "checkpoint_id",
+    "new_call_id",
     "new_checkpoint_id",
     "new_id",
     "parse_checkpoint_id",
 ]
 
 _RANDOM_BITS: Final = 74
+_CALL_ID_BYTES: Final = 9
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
 
 
 class IdGenerator:
-    """Generates strictly increasing UUIDv7 texts, also when the clock is set back.
+    """Generates strictly increasing UUIDv7 texts, even if the clock is set back.
 
     Time and random bits form one number of 48 + 74 bits. If the clock is not later than the last id, the next
     id is the last one plus a random number. An overflow of the random bits increases the time.
@@ -39,7 +42,7 @@ class IdGenerator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last id and the lock. A forked child must do so: both belong to its parent."""
+        """Forget the last id and the lock, which a forked child must do because they belong to its parent."""
         self._lock = threading.Lock()
         self._last = 0
 
@@ -62,6 +65,11 @@ new_id: Final = IdGenerator()
 after_fork(new_id.reset)
 
 
+def new_call_id() -> str:
+    """Return a random id for one call (see `engine.call_ids`)."""
+    return secrets.token_urlsafe(_CALL_ID_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedCheckpointId:
     """The parts of a step checkpoint id."""
@@ -73,7 +81,7 @@ class ParsedCheckpointId:
 
 
 def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None) -> str:
-    """A new step checkpoint id for the time `epoch_ms`, by default now."""
+    """Return a new step checkpoint id for the time `epoch_ms`, by default now."""
     identifier(session_id, "session_id")
     whole_number(step_count, "step_count")
     if epoch_ms is None:
@@ -84,12 +92,12 @@ def checkpoint_id(session_id: str, step_count: int, epoch_ms: int | None = None)
 
 
 def new_checkpoint_id(session_id: str, step_count: int, epoch_ms: int) -> str:
-    """`checkpoint_id` of arguments that were checked."""
+    """Return a `checkpoint_id` for arguments that are already checked."""
     return f"cpv1-{session_id}-s{step_count}-t{epoch_ms}-{os.urandom(3).hex()}"
 
 
 def parse_checkpoint_id(text: str) -> ParsedCheckpointId:
-    """The parts of a step checkpoint id, read from the right because session ids may contain ``-``."""
+    """Return the parts of a step checkpoint id, read from the right because session ids may contain ``-``."""
     match = _CHECKPOINT_ID.fullmatch(text) if type(text) is str else None
     if match is None:
         raise InvalidPayload(path="checkpoint_id", reason="not a step checkpoint id")

@@ -47,7 +47,7 @@ MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
 """In UTF-8. PostgreSQL refuses an index row of more than 2,704 bytes, and an index holds up to three ids."""
 
 MAX_LONG_ID_BYTES = 850
-"""Of an id that a framework makes and that is in an index, which holds up to three of them."""
+"""For an indexed id that a framework generates; an index holds up to three of them."""
 
 MAX_CHECKPOINT_ID_CHARACTERS = 320
 """A step checkpoint's id holds the session's id, a step number, a time and a random part."""
@@ -56,13 +56,13 @@ MAX_LANE_BYTES = 1_000
 """The name of a lane, and the key of an item. One index holds both: see `MAX_ID_BYTES`."""
 
 MAX_NAMESPACE_BYTES = _KIB
-"""The labels of a namespace together, in an index beside a tenant and a key."""
+"""For all labels of a namespace together, which share an index with a tenant and a key."""
 
 MAX_TITLE_BYTES = 4 * _KIB
 MAX_DIRECTORY_BYTES = 4 * _KIB
 
 MAX_REASON_BYTES = 8 * _KIB
-"""Of a failure, an interrupt, a decision, or the end of a run."""
+"""For the reason of a failure, an interrupt, a decision, or the end of a run."""
 
 MAX_TAGS_BYTES = 16 * _KIB
 """All tags of a session together, as JSON. A list of sessions reads them."""
@@ -74,24 +74,28 @@ MAX_CALL_ITEMS = 100_000
 """Messages, chunks, entries, refs, calls or keys in one call."""
 
 MAX_CALL_BYTES = 64 * _MIB
-"""All messages or all chunks of one call together, where ``Limits`` does not allow a larger single one."""
+"""All messages or chunks of one call together, unless ``Limits`` allows a single one to be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper bounds in bytes of UTF-8 JSON text, each counted on what would be stored."""
+    """Upper bounds in bytes of UTF-8 JSON text, each counted on what would be stored.
+
+    ``max_waiting_posts`` is the number of posts that may wait in one session.
+    """
 
     max_state_bytes: int = 8 * _MIB
     max_message_bytes: int = 1 * _MIB
     max_staged_bytes: int = 1 * _MIB
     max_chunk_bytes: int = 256 * _KIB
+    max_waiting_posts: int = 1_000
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is not int or value < 1:
-                raise ValueError(f"{field.name} must be a whole number of bytes, at least 1; got {value!r}")
+                raise ValueError(f"{field.name} must be a whole number, at least 1; got {value!r}")
 
 
 AS_STORED = Limits(max_state_bytes=UNLIMITED)
-"""For a state that is stored already: a restore or branch must not fail because limits are lower today."""
+"""For a stored state: a restore or branch must not fail because the limits have been lowered since."""

@@ -12,7 +12,7 @@ __all__ = ["LockInfo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockInfo(Serializable):
-    """A lock that is held."""
+    """A held lock."""
 
     name: str
     owner: str

@@ -1,4 +1,4 @@
-"""Protocols of a lock manager and a stream manager, with what they hand out."""
+"""Protocols of a lock manager and a stream manager, and of the objects that they return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ChunkReader", "ChunkWriter", "HeldLock", "LockManager", "StreamManag
 
 
 class HeldLock(Protocol):
-    """One term of a lock. It is a context manager that releases the lock, also an asynchronous one."""
+    """One term of a lock. It is a synchronous and asynchronous context manager that releases the lock."""
 
     @property
     def name(self) -> str: ...

@@ -52,9 +52,8 @@ def promote_staged(
 def with_staged(
     document: dict[str, Any], staged: Sequence[StagedChanges], *, limits: Limits
 ) -> dict[str, Any]:
-    """The result of `promote_staged`, for a caller that encodes it, which checks the limits.
-
-    The result shares references with the document, which is not changed, and with the staged changes.
+    """Return the result of `promote_staged`, for a caller that checks the limits when it encodes it. The
+    result shares references with the document, which does not change, and with the staged changes.
     """
     if any(change.patches for change in staged):
         return _object(_promoted(document, staged, limits).document, "the document")
@@ -106,6 +105,6 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _not_an_object(patches: list[Any]) -> PatchError:
-    """An error for the last operation on the whole document: no other can have replaced the object."""
+    """Return an error for the last operation on the whole document, which replaced the object."""
     index = max(index for index, operation in enumerate(patches) if not operation["path"])
     return PatchError(index=index, op=patches[index]["op"], reason="custom_state must stay an object")

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["now"]
+__all__ = ["as_sqlite_text", "as_utc", "now"]
 
 
 def now() -> datetime:
-    """The time on this machine's clock. Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
+    """Return this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
     return datetime.now(UTC)
+
+
+def as_utc(value: datetime | str) -> datetime:
+    """Return an aware datetime from a time of the database, which on SQLite is naive or text, and in UTC."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+def as_sqlite_text(moment: datetime) -> str:
+    """Return an aware datetime as Django's fields store it on SQLite: as naive text in UTC."""
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return str(moment.replace(tzinfo=None))

@@ -1,4 +1,4 @@
-"""What every page of a list has in common."""
+"""The base class of the pages of lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Page(Sequence[T]):
-    """A page is a sequence of its items: it can be iterated, has a length and takes an index."""
+    """A page of a list, which is a sequence of its items."""
 
     __slots__ = ()
 

@@ -1,11 +1,12 @@
 """JSON patches: RFC 6902 operations, with RFC 6901 pointers or Immer's arrays as paths.
 
-Equality of JSON values is not Python's, where ``True == 1``.
+JSON values are compared differently than in Python, where ``True == 1``.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, cast
 
 from helix_store.core.limits import Limits
@@ -21,6 +22,7 @@ __all__ = [
     "PatchedCopy",
     "apply_patches",
     "check_operation_count",
+    "check_staged_patches",
     "json_equal",
 ]
 
@@ -30,19 +32,20 @@ MAX_OPERATIONS: Final = 10_000
 MAX_COPIED_BYTES: Final = 8 * 1024 * 1024
 """The largest sum of bytes that ``copy`` operations may copy. Each can double a document."""
 
-MAX_MOVED_ELEMENTS: Final = 2**30
-"""The largest sum of list elements that insertions and removals may move.
-
-An element at the front of a list moves all others. A session stays locked while its patches are applied.
+MAX_MOVED_ELEMENTS: Final = 2**26
+"""The largest sum of list elements that insertions and removals may move. Inserting at the front of a list
+moves all its elements. While patches are applied, the session stays locked, and so does an SQLite database
+for all writers.
 """
 
 _ROOT: Final = "document"
+_MOVED: Final = "moved list elements"
 _OPERATION_WORD: Final = re.compile("[A-Za-z]{1,32}")
 
 _Segment: TypeAlias = str | int
 
 _REFUSED_SEGMENTS: Final = frozenset({"__proto__", "constructor", "prototype"})
-"""Harmless in Python. In JavaScript, where states are read too, they reach a prototype."""
+"""They are harmless in Python, but in JavaScript, where states are also read, they reach a prototype."""
 
 _LARGEST_INDEX: Final = 10**15
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,14}")
@@ -56,7 +59,7 @@ def apply_patches(document: JSON, patches: list[Any], *, limits: Limits | None =
     (``"/notes/0"``) or an array (``["notes", 0]``); an array path may also replace a list's ``"length"``
     with a smaller one. The whole document can be replaced, not removed. Raises `PatchError` for the first
     operation that cannot be applied, and `LimitExceeded` for more than 10,000 operations, more than 8 MiB
-    of copies, more than 2**30 list elements moved by insertions and removals, nesting beyond 200 or a
+    of copies, more than 2**26 list elements moved by insertions and removals, nesting beyond 200 or a
     result larger than ``max_state_bytes``.
     """
     patched = PatchedCopy(document, limits=limits or Limits())
@@ -71,11 +74,29 @@ def check_operation_count(patches: list[Any]) -> None:
         raise LimitExceeded(name="patch operations", limit=MAX_OPERATIONS, actual=len(patches))
 
 
+def check_staged_patches(patches: list[Any], *, limits: Limits) -> None:
+    """Raise `LimitExceeded` for a patch that moves too many elements of lists that it adds itself.
+
+    The lists of the document, and the other limits, are checked when the patch is applied. The patch must
+    have passed the payload gate.
+    """
+    known = PatchedCopy({}, limits=limits)
+    # The patch itself has no more: an element takes two bytes, and half of the known ones may be copies.
+    known._copied_bytes = MAX_COPIED_BYTES - limits.max_staged_bytes
+    if len(patches) * limits.max_staged_bytes <= MAX_MOVED_ELEMENTS:
+        return
+    try:
+        known.apply_to_known(patches)
+    except LimitExceeded as exc:
+        if exc.name == _MOVED:
+            raise
+
+
 class PatchedCopy:
     """A private copy of a document that patches change in place. Do not use it after an error."""
 
     def __init__(self, document: JSON, *, limits: Limits) -> None:
-        # With the document as a member of an object, operations on the whole document are no special case.
+        # The document is a member of an object, so operations on the whole document need no special case.
         self._holder = {_ROOT: copy_json(document)}
         self._limits = limits
         self._copied_bytes = 0
@@ -95,6 +116,28 @@ class PatchedCopy:
                 self._apply_one(operation)
             except _Refused as exc:
                 raise PatchError(index=index, op=_operation_name(operation), reason=str(exc)) from exc
+
+    def apply_to_known(self, patches: list[Any]) -> None:
+        """Apply the operations that do not need the document, of which only the patch's own additions are
+        known. Each member is then either absent or the same as in any document, so no count is too high.
+        Raises `LimitExceeded`.
+        """
+        for operation in patches:
+            try:
+                self._apply_one(operation)
+            except _Refused:
+                self._forget(operation)
+
+    def _forget(self, operation: Any) -> None:
+        """Delete the members that an operation would change in a document that has them."""
+        for pointer in ("path", "from"):
+            with suppress(_Refused, TypeError, KeyError):
+                segments = _read_path(operation[pointer])
+                document = self.document
+                if not segments or type(document) is not dict:
+                    self._holder[_ROOT] = {}
+                elif isinstance(segments[0], str):
+                    document.pop(segments[0], None)
 
     def check_limits(self) -> None:
         """Raise `LimitExceeded` if the document could not be stored as it is now."""
@@ -148,7 +191,7 @@ class PatchedCopy:
             raise _Refused("the value at the path is different")
 
     def _copied(self, value: Any) -> JSON:
-        """A copy of a value, which must be storable."""
+        """Return a copy of a value, which must be storable."""
         try:
             encode(value, limit=self._limits.max_state_bytes, path="value")
         except InvalidPayload as exc:
@@ -156,7 +199,7 @@ class PatchedCopy:
         return copy_json(value)
 
     def _locate(self, path: list[_Segment]) -> tuple[Any, _Segment]:
-        """The container that the last segment points into, and that segment."""
+        """Return the container that the last segment points into, and that segment."""
         container: Any = self._holder
         segment: _Segment = _ROOT
         for following in path:
@@ -189,9 +232,7 @@ class PatchedCopy:
     def _count_moved(self, elements: int) -> None:
         self._moved_elements += elements
         if self._moved_elements > MAX_MOVED_ELEMENTS:
-            raise LimitExceeded(
-                name="moved list elements", limit=MAX_MOVED_ELEMENTS, actual=self._moved_elements
-            )
+            raise LimitExceeded(name=_MOVED, limit=MAX_MOVED_ELEMENTS, actual=self._moved_elements)
 
 
 _OPERATIONS: Final = {
@@ -205,7 +246,7 @@ _OPERATIONS: Final = {
 
 
 def _existing(container: Any, segment: _Segment) -> _Segment:
-    """The index or member name of an existing value."""
+    """Return the index or member name of an existing value."""
     if type(container) is list:
         return _list_index(segment, len(container))
     _require_object(container)
@@ -240,15 +281,14 @@ def _source(operation: dict[str, Any]) -> list[_Segment]:
 
 
 def _operation_name(operation: Any) -> str:
-    """`PatchError.op`: the operation's name, or ``"unknown"`` when it is not safe to display."""
+    """Return `PatchError.op`: the operation's name, or ``"unknown"`` if it is not safe to display."""
     name = operation.get("op") if isinstance(operation, dict) else None
     return name if isinstance(name, str) and _OPERATION_WORD.fullmatch(name) else "unknown"
 
 
 def json_equal(left: Any, right: Any) -> bool:
-    """Compare two JSON values: a bool is not a number, 1 equals 1.0, the order of keys does not matter.
-
-    Takes as long as reading ``left``, without recursion. Values of other types are unequal.
+    """Compare two JSON values: a bool is not a number, 1 equals 1.0, the order of keys does not matter. This
+    takes as long as reading ``left``, without recursion. Values of other types are unequal.
     """
     pending = [(left, right)]
     while pending:
@@ -274,7 +314,7 @@ def json_equal(left: Any, right: Any) -> bool:
 
 
 class _Refused(ValueError):
-    """An operation cannot be applied, and why. `PatchError` adds its index."""
+    """The reason why an operation cannot be applied; `PatchError` adds its index."""
 
 
 def _read_path(path: Any) -> list[_Segment]:
@@ -298,12 +338,12 @@ def _read_path(path: Any) -> list[_Segment]:
 
 
 def _is_same_or_inside(segments: list[_Segment], parent: list[_Segment]) -> bool:
-    """Whether a path is ``parent`` or leads into it, whichever form each is written in."""
+    """Return whether a path is ``parent`` or leads into it, in whichever form they are written."""
     return [str(segment) for segment in segments[: len(parent)]] == [str(segment) for segment in parent]
 
 
 def _list_index(segment: _Segment, end: int) -> int:
-    """The index below ``end`` that a segment names.
+    """Return the index below ``end`` that a segment names.
 
     Text must be a number as JavaScript prints it: JavaScript reads "01", "-1" and "x" as property names.
     """
@@ -317,7 +357,7 @@ def _list_index(segment: _Segment, end: int) -> int:
 
 
 def _member_name(segment: _Segment) -> str:
-    """The object member that a segment names. A number is refused: it is an index of an array."""
+    """Return the object member that a segment names. A number is refused: it is an index of an array."""
     if isinstance(segment, int):
         raise _Refused(f"index {segment} leads into an object; its members are named by text")
     return segment

@@ -1,6 +1,6 @@
 """Finding the fault in a refused payload, and describing it without showing the value.
 
-Only refused values are searched, so the code is exact and bounded, not fast.
+Only refused values are searched, so the code is exact and bounded rather than fast.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def refuse_faults(value: Any, path: str) -> None:
 
 
 def join_path(path: str, key: object) -> str:
-    """`path` with one more JSON pointer segment (RFC 6901), cut and made printable."""
+    """Return `path` with one more JSON pointer segment (RFC 6901), cut and made printable."""
     return f"{path}/{shown_key(key).replace('~', '~0').replace('/', '~1')}"
 
 
 def shown_key(key: object) -> str:
-    """A key or an index for a message: cut and made printable. Of any other object, only its type."""
+    """Return a key or an index for a message, cut and printable; for any other object, return its type."""
     if type(key) is int and abs(key) <= MAX_BIGINT:
         return str(key)
     if type(key) is not str:
@@ -70,12 +70,12 @@ def shown_key(key: object) -> str:
 
 
 def least_digits(integer: int) -> int:
-    """A lower bound of the number of decimal digits; counting them takes quadratic time."""
+    """Return a lower bound of the number of decimal digits; counting them takes quadratic time."""
     return integer.bit_length() * 30102 // 100_000
 
 
 def _reason_against(item: Any) -> str | None:
-    """Why a value cannot be stored, or ``None``. Checks the keys of a container, but not its values."""
+    """Return why a value cannot be stored, or ``None``. Only the keys of a container are checked."""
     kind = type(item)
     if kind is dict:
         odd_kinds = (type(key) for key in item if type(key) is not str)
@@ -89,7 +89,7 @@ def _reason_against(item: Any) -> str | None:
 
 
 def _pointer(path: str, keys: Sequence[str | int]) -> str:
-    # The first key is the index in the list around the value.
+    # The first key is the index in the list that wraps the value.
     for key in keys[1:]:
         if len(path) > _LONGEST_SHOWN_PATH:
             return path + "/…"

@@ -7,9 +7,9 @@ A scalar has depth 0 and each container adds one.
 Stored text is compact JSON, with NUL as an escape as everywhere in JSON. Lone surrogates, which UTF-8 cannot
 hold, take one of two forms:
 
-- Written as the JSON escape (``\\udc00``) that they are read back from: any JSON reader understands it.
-- A high surrogate directly before a low one would be read back from such escapes as a single astral
-  character. A text that holds such a pair is stored as ``~`` followed by its bytes (UTF-8, surrogates
+- They are written as JSON escapes (``\\udc00``), which any JSON reader understands.
+- The escapes of a high surrogate and the low one after it would be read back as a single astral character.
+  A text that holds such a pair is stored as ``~`` followed by its bytes (UTF-8, surrogates
   included) as Latin-1 characters. No JSON text begins with ``~``.
 """
 
@@ -34,11 +34,13 @@ from helix_store.exceptions import (
 )
 
 __all__ = [
+    "check_call_bytes",
     "check_value",
     "copy_json",
     "decode",
     "decode_all",
     "decode_object",
+    "decode_optional",
     "encode",
     "encode_all",
     "is_plain_json",
@@ -63,10 +65,10 @@ def encode(
     name: str = "max_state_bytes",
     path: str = "",
 ) -> str:
-    """The exact JSON text of `value`, as it is stored.
+    """Return the exact JSON text of `value`, as it is stored.
 
-    `limit` is in bytes of UTF-8 and belongs to the setting `name`; without one, the default of
-    ``max_state_bytes`` holds, since nothing may grow without bounds. Raises `InvalidPayload`, whose path is
+    `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is that of
+    ``max_state_bytes``, because nothing may grow without bounds. Raises `InvalidPayload`, whose path is
     `path` and a JSON pointer from there, or `LimitExceeded`.
     """
     if limit is None:
@@ -76,7 +78,7 @@ def encode(
         text = write_json(value)
     except ValueError:  # NaN and infinity
         text = None
-    # Refused out here, since the writer's own error would become its context.
+    # Raised outside the handler, because the writer's own error would become its context.
     if text is None:
         _refuse(value, path)
     size = len(text)
@@ -88,40 +90,51 @@ def encode(
 
 
 def encode_all(values: Sequence[Any], *, limit: int, name: str, path: str) -> list[str]:
-    """What `encode` gives for each of the values of one call; ``path`` is that of the sequence."""
+    """Return `encode` of each of the values of one call; ``path`` is the path of the sequence."""
     texts = (
         encode(value, limit=limit, name=name, path=f"{path}/{index}") for index, value in enumerate(values)
     )
-    # Few values cannot exceed what one call may store, and need not be counted.
+    # A few values cannot exceed the limit of a call, so they need not be counted.
     return list(texts) if len(values) * limit <= MAX_CALL_BYTES else within_one_call(texts, limit=limit)
 
 
 def within_one_call(texts: Iterable[str], *, limit: int) -> list[str]:
-    """The texts that one call stores, each of at most ``limit`` bytes. Raises `LimitExceeded`."""
+    """Return the texts that one call stores, each of at most ``limit`` bytes. Raises `LimitExceeded`."""
     taken = []
-    size, most = 0, max(limit, MAX_CALL_BYTES)
+    size = 0
     for text in texts:
         size += size_of(text)
-        if size > most:
-            raise LimitExceeded(name="bytes in one call", limit=most, actual=size)
+        check_call_bytes(size, limit=limit)
         taken.append(text)
     return taken
 
 
+def check_call_bytes(size: int, *, limit: int) -> None:
+    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` is that of a single value."""
+    most = max(limit, MAX_CALL_BYTES)
+    if size > most:
+        raise LimitExceeded(name="bytes in one call", limit=most, actual=size)
+
+
 def decode(text: str) -> Any:
-    """The value that `encode` wrote as `text`; `IntegrityFault` for a text that cannot be read."""
+    """Return the value that `encode` wrote as `text`. Raises `IntegrityFault` if it cannot be read."""
     try:
         if text[:1] == "~":
             text = text[1:].encode("latin-1").decode("utf-8", "surrogatepass")
         return _read(text)
     except (ValueError, TypeError, RecursionError):
         pass
-    # Raised out here since the decoder's own error holds the whole document and would become its context.
+    # Raised outside the handler: the decoder's error holds the whole document and would become its context.
     raise IntegrityFault("A stored payload is not readable JSON; other rows are not affected.")
 
 
+def decode_optional(text: str | None) -> Any:
+    """Return `decode` of a text, or ``None`` without one."""
+    return None if text is None else decode(text)
+
+
 def decode_all(texts: Sequence[str]) -> list[Any]:
-    """What `decode` gives for each. Read as one document: small ones cost more to begin than to read."""
+    """Return `decode` of each text. Read as one document, because each one has a high fixed cost."""
     joined = ",".join(texts)
     if "~" not in joined or all(map(is_plain_json, texts)):
         try:
@@ -134,7 +147,7 @@ def decode_all(texts: Sequence[str]) -> list[Any]:
 
 
 def decode_object(text: str) -> dict[str, Any]:
-    """What `decode` gives for the text of an object; `IntegrityFault` for any other value."""
+    """Return `decode` of the text of an object. Raises `IntegrityFault` for any other value."""
     value = decode(text)
     if type(value) is not dict:
         raise IntegrityFault("A stored payload is not a JSON object; other rows are not affected.")
@@ -142,15 +155,14 @@ def decode_object(text: str) -> dict[str, Any]:
 
 
 def is_plain_json(text: str) -> bool:
-    """Whether a stored text is JSON for any reader, and may become part of another one."""
+    """Return whether any reader can parse a stored text as JSON, so that it can be part of another."""
     return not text.startswith("~")
 
 
 def join_fields(start: str, texts: Mapping[str, str]) -> str:
-    """The stored text of an object: the fields of ``start``, a plain JSON object with at least one field, and
-    then those whose values are stored texts.
-
-    It may be larger and deeper than what `encode` takes, since each text was within the limits.
+    """Return the stored text of an object from the fields of ``start`` and fields with stored texts as
+    values. ``start`` is a plain JSON object with at least one field. The result may be larger and deeper than
+    what `encode` accepts, because each text was within the limits.
     """
     if all(map(is_plain_json, texts.values())):
         fields = "".join(f',"{name}":{text}' for name, text in texts.items())
@@ -160,12 +172,12 @@ def join_fields(start: str, texts: Mapping[str, str]) -> str:
 
 
 def _in_form_for_pairs(text: str) -> str:
-    """A stored text in the form for adjacent surrogates, without its mark."""
+    """Return a stored text in the form for adjacent surrogates, without its mark."""
     return text.encode("utf-8").decode("latin-1") if is_plain_json(text) else text[1:]
 
 
 def size_of(*texts: str) -> int:
-    """Bytes of stored texts together."""
+    """Return the number of bytes of all stored texts."""
     size = 0
     for text in texts:
         size += len(text) if text.isascii() else len(text.encode("utf-8"))
@@ -173,7 +185,7 @@ def size_of(*texts: str) -> int:
 
 
 def copy_json(value: Any) -> Any:
-    """A detached deep copy of a value that has passed the gate (an unchecked cycle would never end)."""
+    """Return a deep copy of a value that has passed the gate; a cycle would never end."""
     if type(value) not in _CONTAINERS:
         return value
     result = value.copy()
@@ -193,11 +205,12 @@ def copy_json(value: Any) -> Any:
 def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_bytes") -> None:
     """Refuse what cannot be stored, one level of nesting at a time.
 
-    ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would
-    be written as a huge text, before anything of that size is made. NaN and infinity are left to the writer.
-    One plain loop was measured faster than any arrangement of built-ins; every write passes it.
+    ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would be
+    written as a huge text, before a text of that size is created. NaN and infinity are left to the writer.
+    Every write passes this check: one plain loop was faster in measurements than any combination of
+    built-ins.
     """
-    # Every value counts two bytes, its own and a comma or bracket; the outermost has neither of those.
+    # Every value counts as two bytes: its own and a comma or bracket, which the outermost one does not have.
     least = -1
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
@@ -253,7 +266,7 @@ _read = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def _storable(text: str) -> tuple[str, int]:
-    """The text in a form that UTF-8 can hold, and its size."""
+    """Return the text in a form that UTF-8 can hold, and its size."""
     try:
         return text, len(text.encode("utf-8"))
     except UnicodeEncodeError:

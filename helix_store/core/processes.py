@@ -1,4 +1,4 @@
-"""The fork hook: values of one process, which a forked child creates again."""
+"""The fork hook, and values that a forked child creates again."""
 
 from __future__ import annotations
 

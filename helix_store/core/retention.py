@@ -15,21 +15,18 @@ _LONGEST_DAYS: Final = 36_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """What to keep, and for how many days. The default keeps everything.
-
-    Raises `ValueError` for an invalid rule.
-    """
+    """The rules of retention. The default keeps everything. Raises `ValueError` for an invalid rule."""
 
     sessions_idle_days: Mapping[str, float] = field(default_factory=dict)
-    """By status: a session tree is deleted when each of its sessions was last written so many days ago."""
+    """Days by status: a tree is deleted once all of its sessions have been idle for that many days."""
     checkpoints_keep: int | None = None
     """The number of newest step checkpoints of each session."""
     streams_ended_days: float | None = None
-    """A stream loses its chunks so many days after its end."""
+    """The number of days after its end at which a stream loses its chunks."""
     usage_anonymise_days: float | None = None
-    """A usage entry of this age loses its user, session and run."""
+    """The age in days at which a usage entry loses its user, session and run."""
     usage_drop_days: float | None = None
-    """A usage entry of this age is deleted."""
+    """The age in days at which a usage entry is deleted."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.sessions_idle_days, Mapping):

@@ -14,10 +14,16 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 from helix_store.core.payload_faults import join_path
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["Serializable"]
+__all__ = ["Serializable", "exact_cost"]
 
 _Reader = Callable[[str, Any], Any]
 """Converts a plain value. The first argument is the path, for errors."""
+
+
+def exact_cost(cost: Decimal) -> str:
+    """Return a cost as plain digits, without an exponent and without zeros at the end."""
+    digits = f"{cost:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 class Serializable:
@@ -30,7 +36,7 @@ class Serializable:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The object of a dict from `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
+        """Build the object from a dict of `to_dict`. Raises `InvalidPayload` for unknown and missing keys."""
         if not isinstance(data, Mapping):
             raise InvalidPayload(
                 path="", reason=f"expected a dict of {cls.__name__}, got {type(data).__name__}"
@@ -55,7 +61,7 @@ class Serializable:
 
 @cache
 def _readers(cls: type) -> dict[str, _Reader | None]:
-    """For each field the function that converts its values; ``None`` for plain values."""
+    """Return the function that converts the values of each field, or ``None`` for plain values."""
     hints = get_type_hints(cls)
     return {field.name: _reader(hints[field.name]) for field in fields(cls)}
 
@@ -98,7 +104,7 @@ def _rebuilt(cls: type, value: Any) -> Any:
     if issubclass(cls, datetime):
         return cls.fromisoformat(value)
     if issubclass(cls, Decimal):
-        # A float stays: the check of the value refuses it.
+        # A float is not converted, because the check of the value refuses it.
         return cls(value) if isinstance(value, str) else value
     return cls(value)  # type: ignore[call-arg]  # an enum looks its member up
 
@@ -109,7 +115,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return str(value)
+        return exact_cost(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):

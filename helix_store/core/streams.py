@@ -18,12 +18,12 @@ LONGEST_SECONDS: Final = 7 * 24 * 60 * 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Times are in seconds."""
+    """The options of streams; times are in seconds."""
 
     poll_interval: float = 0.2
-    """The time between two polls of the streams with readers: the longest delay by a lost notification."""
+    """The time between two polls of streams with readers, and the longest delay of a lost notification."""
     notify: bool = True
-    """Whether PostgreSQL wakes readers with NOTIFY."""
+    """If true, PostgreSQL wakes readers with NOTIFY."""
     writer_lease: float = 60.0
     """How long a writer may be silent before it counts as dead."""
     heartbeat: float = 15.0
@@ -31,10 +31,10 @@ class StreamOptions:
     using: str | None = None
     """The database that the stream view reads."""
     listen_database: str | Mapping[str, str] | None = None
-    """The alias that readers listen on; for several databases, that alias by the alias of each."""
+    """The alias on which readers listen; for several databases, a dict by their alias."""
 
     def listening_alias(self, alias: str) -> str:
-        """The alias that hears what writers of a database send."""
+        """Return the alias that receives the notifications of a database's writers."""
         if isinstance(self.listen_database, Mapping):
             return self.listen_database.get(alias, alias)
         return self.listen_database or alias
@@ -64,7 +64,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk(Serializable):
-    """A chunk and its place in the order of the stream; the first sequence is 1."""
+    """A chunk and its position in the stream; the first sequence is 1."""
 
     chunk: dict[str, Any]
     sequence: int
@@ -72,7 +72,8 @@ class StoredChunk(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo(Serializable):
-    """``chunk_count`` counts the stored chunks: after pruning it is less than ``last_sequence``.
+    """A stream without its chunks. ``chunk_count`` counts the stored chunks: after pruning it is less than
+    ``last_sequence``.
 
     ``run_id`` and ``agent_name`` are those of the newest writer.
     """
@@ -92,9 +93,8 @@ class StreamInfo(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedStreams(Serializable):
-    """The removed ``chunks``, the number of ``streams`` that lost some, and the streams that were failed.
-
-    After a dry run: what a run at that time would have done.
+    """The number of deleted ``chunks``, of ``streams`` that lost some, and of streams that were failed. After
+    a dry run, these are the numbers of a real run at that time.
     """
 
     streams: int

@@ -1,10 +1,13 @@
-"""How the tenant of a transaction is told to PostgreSQL."""
+"""The names that row-level security uses in PostgreSQL."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["TENANT_VARIABLE"]
+__all__ = ["TENANT_POLICY", "TENANT_VARIABLE"]
+
+TENANT_POLICY: Final = "helix_store_tenant"
+"""The policy on each table. Do not rename it: old policies would stay in databases."""
 
 TENANT_VARIABLE: Final = "helix_store.tenant"
-"""It holds a colon and the tenant: the default tenant is empty, and so is a variable that is not set."""
+"""It holds a colon and the tenant, because the default tenant is empty and so is an unset variable."""

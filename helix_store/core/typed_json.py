@@ -37,9 +37,8 @@ from helix_store.exceptions import (
 __all__ = ["MAX_EQUAL_HASHES", "dumps", "loads"]
 
 MAX_EQUAL_HASHES: Final = 32
-"""How many keys of a set or a dict may share a hash: many of them take quadratic time to build.
-
-All multiples of ``2**61 - 1`` have the same hash.
+"""The number of keys of a set or dict that may share a hash, because building it takes quadratic time. All
+multiples of ``2**61 - 1`` have the same hash.
 """
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
@@ -48,22 +47,22 @@ _SEQUENCES: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "
 
 
 def dumps(value: Any, *, limit: int | None = None, name: str = "max_state_bytes", path: str = "") -> str:
-    """The exact text of `value`, under the rules and limits of `payloads.encode`.
+    """Return the exact text of `value`, under the rules and limits of `payloads.encode`.
 
-    Equal sets give the same text. Raises `InvalidPayload`, and `LimitExceeded` also for a set or a dict of
-    which more than 32 keys have the same hash.
+    Equal sets give the same text. Raises `InvalidPayload`, and `LimitExceeded`, which also applies to a set
+    or dict with more than 32 keys of the same hash.
     """
     return encode(_Tagging(path).tagged(value), limit=limit, name=name, path=path)
 
 
 def loads(text: str) -> Any:
-    """The value that `dumps` wrote; `IntegrityFault` for a text that `dumps` cannot have written."""
+    """Return the value that `dumps` wrote. Raises `IntegrityFault` for any other text."""
     tree = decode(text)
     try:
         return _value_of(tree, 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         pass
-    # Raised out here: the error of a parser holds the stored text and would become its context.
+    # Raised outside the handler: a parser's error holds the stored text and would become its context.
     raise IntegrityFault("A stored typed payload is not readable; other rows are not affected.")
 
 
@@ -71,9 +70,8 @@ def loads(text: str) -> Any:
 
 
 class _Tagging:
-    """One walk over a value, which converts each container to plain JSON.
-
-    One Python frame per level, so that the deepest value fits into the interpreter's stack.
+    """A walk over a value that converts each container to plain JSON. It takes one Python frame per level, so
+    the deepest value fits into the interpreter's stack.
     """
 
     def __init__(self, path: str) -> None:
@@ -136,7 +134,7 @@ class _Tagging:
 
 
 def _is_plain_object(value: dict[Any, Any]) -> bool:
-    """Whether a dict can be a JSON object as it is: text keys, and not in the form of a tag."""
+    """Return whether a dict can be a JSON object unchanged: it has text keys and does not look like a tag."""
     return all(type(key) is str for key in value) and not _has_form_of_a_tag(value)
 
 
@@ -193,7 +191,7 @@ def _tagged_value(tag: str, content: Any, depth: int) -> Any:
     _require(build is not None and type(content) is list)
     items = _values_of(content, depth + 1)
     value = build(items)  # type: ignore[misc]  # it was required just now
-    # Equal items or keys become one in Python: `dumps` does not write them.
+    # Equal items or keys become one in Python, so `dumps` never writes them.
     _require(len(value) == len(items))
     return value
 
@@ -210,7 +208,7 @@ def _set_of(items: list[Any]) -> set[Any]:
 
 
 def _most_equal_hashes(keys: Iterable[Any]) -> int:
-    """How many keys share the most frequent hash."""
+    """Return the number of keys that share the most frequent hash."""
     return max(Counter(map(hash, keys)).values(), default=0)
 
 
@@ -226,7 +224,7 @@ _DATETIME: Final = re.compile(
     r"([^+]{19,26}?)(?:([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{6}))?)?)?( fold)?"
 )
 _DECIMALS: Final = Context(capitals=1)
-"""The context that the caller has set may write a different text."""
+"""The caller's own context might write a different text."""
 
 
 def _write_datetime(value: datetime) -> str:
@@ -241,7 +239,7 @@ def _read_datetime(text: str) -> datetime:
     wall_clock, sign, hours, minutes, seconds, microseconds, fold = match.groups()
     tzinfo = None
     if sign is not None:
-        # Not by fromisoformat: CPython reads an offset of less than a second as UTC.
+        # CPython's fromisoformat reads an offset of less than a second as UTC.
         offset = timedelta(
             hours=int(hours),
             minutes=int(minutes),
@@ -277,7 +275,7 @@ _SCALARS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]
 
 
 def _exact_reader(write: Callable[[Any], str], read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader that accepts only the text that ``write`` writes. Parsers accept other forms too."""
+    """Return a reader that accepts only the text that ``write`` writes. Parsers also accept other forms."""
 
     def exact(text: str) -> Any:
         value = read(text)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
+from uuid import UUID
 
 from helix_store.core.pages import Page
 from helix_store.core.serialization import Serializable
@@ -51,6 +52,7 @@ __all__ = [
     "Timestamp",
     "Unset",
     "UsageKind",
+    "UserId",
 ]
 
 JSON: TypeAlias = Any
@@ -65,6 +67,9 @@ Timestamp: TypeAlias = int | datetime
 Duration: TypeAlias = int | timedelta
 """A duration: milliseconds, or a timedelta."""
 
+UserId: TypeAlias = str | int | UUID
+"""The id of a user: text, or the primary key of a Django user, which is stored as text."""
+
 BRANCHED_FROM: Final = "branched_from"
 """The key of a branch's metadata that holds the id of its source session."""
 
@@ -75,7 +80,7 @@ T = TypeVar("T", bound=Serializable)
 
 
 class Unset:
-    """The type of `UNSET`: an argument that was not given, where ``None`` is a value."""
+    """The type of `UNSET`, the default of arguments for which ``None`` is a value."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -166,13 +171,17 @@ class InterruptKind(StrEnum):
 
 
 class _WithMemory(Serializable):
-    """Remembers privately what is no field, as an instance of a model keeps its ``_state``.
-
-    ``_origin``: where it was read from. ``_cleared``: the values that a resume returned and cleared.
+    """A base that keeps private values which are not fields, as a model instance keeps its ``_state``.
+    ``_origin`` is where the state was read from, ``_cleared`` has the values that a resume returned and
+    cleared, and ``_intent`` replaces the state in the digest of an operation. ``_has_posts`` is whether posts
+    were waiting, and ``_is_capped`` whether budgets may apply to the session, when the state was read.
     """
 
-    __slots__ = ("_cleared", "_origin")
+    __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")
     _cleared: Any
+    _has_posts: Any
+    _is_capped: Any
+    _intent: Any
     _origin: Any
 
 
@@ -283,15 +292,18 @@ class StepInfo(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class StepCommit(Serializable):
+    """``received`` are the messages of posts that the commit received."""
+
     checkpoint_id: str
     new_version: int
+    received: list[Message] = field(default_factory=list, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedChanges(Serializable):
     """The changes of one tool call to ``custom_state``. If both forms are given, only patches are applied.
 
-    ``timestamp`` is epoch milliseconds. It does not decide the order: changes are applied as staged.
+    ``timestamp`` is epoch milliseconds. It does not decide the order: changes are applied in staging order.
     """
 
     tool_call_id: str
@@ -371,8 +383,17 @@ class InterruptRequest(Serializable):
 
 class SubmissionOutcome(StrEnum):
     ACCEPTED = "accepted"
+    RECORDED = "recorded"
+    """One of several approvals is stored; the call stays open."""
+    ALREADY_RECORDED = "already_recorded"
+    CHANGED = "changed"
+    """The call is not the one with the given digest; nothing is stored."""
     ALREADY_COMPLETED = "already_completed"
     UNKNOWN_TOOL_CALL = "unknown_tool_call"
+
+    @property
+    def is_stored(self) -> bool:
+        return self in (self.ACCEPTED, self.RECORDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

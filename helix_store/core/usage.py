@@ -32,7 +32,6 @@ __all__ = [
     "UsageTotal",
     "cost_from_units",
     "cost_units",
-    "exact_cost",
     "rounded_cost",
 ]
 
@@ -42,12 +41,12 @@ COST_PLACES: Final = 12
 MAX_COST_UNITS: Final = MAX_BIGINT
 """The highest cost of one entry: about nine million dollars."""
 
-# More digits than a sum of costs can have, and independent of the context that the caller has set.
+# More digits than a sum of costs can have, independent of the caller's own context.
 _EXACT: Final = Context(prec=80, rounding=ROUND_HALF_EVEN)
 
 
 def cost_units(cost: Decimal) -> int:
-    """A cost as a whole number of its smallest unit, rounded half to even, as it is stored and summed."""
+    """Return a cost in its smallest unit, rounded half to even, as it is stored and summed."""
     return int(_EXACT.to_integral_value(_EXACT.scaleb(cost, COST_PLACES)))
 
 
@@ -55,14 +54,8 @@ def cost_from_units(units: int) -> Decimal:
     return _EXACT.scaleb(Decimal(units), -COST_PLACES)
 
 
-def exact_cost(cost: Decimal) -> str:
-    """A cost as plain digits, without an exponent and without zeros at the end."""
-    digits = f"{cost:f}"
-    return digits.rstrip("0").rstrip(".") if "." in digits else digits
-
-
 def rounded_cost(cost: Decimal) -> str:
-    """A cost for people: two decimals, and two significant digits below a tenth."""
+    """Return a cost for display: two decimals, or two significant digits below a tenth."""
     places = max(2, 1 - cost.adjusted()) if cost else 2
     return f"{_EXACT.quantize(cost, Decimal(1).scaleb(-places)):,f}"
 
@@ -235,7 +228,7 @@ class UsageReportGrouping(StrEnum):
 class UsageTotal(Serializable):
     """A sum of entries.
 
-    ``cost_usd`` is the sum of the known costs; ``unpriced`` counts the entries of tokens without a cost.
+    ``cost_usd`` is the sum of the known costs; ``unpriced`` counts token entries without a cost.
     """
 
     entry_count: int
@@ -244,13 +237,18 @@ class UsageTotal(Serializable):
     tokens: TokenCounts
     cost_usd: Decimal
 
+    @property
+    def known_cost(self) -> Decimal | None:
+        """The cost, or ``None`` if no token entry has one."""
+        return None if self.unpriced and not self.cost_usd else self.cost_usd
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageGroup(UsageTotal):
     """The usage of one group; ``group`` is ``None`` for entries without a value.
 
     A day is written ``2026-11-20``. ``tenant`` is ``None`` if the group may contain several tenants.
-    ``is_deleted``: the entries were kept of a deleted session with the id ``group``.
+    ``is_deleted`` marks entries that were kept from a deleted session with the id ``group``.
     """
 
     group: str | None

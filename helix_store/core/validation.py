@@ -1,8 +1,6 @@
-"""Checks of arguments, before any SQL.
-
-Each function returns the value that it accepts. It raises `InvalidPayload`, or `InvalidQuery` where the
-argument only selects rows. ``path`` of the error begins with the argument's name. A message never shows a
-value.
+"""Checks of arguments, before any SQL. Each function returns the accepted value or raises an error:
+`InvalidPayload`, or `InvalidQuery` if the argument only selects rows. The error's ``path`` begins with the
+argument's name. A message never shows a value.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from itertools import islice
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from helix_store.core.limits import (
     MAX_BIGINT,
@@ -62,6 +61,8 @@ __all__ = [
     "tenant",
     "text",
     "title",
+    "user_id",
+    "user_id_text",
     "whole_number",
 ]
 
@@ -72,6 +73,7 @@ MAX_EPOCH_MILLISECONDS: Final = 253_402_300_799_999
 """The end of the year 9999, the largest time of a Python datetime."""
 
 _LONGEST_AGE: Final = timedelta(days=36_525)
+_MOST_USER_BITS: Final = 128
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _CUT: Final = "… (cut)"
@@ -83,7 +85,7 @@ _NOT_IDENTIFIER: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def identifier(value: Any, name: str) -> str:
-    """1 to 255 code points of at most 765 bytes, without control characters and lone surrogates."""
+    """Check for 1 to 255 code points of at most 765 bytes, without control characters and lone surrogates."""
     # `isprintable` is stricter than the rule and ten times faster than the expression.
     if type(value) is str and 0 < len(value) <= MAX_ID_CHARACTERS and value.isascii() and value.isprintable():
         return value
@@ -91,7 +93,7 @@ def identifier(value: Any, name: str) -> str:
 
 
 def checkpoint_id(value: Any, name: str = "checkpoint_id") -> str:
-    """Like an identifier, but long enough for the id of a step checkpoint, which holds a session's id."""
+    """Check an identifier that may be long enough for a step checkpoint, whose id contains a session's id."""
     spare = MAX_CHECKPOINT_ID_CHARACTERS - MAX_ID_CHARACTERS
     return _checked_identifier(value, name, MAX_CHECKPOINT_ID_CHARACTERS, MAX_ID_BYTES + spare)
 
@@ -111,19 +113,31 @@ def _checked_identifier(value: Any, name: str, characters: int, size: int) -> st
 
 
 def optional_identifier(value: Any, name: str, *, empty: bool = False) -> str | None:
-    """An identifier or ``None``; with `empty` also the empty text."""
+    """Return an identifier or ``None``, or with `empty` an empty text."""
     if value is None or (empty and type(value) is str and not value):
         return value
     return identifier(value, name)
 
 
+def user_id(value: Any, name: str = "user_id") -> str | None:
+    """Return an identifier or ``None``; the primary key of a Django user may be an int or a `UUID`."""
+    return optional_identifier(user_id_text(value), name)
+
+
+def user_id_text(value: Any) -> Any:
+    """Return an int or a `UUID` as text, and any other value unchanged."""
+    is_number = type(value) is int and value.bit_length() <= _MOST_USER_BITS
+    return str(value) if is_number or isinstance(value, UUID) else value
+
+
 def tenant(value: Any, name: str = "tenant") -> str:
-    """An identifier, or the empty tenant."""
+    """Return an identifier, or the empty tenant."""
     return value if type(value) is str and not value else identifier(value, name)
 
 
 def text(value: Any, name: str, *, limit: int) -> str:
-    """Text of at most ``limit`` bytes, also empty, without NUL and lone surrogates: a text column takes it.
+    """Check a text for a text column: at most ``limit`` bytes, without NUL and lone surrogates; it may be
+    empty.
 
     Raises `InvalidPayload` and `LimitExceeded`.
     """
@@ -139,25 +153,25 @@ def text(value: Any, name: str, *, limit: int) -> str:
 
 
 def title(value: Any, name: str = "title") -> str | None:
-    """A title or ``None``."""
+    """Return a title or ``None``."""
     return None if value is None else text(value, name, limit=MAX_TITLE_BYTES)
 
 
 def directory(value: Any, name: str = "directory") -> str:
-    """A path, also empty."""
+    """Return a path, which may be empty."""
     return text(value, name, limit=MAX_DIRECTORY_BYTES)
 
 
 def reason(value: Any, name: str = "reason") -> str | None:
-    """Why a run ended, an interrupt was requested, or a decision was taken; or ``None``."""
+    """Return the reason of the end of a run, an interrupt or a decision, or ``None``."""
     return None if value is None else text(value, name, limit=MAX_REASON_BYTES)
 
 
 def failure_reason(value: Any, name: str = "failure_reason") -> str | None:
-    """A failure reason as it is stored, or ``None``.
+    """Return a failure reason as it is stored, or ``None``.
 
-    A failure must not fail to be recorded: a reason that is too long is cut, and characters that a text
-    column cannot hold are replaced.
+    A failure must always be recorded: a long reason is cut, and characters that a text column cannot hold are
+    replaced.
     """
     if value is None:
         return None
@@ -170,7 +184,7 @@ def failure_reason(value: Any, name: str = "failure_reason") -> str | None:
 
 
 def tags(value: Any, name: str = "tags") -> list[str]:
-    """The tags as a new list."""
+    """Return the tags as a new list."""
     if type(value) not in (list, tuple):
         raise InvalidPayload(path=name, reason=f"expected a list of str, got {type(value).__name__}")
     checked = [text(tag, join_path(name, index), limit=MAX_TAGS_BYTES) for index, tag in enumerate(value)]
@@ -180,7 +194,7 @@ def tags(value: Any, name: str = "tags") -> list[str]:
 
 
 def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
-    """The metadata as a new dict. What a branch adds to it does not count, so that a branch can be saved."""
+    """Return the metadata as a new dict. The key that a branch adds does not count towards the limit."""
     if type(value) is not dict:
         raise InvalidPayload(path=name, reason=f"expected a dict of str to str, got {type(value).__name__}")
     checked = {
@@ -194,14 +208,14 @@ def metadata(value: Any, name: str = "metadata") -> dict[str, str]:
 
 
 def instance(value: T, cls: type, name: str) -> T:
-    """A value of a class. Raises `InvalidPayload`."""
+    """Return a value of a class. Raises `InvalidPayload`."""
     if not isinstance(value, cls):
         raise InvalidPayload(path=name, reason=f"expected {cls.__name__}, got {type(value).__name__}")
     return value
 
 
 def items(values: Iterable[T], name: str) -> list[T]:
-    """The values of a collection as a list, at most as many as one call may have.
+    """Return the values of a collection as a list, at most as many as one call may have.
 
     Raises `InvalidPayload` for a text or a dict, and `LimitExceeded`.
     """
@@ -222,7 +236,7 @@ def _check_size(actual: int, limit: int, name: str) -> None:
 
 
 def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """An ``int`` within bounds; ``bool`` and ``float`` are rejected."""
+    """Return an ``int`` within bounds; ``bool`` and ``float`` are rejected."""
     if type(value) is not int:
         raise InvalidPayload(path=name, reason=f"expected a whole number, got {type(value).__name__}")
     if not minimum <= value <= maximum:
@@ -231,9 +245,8 @@ def whole_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_
 
 
 def epoch_milliseconds(value: Any, name: str) -> int:
-    """Epoch milliseconds up to the year 9999, also from an aware datetime.
-
-    A number that looks like seconds is refused.
+    """Return epoch milliseconds up to the year 9999, from a number or an aware datetime. A number that looks
+    like seconds is refused.
     """
     if isinstance(value, datetime):
         if value.utcoffset() is None:
@@ -246,24 +259,24 @@ def epoch_milliseconds(value: Any, name: str) -> int:
 
 
 def milliseconds(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """A duration within bounds: milliseconds, also from a timedelta, whose smaller part is cut."""
+    """Return a duration in milliseconds, from a number or a timedelta, whose microseconds are cut."""
     if isinstance(value, timedelta):
         value //= _MILLISECOND
     return whole_number(value, name, minimum=minimum, maximum=maximum)
 
 
 def milliseconds_to_datetime(milliseconds: int) -> datetime:
-    """The aware UTC datetime of epoch milliseconds, exactly."""
+    """Return the aware UTC datetime of epoch milliseconds, exactly."""
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def datetime_to_milliseconds(time: datetime) -> int:
-    """Epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
+    """Return epoch milliseconds of an aware datetime; fractions of a millisecond are cut."""
     return (time - _EPOCH) // _MILLISECOND
 
 
 def aware_datetime(value: Any, name: str) -> datetime:
-    """The time in a filter: an aware datetime or epoch milliseconds."""
+    """Return the time in a filter: an aware datetime or epoch milliseconds."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidQuery(f"{name} needs a time zone.", path=name)
@@ -280,7 +293,7 @@ def aware_datetime(value: Any, name: str) -> datetime:
 
 
 def is_age(value: timedelta) -> bool:
-    """Whether a duration is an age: from 0 to a hundred years."""
+    """Return whether a duration is an age: from 0 to a hundred years."""
     return timedelta() <= value <= _LONGEST_AGE
 
 
@@ -288,7 +301,7 @@ def is_age(value: timedelta) -> bool:
 
 
 def enum(cls: type[E], value: Any, name: str) -> E:
-    """A member of `cls`, from itself or its text."""
+    """Return a member of `cls`, from itself or its text."""
     if type(value) is cls:
         return value
     if type(value) is str:
@@ -300,7 +313,7 @@ def enum(cls: type[E], value: Any, name: str) -> E:
 
 
 def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
-    """A collection of session statuses; a single one outside of a collection is refused."""
+    """Return a collection of session statuses; a single status without a collection is refused."""
     if not isinstance(expected, Collection) or isinstance(expected, str | bytes | Mapping):
         reason = f"expected a collection of statuses, got {type(expected).__name__}"
         raise InvalidPayload(path=name, reason=reason)
@@ -310,27 +323,27 @@ def statuses(expected: Any, name: str) -> frozenset[SessionStatus]:
 # --- Records --------------------------------------------------------------------------------------
 
 Rule = Callable[[Any, str], Any]
-"""Takes a value and its name, and returns the value that it accepts."""
+"""A function of a value and its name that returns the accepted value."""
 
 
-def fields(record: object, rules: Mapping[str, Rule]) -> dict[str, Any]:
-    """The attributes of a record, by name, each checked by its rule."""
-    return {name: rule(getattr(record, name), name) for name, rule in rules.items()}
+def fields(record: object, rules: Mapping[str, Rule], path: str = "") -> dict[str, Any]:
+    """Return the attributes of a record, by name, each checked by its rule. ``path`` begins their names."""
+    return {name: rule(getattr(record, name), path + name) for name, rule in rules.items()}
 
 
 def arguments(rules: Mapping[str, Rule], **values: Any) -> None:
-    """Check arguments, each by the rule of its name."""
+    """Check each argument by the rule of its name."""
     for name, value in values.items():
         rules[name](value, name)
 
 
 def optional(rule: Rule) -> Rule:
-    """The rule, or ``None``."""
+    """Return a rule that also accepts ``None``."""
     return lambda value, name: None if value is None else rule(value, name)
 
 
 def enum_text(cls: type[Enum]) -> Rule:
-    """A member of `cls`, from itself or its text, as text."""
+    """Return a member of `cls`, from itself or its text, as text."""
     return lambda value, name: enum(cls, value, name).value
 
 
@@ -338,19 +351,19 @@ def enum_text(cls: type[Enum]) -> Rule:
 
 
 def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_BIGINT) -> int:
-    """A whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
+    """Return a whole number that selects rows; ``bool`` and ``float`` are rejected. Raises `InvalidQuery`."""
     if type(value) is not int or not minimum <= value <= maximum:
         raise InvalidQuery(f"{name} must be a whole number from {minimum} to {maximum}.", path=name)
     return value
 
 
 def page_limit(limit: Any, *, maximum: int = 200) -> int:
-    """The number of rows of a page; more than `maximum` is `maximum`."""
+    """Return the number of rows of a page, at most `maximum`."""
     return min(query_number(limit, "limit", minimum=1), maximum)
 
 
 def page_offset(offset: Any) -> int:
-    """The number of rows to skip."""
+    """Return the number of rows to skip."""
     return query_number(offset, "offset")
 
 
@@ -358,7 +371,7 @@ def page_offset(offset: Any) -> int:
 
 
 def messages(values: Any) -> list[str]:
-    """The roles of messages: each is a dict with a ``role``. Their other contents pass the payload gate."""
+    """Return the roles of messages, which are dicts with a ``role``; the payload gate checks the rest."""
     if type(values) not in (list, tuple):
         raise InvalidPayload(path="/messages", reason="expected a list of messages")
     return [_role(value, f"messages/{index}") for index, value in enumerate(items(values, "messages"))]

@@ -1,4 +1,4 @@
-"""The doctor: what is wrong with a database of sessions, and what to do about it."""
+"""The doctor: a report of the problems of a session database, and how to fix them."""
 
 from helix_store.doctor.examination import Listener, all_checks, diagnose
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample, Severity, TableSize

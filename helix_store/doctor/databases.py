@@ -1,18 +1,17 @@
-"""The database itself: its schema, the checks of its settings, its search path, what stands before it."""
+"""Checks of the database itself: its schema, settings, search path and connection pooler."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from django.apps import apps
 from django.core.checks import CheckMessage
 from django.core.checks import messages as levels
 from django.db.migrations.loader import MigrationLoader
-from django.db.models import Model
 
 from helix_store import conf
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import tables
+from helix_store.catalogue.table import APP
 from helix_store.checks import check_database
 from helix_store.doctor.findings import Fault, Finding, Severity, TableSize
 from helix_store.doctor.invariants.owners import table_of
@@ -25,19 +24,17 @@ from helix_store.engine.statement import Statement
 
 __all__ = ["APP", "ENVIRONMENT", "check_findings", "schema_faults", "table_sizes"]
 
-APP: Final = "helix_store"
-
 
 # --- Schema and settings -----------------------------------------------------------------------------
 
 
 def schema_faults(db: Database) -> list[Fault]:
-    """Migrations of the app, and of apps with registered tables, that the database or the version lacks."""
+    """Return the app's and registered tables' migrations that the database or this version lacks."""
     loader = db.query(lambda: MigrationLoader(db.connection))
-    apps_ = {APP, *(table.model._meta.app_label for table in registered_tables())}
+    apps_ = {table.model._meta.app_label for table in tables()}
     known = {each for each in loader.disk_migrations if each[0] in apps_}
     applied = {each for each in loader.applied_migrations if each[0] in apps_}
-    # A squashed migration stands for those that it replaces.
+    # A squashed migration stands for the migrations that it replaces.
     known |= {
         each for migration in loader.replacements.values() for each in migration.replaces if each[0] in apps_
     }
@@ -53,7 +50,7 @@ def _migration(app: str, name: str) -> str:
 
 
 def check_findings(alias: str, *, deploy: bool) -> list[Finding]:
-    """The messages of the system checks about one database, those with the same id as one finding."""
+    """Return the system check messages about one database, merging messages with the same id."""
     by_id: dict[str, list[CheckMessage]] = {}
     for message in check_database(alias, deploy=deploy):
         by_id.setdefault(message.id or "", []).append(message)
@@ -89,7 +86,7 @@ _VISIBLE: Final = Statement(
         ORDER BY c.relname""",
     sqlite="SELECT NULL, NULL, NULL WHERE FALSE",
 )
-"""The tables of the app that a name without a schema means, their schema, and whether it is the first."""
+"""The app's tables that an unqualified name refers to, their schema, and whether that schema is first."""
 
 
 @over("search-path-splits", "search-path-elsewhere")
@@ -139,7 +136,7 @@ _HAS_SIZES: Final = Statement(
 
 
 def table_sizes(db: Database) -> list[TableSize]:
-    """The size of each table of the app and of its indexes, as far as the database tells it."""
+    """Return the size of each table of the app and its indexes, as far as the database reports it."""
     parameters = {"names": list_parameter(db, _table_names())}
     rows: Iterable[Any] = db.read(_SIZES, parameters) if db.read(_HAS_SIZES, {}) else ()
     known = {name: sizes for name, *sizes in rows}
@@ -150,15 +147,10 @@ def table_sizes(db: Database) -> list[TableSize]:
             table_bytes=None if of_table is None else int(of_table),
             index_bytes=None if of_indexes is None else int(of_indexes),
         )
-        for model in _models()
+        for model in (table.model for table in tables())
         for rows_, of_table, of_indexes in [known.get(model._meta.db_table, (None, None, None))]
     ]
 
 
 def _table_names() -> list[str]:
-    return [model._meta.db_table for model in _models()]
-
-
-def _models() -> list[type[Model]]:
-    own = apps.get_app_config(APP).get_models()
-    return [*own, *(table.model for table in registered_tables())]
+    return [table.model._meta.db_table for table in tables()]

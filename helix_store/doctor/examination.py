@@ -1,4 +1,4 @@
-"""One examination: every check in turn, and what they found."""
+"""The examination of a database: it runs every check in turn and collects the findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 from helix_store import conf, schema
 from helix_store.core import validation
-from helix_store.doctor.app_tables import app_checks
 from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_faults, table_sizes
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
 from helix_store.doctor.fixes import FIXES, fix
@@ -18,6 +17,7 @@ from helix_store.doctor.registry import Check
 from helix_store.doctor.rules import RULES
 from helix_store.doctor.scope import Scope, Stopped
 from helix_store.doctor.suspicions import SUSPICIONS
+from helix_store.doctor.tables import declared_checks
 from helix_store.doctor.words import WORDS
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
@@ -36,25 +36,25 @@ _NOTHING_TO_EXAMINE: Final = frozenset(
         "helix_store.E012",
     }
 )
-"""With one of these findings there may be no tables, others, or no settings to read them by."""
+"""After one of these findings, the tables may be missing or wrong, or unreadable for lack of settings."""
 
 
 def all_checks() -> tuple[Check, ...]:
-    """The checks of this app, then those of the tables that other apps have registered."""
-    return (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE, *app_checks())
+    """Return the checks of this app, followed by the checks that tables declare."""
+    return (*ENVIRONMENT, *INVARIANTS, *SUSPICIONS, *WORDS, *READABLE, *declared_checks())
 
 
 class Listener:
-    """Is told how an examination goes, and ends it after the current page. The base class says nothing."""
+    """An observer of an examination, which can end it after the current page. The base class does nothing."""
 
     def examined(self, check: Check, done: int, total: int, rows: int) -> None:
-        """``rows`` were examined for a check; ``done`` of ``total`` checks are complete."""
+        """Report that ``rows`` were examined for a check, and ``done`` of ``total`` checks are complete."""
 
     def fixes(self, fault: Fault, action: str) -> None:
-        """A fix follows, or in a dry run it would work."""
+        """Report that a fix follows, or that it would work in a dry run."""
 
     def left(self, fault: Fault) -> None:
-        """A fix was not safe."""
+        """Report that a fix was not safe."""
 
     def must_stop(self) -> bool:
         return False
@@ -70,12 +70,12 @@ def diagnose(
     deploy: bool = False,
     listener: Listener | None = None,
 ) -> Diagnosis:
-    """Examine the database ``using``, or a tenant or session of it.
+    """Examine the database ``using``, or one tenant or session in it.
 
-    Reads page by page, each page in one statement, without a lock and in constant memory. ``fix`` mends what
-    is safe, each row in one transaction under its lock; with ``dry_run`` every such transaction is undone.
-    ``deploy`` adds the checks of ``check --deploy``. A session is one of the tenant, ``""`` by default.
-    Safe to repeat and to stop. Raises `InvalidQuery` and `SessionNotFound`.
+    Read page by page, each page in one statement, without a lock and in constant memory. With ``fix``,
+    fix each fault that is safe to fix, in one transaction under the row's lock; ``dry_run`` rolls it back.
+    ``deploy`` adds the checks of ``check --deploy``. A session belongs to the tenant, ``""`` by default. It
+    is safe to repeat and to stop. Raise `InvalidQuery` and `SessionNotFound`.
     """
     if session_id is not None:
         session_id, tenant = validation.identifier(session_id, "session_id"), tenant or ""
@@ -143,7 +143,7 @@ class _Examination:
                 raise SessionNotFound(session_id)
 
     def _examine(self) -> str | None:
-        """Run every check; what was going on at a stop."""
+        """Run every check. If the examination was stopped, return how far it got."""
         checks = all_checks()
         for number, check in enumerate(checks):
             rows = 0

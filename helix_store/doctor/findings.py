@@ -1,4 +1,4 @@
-"""What the doctor reports: findings, the rows that show them, and the sizes of tables."""
+"""The doctor's report: findings, sample rows and the sizes of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Diagnosis", "Fault", "Finding", "Sample", "Severity", "TableSize"]
 
 
 class Severity(StrEnum):
-    """Errors lose data or break calls, warnings may become errors; both are problems. The rest is known."""
+    """Errors lose data or break calls, and warnings may become errors. Only these two are problems."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Serializable):
-    """One faulty place: a session or stream by its id, or a row of it by what tells it from the others."""
+    """One faulty place: a session or stream by its id, or one of its rows by a distinguishing value."""
 
     tenant: str | None = None
     name: str | None = None
@@ -36,7 +36,7 @@ class Sample(Serializable):
 
 
 class Fault(NamedTuple):
-    """One place where a rule is broken. ``key`` is that of the row which a fix locks."""
+    """One place where a rule is broken. ``key`` is the key of the row that a fix locks."""
 
     rule_id: str
     table: str | None
@@ -46,7 +46,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Serializable):
-    """All places of one table where the same rule is broken; ``samples`` are the first of them."""
+    """All places in one table where the same rule is broken. ``samples`` holds the first of them."""
 
     id: str
     severity: Severity
@@ -60,13 +60,13 @@ class Finding(Serializable):
 
     @property
     def is_problem(self) -> bool:
-        """Whether something is left to do."""
+        """True if some of the faults have not been fixed."""
         return self.severity.is_problem and self.count > self.fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSize(Serializable):
-    """Estimated rows, and bytes of a table and of its indexes; ``None`` where the database does not tell."""
+    """The estimated rows and the bytes of a table and its indexes, ``None`` if the database reports none."""
 
     table: str
     rows: int | None
@@ -76,7 +76,7 @@ class TableSize(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Serializable):
-    """The result of one examination. ``stopped_at`` is ``None`` for a whole one."""
+    """The result of one examination. ``stopped_at`` is ``None`` if it is complete."""
 
     database: str
     schema_version: int

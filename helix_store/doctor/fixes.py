@@ -1,34 +1,35 @@
-"""What ``--fix`` does: only what follows from the other rows, under the lock of the row that it is about."""
+"""The fixes of ``--fix``. They only use facts from other rows, under the lock of the row that they change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from django.db import transaction
 from django.db.models import Max
 
+from helix_store.budgets.database import count_again
 from helix_store.core.payloads import decode_object
 from helix_store.doctor.findings import Fault
 from helix_store.doctor.registry import Check
 from helix_store.engine.database import Database
-from helix_store.models import Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
+from helix_store.models import Budget, Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
 from helix_store.sessions.database.current_state import drop_unneeded_bases
 from helix_store.sessions.database.locking import touch
 from helix_store.sessions.layout import earliest_deadline
+from helix_store.sessions.post_sql import SET_NEXT_POST
 from helix_store.streams.notifications import notify_after_commit
 
 __all__ = ["FIXES", "fix"]
 
 Fix = Callable[[Database, Any], None]
-"""Mends a locked row, or leaves it where that is not safe."""
+"""A function that fixes a locked row, or leaves it alone if a fix is not safe."""
 
 
 def fix(db: Database, check: Check, rule: str, key: int, *, dry_run: bool) -> list[Fault]:
-    """Mend what a rule finds about one row, in one transaction, and return what is left.
+    """Fix a rule's faults in one row, in one transaction, and return the remaining faults.
 
-    The check is repeated under the row's lock: what was mended meanwhile stays as it is. A dry run undoes
-    all of it. Safe to repeat.
+    The check is repeated under the row's lock, so a row that was fixed meanwhile is left alone. A dry run is
+    rolled back. It is safe to repeat.
     """
 
     def mend() -> list[Fault]:
@@ -38,12 +39,10 @@ def fix(db: Database, check: Check, rule: str, key: int, *, dry_run: bool) -> li
         if row is None or not _found(db, check, rule, key):
             return []
         FIXES[rule](db, row)
-        left = _found(db, check, rule, key)
-        if dry_run:
-            transaction.set_rollback(True, using=db.alias)
-        return left
+        return _found(db, check, rule, key)
 
-    return db.transaction(mend)
+    with db.rolled_back(dry_run=dry_run):
+        return db.transaction(mend)
 
 
 def _found(db: Database, check: Check, rule: str, key: int) -> list[Fault]:
@@ -52,7 +51,7 @@ def _found(db: Database, check: Check, rule: str, key: int) -> list[Fault]:
 
 
 def _message_count(db: Database, head: Session) -> None:
-    """Only up to whole histories: a checkpoint that has more messages shows that some were lost."""
+    """Fix the count only if the history is whole. A longer checkpoint shows that messages were lost."""
     messages = Message.objects.using(db.alias).filter(session_id=head.pk)
     last = messages.aggregate(last=Max("sequence"))["last"] or 0
     beyond = Checkpoint.objects.using(db.alias).filter(
@@ -67,8 +66,12 @@ def _deadline(db: Database, head: Session) -> None:
     _update(db, head, pending_deadline=earliest_deadline({} if calls is None else decode_object(calls)))
 
 
+def _next_post(db: Database, head: Session) -> None:
+    db.execute(SET_NEXT_POST, {"key": head.pk})
+
+
 def _current(db: Database, head: Session) -> None:
-    """The base key goes: without it the next step stores a full payload, which is always right."""
+    """Clear the base key as well: without it the next step stores a full payload, which is always correct."""
     current = (
         Checkpoint.objects.using(db.alias)
         .filter(pk=head.current_id or 0)
@@ -97,8 +100,12 @@ def _usage(db: Database, entry: UsageEntry) -> None:
         UsageEntry.objects.using(db.alias).filter(pk=entry.pk).update(session=None)
 
 
+def _counters(db: Database, budget: Budget) -> None:
+    count_again(Database(db.alias, budget.tenant), budget.name)
+
+
 def _last_sequence(db: Database, stream: Stream) -> None:
-    """Only upwards: a lower number would be given to another chunk than the one that readers have seen."""
+    """Only raise the number. A lower one would be reused for another chunk than the one readers saw."""
     newest = stream.chunks.using(db.alias).aggregate(newest=Max("sequence"))["newest"]
     if newest is not None and newest > stream.last_sequence:
         Stream.objects.using(db.alias).filter(pk=stream.pk).update(last_sequence=newest)
@@ -116,10 +123,12 @@ def _update(db: Database, head: Session, **columns: Any) -> None:
 FIXES: Final[dict[str, Fix]] = {
     "message-count-off": _message_count,
     "deadline-off": _deadline,
+    "next-post-off": _next_post,
     "current-mistaken": _current,
     "state-unneeded": _unneeded_state,
     "base-unneeded": _unneeded_bases,
     "usage-of-unknown-session": _usage,
+    "budget-counter-off": _counters,
     "stream-last-off": _last_sequence,
     "lock-expired": _lock,
 }

@@ -1,4 +1,4 @@
-"""Whether stored texts can be read by the code that reads them: payloads, envelopes, deltas, typed values."""
+"""Checks that the code can read the stored texts: payloads, envelopes, deltas and typed values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 
 from helix_store.checkpointers.graph.payloads import read_checkpoint
 from helix_store.checkpointers.snapshots.rules import read_snapshot
@@ -17,7 +17,6 @@ from helix_store.core.payloads import decode, decode_object
 from helix_store.core.types import CheckpointSource, SessionStatus
 from helix_store.doctor import sql
 from helix_store.doctor.findings import Fault
-from helix_store.doctor.invariants.owners import table_of
 from helix_store.doctor.registry import each, fault, over
 from helix_store.doctor.scope import Scope, fetched, read_keys
 from helix_store.engine.database import Database
@@ -26,30 +25,23 @@ from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
-    Item,
-    Message,
-    Run,
     Session,
-    StagedChange,
     Stream,
-    StreamChunk,
-    SubSessionRef,
 )
 from helix_store.sessions.deltas import decode_with_deltas
 from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
-from helix_store.sessions.requests import decode_staged
 
-__all__ = ["READABLE", "can_read", "paged", "place_of"]
+__all__ = ["READABLE", "can_read", "paged", "place_of", "rows_of"]
 
 _PAGE: Final = 50
-"""Rows with payloads that are in memory at once: each may be as long as the limits allow."""
+"""The number of rows with payloads in memory at once. Each payload may be as long as the limits allow."""
 
 _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
 def can_read(read: Callable[[], Any]) -> bool:
-    """Whether stored text can be read by a function that raises `IntegrityFault` for other text."""
+    """Return whether a function that raises `IntegrityFault` for faulty text can read a stored text."""
     try:
         read()
     except IntegrityFault:
@@ -72,7 +64,7 @@ def heads(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def _read_head(columns: dict[str, Any]) -> None:
-    """Read the columns as a load does, with a state that is sound."""
+    """Read the columns as a load does, together with a sound state."""
     try:
         documents = {name: json.loads(columns[name]) for name in ("tags", "metadata")}
     except ValueError as exc:
@@ -85,62 +77,36 @@ def _typed_object(text: str) -> None:
         raise IntegrityFault
 
 
-# --- Rows of sessions and streams --------------------------------------------------------------------
+# --- Rows --------------------------------------------------------------------------------------------
 
 
-@over("unreadable-payload")
-def payloads(scope: Scope) -> Iterator[Fault]:
-    sessions = ("session__tenant", "session__session_id")
-    for model, order, columns, read in (
-        (Message, ("sequence",), ("payload",), decode_object),
-        (StagedChange, ("step_id", "tool_call_id"), ("payload",), lambda text: decode_staged([text])),
-        (Item, ("lane", "id"), ("payload",), decode),
-        (Run, ("turn",), ("error",), decode),
-        (SubSessionRef, ("sub_session_id",), ("remote", "output", "error"), decode),
-    ):
-        for place, (tenant, name, *texts) in _rows_of_sessions(scope, model, order, (*sessions, *columns)):
-            if any(text is not None and not can_read(partial(read, text)) for text in texts):
-                yield fault("unreadable-payload", table_of(model), tenant, name, place_of(place))
-    for keys in scope.pages(Stream):
-        yield from _stream_payloads(scope, keys)
-
-
-def _stream_payloads(scope: Scope, keys: list[int]) -> Iterator[Fault]:
-    heads = scope.all_rows(Stream).filter(pk__in=keys).order_by("pk")
+@each(Stream, "unreadable-payload")
+def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
+    heads = Stream.objects.using(db.alias).filter(pk__in=keys).order_by("pk")
     columns = ("tenant", "stream_id", "pk", "output", "error")
-    for tenant, name, key, *texts in fetched(scope.db, heads.values_list(*columns)):
+    for tenant, name, key, *texts in fetched(db, heads.values_list(*columns)):
         if any(text is not None and not can_read(partial(decode, text)) for text in texts):
             yield fault("unreadable-payload", "stream", tenant, name, key=key)
-    chunks = scope.all_rows(StreamChunk).filter(stream_id__in=keys)
-    named = ("stream__tenant", "stream__stream_id", "payload")
-    for place, (tenant, name, text) in paged(scope, chunks, ("stream_id", "sequence"), named):
-        if not can_read(partial(decode, text)):
-            yield fault("unreadable-payload", "stream_chunk", tenant, name, place_of(place))
 
 
 def place_of(place: tuple[Any, ...]) -> str:
-    """What tells a row from the other rows of its owner."""
+    """Return the values that tell a row apart from the other rows of its owner."""
     return " ".join(map(str, place[1:]))
 
 
 _Row = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
-def _rows_of_sessions(
-    scope: Scope, model: Any, order: tuple[str, ...], columns: tuple[str, ...]
-) -> Iterator[_Row]:
-    """The rows of the sessions in scope, in the order of the model's unique index."""
-    for keys in scope.pages(Session):
-        rows = scope.all_rows(model).filter(
-            session_id__in=keys, session_id__gte=min(keys), session_id__lte=max(keys)
-        )
-        yield from paged(scope, rows, ("session_id", *order), columns)
+def rows_of(scope: Scope, model: type[Model], parent: str, keys: list[int]) -> QuerySet[Any]:
+    """Return the rows of these owners, in a form that uses the model's unique index."""
+    bounds = {f"{parent}__in": keys, f"{parent}__gte": min(keys), f"{parent}__lte": max(keys)}
+    return scope.all_rows(model).filter(**bounds)
 
 
 def paged(
     scope: Scope, rows: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...]
 ) -> Iterator[_Row]:
-    """The place of each row in an order, and its columns; a page of payloads at a time."""
+    """Yield the place of each row in an order, and its columns, one page of payloads at a time."""
     ordered, last = rows.order_by(*order), None
     while page := scope.db.query(partial(_page_after, ordered, order, columns, last)):
         for row in page:
@@ -165,14 +131,16 @@ def _page_after(
 def states(scope: Scope) -> Iterator[Fault]:
     columns = ("session__tenant", "session__session_id", "payload", "envelope", "base_id", "base__payload")
     order = ("kind", "namespace", "version")
-    for place, (tenant, name, *texts) in _rows_of_sessions(scope, Checkpoint, order, columns):
-        rule = _broken_rule(place[1], *texts)
-        if rule is not None:
-            yield fault(rule, "checkpoint", tenant, name, place_of(place))
+    for keys in scope.pages(Session):
+        rows = rows_of(scope, Checkpoint, "session_id", keys)
+        for place, (tenant, name, *texts) in paged(scope, rows, ("session_id", *order), columns):
+            rule = _broken_rule(place[1], *texts)
+            if rule is not None:
+                yield fault(rule, "checkpoint", tenant, name, place_of(place))
 
 
 def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, base: str | None) -> str | None:
-    """The rule that the texts of a row break. An unreadable or missing base is a fault of another row."""
+    """Return the rule that a row's texts break. An unreadable or missing base is a fault of another row."""
     if kind == CheckpointKind.GRAPH:
         return None if can_read(partial(_read_graph_checkpoint, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:
@@ -187,7 +155,7 @@ def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, ba
 
 
 def _read_graph_checkpoint(payload: str) -> None:
-    """Read it with columns that are sound."""
+    """Read the payload together with sound columns."""
     read_checkpoint(
         payload,
         checkpoint_id="any",
@@ -203,7 +171,7 @@ def _read_graph_checkpoint(payload: str) -> None:
 
 
 def _read_envelope(envelope: str) -> None:
-    """Read it as that of a checkpoint, with a payload that is sound."""
+    """Read the envelope as a checkpoint's, together with a sound payload."""
     checkpoint_state(
         "{}",
         envelope,
@@ -217,4 +185,4 @@ def _read_envelope(envelope: str) -> None:
 
 _ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
-READABLE: Final = (heads, payloads, states)
+READABLE: Final = (heads, streams, states)

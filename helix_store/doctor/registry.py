@@ -1,4 +1,4 @@
-"""What a check is: a function that yields faults, and the rules that it looks after."""
+"""Checks: functions that yield faults, together with the rules that they cover."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RowCheck = Callable[[Scope], Iterable[Fault]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``keyed`` examines the rows of ``of`` with some keys, which a fix repeats under their lock."""
+    """A check. ``keyed`` examines rows of ``of`` by their keys; a fix repeats it under the row's lock."""
 
     rules: tuple[str, ...]
     of: type[Model] | None = None
@@ -33,7 +33,7 @@ class Check:
         return ", ".join(self.rules)
 
     def run(self, scope: Scope) -> Iterator[list[Fault]]:
-        """The faults in scope, page by page: each page is examined in one statement, so that it agrees."""
+        """Yield the faults in scope, page by page. One statement examines each page, so it is consistent."""
         if self.keyed is not None and self.of is not None:
             for keys in scope.pages(self.of):
                 yield list(self.keyed(scope.db, keys))
@@ -43,17 +43,17 @@ class Check:
 
 
 def each(of: type[Model], *rules: str) -> Callable[[KeyedCheck], Check]:
-    """Make a function of a database and keys a check of every row of a model."""
+    """Turn a function of a database and keys into a check of every row of a model."""
     return lambda function: Check(rules, of=of, keyed=function)
 
 
 def over(*rules: str) -> Callable[[RowCheck], Check]:
-    """Make a function of a scope a check."""
+    """Turn a function of a scope into a check."""
     return lambda function: Check(rules, whole=function)
 
 
 def by_statement(rule: str, of: type[Model], table: str, statement: Statement) -> Check:
-    """A check by a statement that returns the tenant, the name, the key and the row of each fault."""
+    """Return a check by a statement that returns the tenant, name, key and row of each fault."""
 
     def keyed(db: Database, keys: list[int]) -> Iterator[Fault]:
         for tenant, name, key, row in read_keys(db, statement, keys):
@@ -71,6 +71,6 @@ def fault(
     *,
     key: int | None = None,
 ) -> Fault:
-    """A fault with its sample; ``row`` is what tells a row from the others of the same name."""
+    """Return a fault with its sample. ``row`` tells a row apart from the others with the same name."""
     sample = Sample(tenant=tenant, name=name, row=None if row is None else str(row))
     return Fault(rule, table, sample, key)

@@ -1,4 +1,4 @@
-"""Every rule that the doctor knows by itself, with what to do when it is broken.
+"""The doctor's own rules, with advice for each case in which a rule is broken.
 
 The findings of the system checks have the ids, words and levels of those checks.
 """
@@ -15,7 +15,7 @@ __all__ = ["RULES", "Rule"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``fix`` says what ``--fix`` does to one row, where that is safe."""
+    """A rule. ``fix`` says what ``--fix`` does to one row, if that is safe."""
 
     id: str
     severity: Severity
@@ -195,6 +195,13 @@ _ALL: Final = (
         "set pending_deadline to the earliest deadline of its unanswered calls",
     ),
     Rule(
+        "next-post-off",
+        _ERROR,
+        "A session does not know when its first waiting post is due: no turn or worker finds the post.",
+        "Run it with --fix.",
+        "set next_post_at to the earliest time of its waiting posts",
+    ),
+    Rule(
         "parent-missing",
         _WARNING,
         "A session names a parent that does not exist.",
@@ -210,7 +217,7 @@ _ALL: Final = (
         "ownership-outside-tree",
         _ERROR,
         "A session records a tool call as owned by a session of another tree.",
-        "Save the state with a client_tool_call_ownership without that call.",
+        "Export the tree, remove the call from client_tool_call_ownership in the file, and import it again.",
     ),
     # Rows without an owner
     Rule(
@@ -233,6 +240,13 @@ _ALL: Final = (
         "set its session to NULL, as delete_session(keep_usage=True) does",
     ),
     # Streams and locks
+    Rule(
+        "budget-counter-off",
+        _ERROR,
+        "A counter of a budget is not the sum of the ledger, so the budget stops too early or too late.",
+        "Run it with --fix.",
+        "count the usage of the budget again",
+    ),
     Rule(
         "stream-last-off",
         _ERROR,

@@ -1,24 +1,25 @@
-"""What is examined: one database, a tenant or a session of it, page by page and by index."""
+"""The scope of an examination: one database, or a tenant or session in it, by pages and by index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from django.db.models import Model, QuerySet
 
+from helix_store.catalogue import declared
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement
-from helix_store.models import Lock, Session, Stream, UsageEntry
+from helix_store.models import Session, Stream
 
 __all__ = ["Scope", "Stopped", "fetched", "for_keys", "read_keys"]
 
 
 class Stopped(Exception):
-    """The caller wants the examination to end after the current page."""
+    """Raised by the caller to end the examination after the current page."""
 
 
 def _ignore(count: int) -> None:
@@ -27,7 +28,7 @@ def _ignore(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """``tenant=None`` is every tenant. A ``session_id`` is looked up in one tenant.
+    """The rows to examine. ``tenant=None`` means every tenant. A ``session_id`` belongs to one tenant.
 
     ``after_page`` is called with the number of rows after each page; it may raise `Stopped`.
     """
@@ -43,7 +44,7 @@ class Scope:
         return self.tenant is not None
 
     def pages(self, model: type[Model]) -> Iterator[list[int]]:
-        """The keys of the rows in scope, in pages. Rows that are added meanwhile may be left out."""
+        """Yield the keys of the rows in scope, in pages. Rows that are added meanwhile may be left out."""
         last = None
         while page := self.db.query(partial(self._page_after, model, last)):
             yield [row[0] for row in page]
@@ -56,8 +57,9 @@ class Scope:
         return model._base_manager.using(self.db.alias)
 
     def _page_after(self, model: type[Model], last: Any) -> list[tuple[int, Any]]:
-        # With a tenant, a range of the unique index that begins with it.
-        order = _NAMES.get(model, "pk") if self.is_narrowed else "pk"
+        # With a tenant, this is a range of the unique index that begins with it.
+        table = declared(model)
+        order = table.order[0] if self.is_narrowed and len(table.order) == 1 else "pk"
         rows = self.all_rows(model).filter(**self._conditions(model))
         if last is not None:
             rows = rows.filter(**{f"{order}__gt": last})
@@ -74,29 +76,18 @@ class Scope:
                 tenant=self.tenant, session_id=self.session_id
             )
             return {**conditions, "stream_id__in": sessions.values("stream_id")}
-        return {**conditions, _OF_SESSION[model]: self.session_id}
-
-
-_NAMES: Final[dict[type[Model], str]] = {
-    Session: "session_id",
-    Stream: "stream_id",
-    Lock: "name",
-    UsageEntry: "entry_id",
-}
-_OF_SESSION: Final[dict[type[Model], str]] = {
-    Session: "session_id",
-    Lock: "name",
-    UsageEntry: "recorded_for",
-}
+        column = declared(model).session_id
+        # A budget belongs to no session.
+        return {**conditions, "pk__in": ()} if column is None else {**conditions, column: self.session_id}
 
 
 def fetched(db: Database, rows: QuerySet[Any, Any]) -> list[Any]:
-    """The rows of a query of the ORM."""
+    """Return the rows of an ORM query."""
     return db.query(lambda: list(rows))
 
 
 def for_keys(text: Callable[[Callable[[str], str]], str]) -> Statement:
-    """A statement about the rows with some keys; ``text`` gets what says that a column has one of them."""
+    """Return a statement on the rows with some keys. ``text`` gets a function that builds the condition."""
 
     def condition(index: int) -> Callable[[str], str]:
         return lambda column: is_in_list(column, "keys", "bigint")[index]
@@ -105,5 +96,5 @@ def for_keys(text: Callable[[Callable[[str], str]], str]) -> Statement:
 
 
 def read_keys(db: Database, statement: Statement, keys: list[int]) -> Rows:
-    """Run a statement of `for_keys`."""
+    """Run a statement that `for_keys` has made."""
     return db.read(statement, {"keys": list_parameter(db, keys)})

@@ -1,6 +1,6 @@
-"""The SQL of the doctor. A statement about sessions returns tenant, session id, key and row of each fault.
+"""The SQL of the doctor. A statement on sessions returns the tenant, session id, key and row of each fault.
 
-Each decides about a page of sessions in one statement, which sees all tables as of the same moment.
+Each one examines a page of sessions in one statement, which sees all tables as of the same moment.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from helix_store.models import (
     Checkpoint,
     Message,
     Operation,
+    Post,
     Run,
     Session,
     Stream,
@@ -34,6 +35,7 @@ __all__ = [
     "CURRENT_MISTAKEN",
     "HEAD_TEXTS",
     "HISTORIES",
+    "NEXT_POST_OFF",
     "OPERATION_MISFIT",
     "PARENT_MISSING",
     "ROOT_OF_ANOTHER_TREE",
@@ -50,11 +52,11 @@ _CHECKPOINT: Final = table(Checkpoint)
 _IsIn = Callable[[str], str]
 
 _STATES: Final = "('state', 'step', 'base')"
-"""Kinds with a version of the session. Graphs and snapshots number their checkpoints themselves."""
+"""The kinds whose version is the session's. Graphs and snapshots number their checkpoints themselves."""
 
 
 def _checkpoints(condition: str, *, join: str = "", row: str = "c.version") -> Statement:
-    """Checkpoints ``c`` of sessions ``s`` that meet a condition."""
+    """Return a statement on checkpoints ``c`` of sessions ``s`` that meet a condition."""
     return for_keys(
         lambda is_in: (
             f"""
@@ -66,7 +68,7 @@ def _checkpoints(condition: str, *, join: str = "", row: str = "c.version") -> S
 
 
 def _sessions(condition: str, *, join: str = "") -> Statement:
-    """Sessions ``s`` that meet a condition."""
+    """Return a statement on sessions ``s`` that meet a condition."""
     return for_keys(
         lambda is_in: (
             f"""
@@ -80,7 +82,7 @@ def _sessions(condition: str, *, join: str = "") -> Statement:
 
 
 def _of_messages(value: str) -> str:
-    """A value of the messages of a session ``s``. As a joined table, SQLite would index it for each page."""
+    """Return a value of a session's messages. SQLite would build an index per page for a joined table."""
     return f"(SELECT {value} FROM {table(Message)} WHERE session_id = s.id)"
 
 
@@ -96,7 +98,7 @@ HISTORIES: Final = for_keys(
         WHERE message_count <> last OR number <> last OR first <> 1 ORDER BY id"""
     )
 )
-"""Sessions whose messages are not 1 to their count: with the count, and number, first and last of them."""
+"""Sessions whose messages are not numbered 1 to their count, with the count, number, first and last."""
 
 CHECKPOINT_BEYOND_HISTORY: Final = _checkpoints(
     f"c.kind = 'step' AND c.message_count > COALESCE({_of_messages('max(sequence)')}, 0)"
@@ -163,7 +165,20 @@ OPERATION_MISFIT: Final = for_keys(
             OR {_has_checkpoint(_OTHER_ID)} OR {_has_checkpoint(_OTHER_VERSION)})"""
     )
 )
-"""Operations of versions that never were, or whose checkpoint is another one. It may have been pruned."""
+"""Operations whose version never existed or whose checkpoint differs. A checkpoint may have been pruned."""
+
+NEXT_POST_OFF: Final = for_keys(
+    lambda is_in: (
+        f"""
+        SELECT tenant, session_id, id, NULL FROM (
+            SELECT s.tenant, s.session_id, s.id, s.next_post_at AS stored,
+                (SELECT min(p.due_at) FROM {table(Post)} AS p
+                 WHERE p.session_id = s.id AND p.state = 'waiting') AS due
+            FROM {_SESSION} AS s WHERE {is_in("s.id")}
+        ) AS h
+        WHERE stored <> due OR (stored IS NULL) <> (due IS NULL) ORDER BY id"""
+    )
+)
 
 # --- Runs and trees ----------------------------------------------------------------------------------
 
@@ -187,7 +202,7 @@ ROOT_OF_ANOTHER_TREE: Final = _sessions(
 # --- Words and texts ---------------------------------------------------------------------------------
 
 _STATUSES: Final = ", ".join(f"'{status.value}'" for status in SessionStatus)
-# Steps alone have a status.
+# Only steps have a status.
 UNKNOWN_CHECKPOINT_STATUS: Final = _checkpoints(f"c.kind = 'step' AND c.status NOT IN ({_STATUSES})")
 
 
@@ -233,4 +248,4 @@ STREAMS: Final = for_keys(
         ORDER BY id"""
     )
 )
-"""Streams whose chunks are not those after the floor to the last: with number, first and last of them."""
+"""Streams whose chunks do not run from the floor to the last sequence, with number, first and last."""

@@ -1,4 +1,4 @@
-"""What no sound program leaves behind, and the store accepts: a state may name any parent, root and owner."""
+"""Checks for rows that no sound program writes. The store accepts any parent, root and owner in a state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from helix_store.doctor import sql
 from helix_store.doctor.findings import Fault
 from helix_store.doctor.registry import by_statement, each, fault
 from helix_store.doctor.scope import fetched
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Lock, Session
@@ -20,12 +19,12 @@ from helix_store.sessions.tool_calls import tree_of
 __all__ = ["LONG_AGO", "SUSPICIONS"]
 
 LONG_AGO: Final = timedelta(days=1)
-"""After this time an expired lock is one that nobody will release."""
+"""The age after which nobody is expected to release an expired lock."""
 
 
 @each(Session, "ownership-outside-tree")
 def owners(db: Database, keys: list[int]) -> Iterator[Fault]:
-    """An owner that was deleted is no fault: the record outlives it."""
+    """Yield owners outside of the tree. A deleted owner is not a fault, because the record outlives it."""
     rows = Session.objects.using(db.alias).filter(pk__in=keys, client_tool_call_ownership__isnull=False)
     columns = ("tenant", "session_id", "pk", "root_session_id", "client_tool_call_ownership")
     for tenant, name, key, root, text in fetched(db, rows.values_list(*columns)):
@@ -47,7 +46,7 @@ def _owners(text: str) -> dict[str, str]:
 @each(Lock, "lock-expired")
 def locks(db: Database, keys: list[int]) -> Iterator[Fault]:
     def expired() -> list[tuple[Any, ...]]:
-        rows = Lock.objects.using(db.alias).filter(pk__in=keys, expires_at__lt=database_now(db) - LONG_AGO)
+        rows = Lock.objects.using(db.alias).filter(pk__in=keys, expires_at__lt=db.now() - LONG_AGO)
         return list(rows.order_by("pk").values_list("tenant", "name", "pk", "owner"))
 
     for tenant, name, key, owner in db.query(expired):

@@ -1,4 +1,4 @@
-"""Words that this version knows: statuses, kinds, sources. Check constraints keep most of them."""
+"""The words that this version knows: statuses, kinds, sources. Check constraints enforce most of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["WORDS"]
 
 
 def _known_words(model: type[Model]) -> dict[str, list[str]]:
-    """The columns with a fixed vocabulary, and their words."""
+    """Return the columns with a fixed vocabulary, and their words."""
     return {
         field.attname: [word for word, _ in field.flatchoices]
         for field in model._meta.concrete_fields
@@ -35,9 +35,7 @@ def _known_words(model: type[Model]) -> dict[str, list[str]]:
     }
 
 
-def _unknown(
-    db: Database, model: Any, condition: dict[str, Any], owner: tuple[str, str, str]
-) -> Iterator[Fault]:
+def _unknown(db: Database, model: Any, condition: dict[str, Any], owner: tuple[str, ...]) -> Iterator[Fault]:
     for column, words in _known_words(model).items():
         rows = model._base_manager.using(db.alias).filter(**condition, **{f"{column}__isnull": False})
         rows = rows.exclude(**{f"{column}__in": words}).order_by("pk").values_list(*owner, "pk", column)
@@ -46,33 +44,24 @@ def _unknown(
             yield fault("unknown-word", table_of(model), tenant, name, place, key=key)
 
 
-def _of_sessions(model: type[Model]) -> Check:
-    own = model is Session
+def _words(model: type[Model], of: type[Model], key: str, *owner: str) -> Check:
+    """Return a model's check: by the keys of its owner ``of``, and the columns that identify the owner."""
 
-    @each(Session, "unknown-word")
+    @each(of, "unknown-word")
     def check(db: Database, keys: list[int]) -> Iterator[Fault]:
-        owner = ("tenant", "session_id", "pk") if own else _SESSION
-        yield from _unknown(db, model, {"pk__in" if own else "session__in": keys}, owner)
+        yield from _unknown(db, model, {f"{key}__in": keys}, owner)
 
     return check
 
 
-_SESSION: Final = ("session__tenant", "session__session_id", "session_id")
-
-
-@each(Stream, "unknown-word")
-def _streams(db: Database, keys: list[int]) -> Iterator[Fault]:
-    yield from _unknown(db, Stream, {"pk__in": keys}, ("tenant", "stream_id", "pk"))
-
-
-@each(UsageEntry, "unknown-word")
-def _usage(db: Database, keys: list[int]) -> Iterator[Fault]:
-    yield from _unknown(db, UsageEntry, {"pk__in": keys}, ("tenant", "recorded_for", "pk"))
+def _of_sessions(model: type[Model]) -> Check:
+    return _words(model, Session, "session", "session__tenant", "session__session_id", "session_id")
 
 
 WORDS: Final = (
-    *map(_of_sessions, (Session, Run, Checkpoint, InterruptRequest, SubSessionRef)),
+    _words(Session, Session, "pk", "tenant", "session_id", "pk"),
+    *map(_of_sessions, (Run, Checkpoint, InterruptRequest, SubSessionRef)),
     by_statement("unknown-word", Session, "checkpoint", sql.UNKNOWN_CHECKPOINT_STATUS),
-    _streams,
-    _usage,
+    _words(Stream, Stream, "pk", "tenant", "stream_id", "pk"),
+    _words(UsageEntry, UsageEntry, "pk", "tenant", "recorded_for", "pk"),
 )

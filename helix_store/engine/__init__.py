@@ -1,1 +1,1 @@
-"""The one door to a database: how a statement reaches it, and what its errors mean."""
+"""Access to the database: how a statement reaches it, and what its errors mean."""

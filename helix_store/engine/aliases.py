@@ -1,4 +1,4 @@
-"""Which databases the app is in, and which one has a tenant. The project's routers decide both."""
+"""The databases of the app and of a tenant, as the project's routers decide."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["alias_of", "app_aliases", "app_connections"]
 
 
 def alias_of(tenant: str) -> str:
-    """The database of a tenant: what the routers answer for writing sessions, with the hint ``tenant``."""
+    """Return the database of a tenant, to which the routers send writes with the hint ``tenant``."""
     return router.db_for_write(Session, tenant=tenant)
 
 
 def app_aliases() -> list[str]:
-    """The databases that the routers let the app migrate, in the order of ``DATABASES``."""
+    """Return the databases that the routers let the app migrate, in the order of ``DATABASES``."""
     return [alias for alias in connections if router.allow_migrate_model(alias, Session)]
 
 
 def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
-    """Connections of the databases that may have the app's tables, or of one of them."""
+    """Return connections to the databases that may have the app's tables, or to one of them."""
     return [
         connections[alias]
         for alias in app_aliases()

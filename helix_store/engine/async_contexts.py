@@ -15,9 +15,8 @@ R = TypeVar("R")
 
 
 class BothContexts:
-    """The base of a class with ``__enter__`` and ``__exit__``; ``async with`` does the same.
-
-    ``__exit__`` does nothing for an object that was not entered: a cancelled ``async with`` leaves it too.
+    """A base that adds ``async with`` to a class with ``__enter__`` and ``__exit__``. ``__exit__`` must do
+    nothing if the object was not entered, because a cancelled ``async with`` also calls it.
     """
 
     def __enter__(self) -> Self:
@@ -32,7 +31,7 @@ class BothContexts:
         try:
             return await in_thread_to_the_end(self.__enter__)
         except asyncio.CancelledError as error:
-            # Nobody else leaves what was entered, such as the lock of a turn.
+            # Nothing else exits what was entered, such as the lock of a turn.
             await in_thread_to_the_end(
                 functools.partial(self.__exit__, type(error), error, error.__traceback__)
             )

@@ -7,9 +7,11 @@ import contextvars
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -17,7 +19,8 @@ from django.db import close_old_connections
 
 from helix_store import conf
 from helix_store.core.processes import PerProcess
-from helix_store.engine.connections import keep_open
+from helix_store.engine.connections import keep_open, note_transactions_of, return_to_pool_after
+from helix_store.engine.djangos_thread import find_djangos_thread
 
 __all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end"]
 
@@ -26,15 +29,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ITEMS_PER_CROSSING = 100
-"""Crossing into a thread costs more than an item; a batch keeps memory constant."""
+"""A switch to a thread costs more than an item; a batch keeps memory constant."""
 
 
 def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """Build ``a<name>`` from ``<name>``: the same call, run in a thread that may block.
 
-    By default that is Django's thread for synchronous code, so that a twin is part of the caller's
-    transaction. With ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run on a pool of ``n`` threads. A cancelled
-    caller is told so after the call has ended.
+    By default this is Django's thread for synchronous code, so a twin joins the transaction of a caller that
+    uses ``async_to_sync``. If that thread waits for the event loop, the loop's own pool is used. With
+    ``HELIX_STORE["ASYNC_THREADS"] = n`` calls run in a pool of ``n`` threads. If the caller is cancelled, it
+    is told after the call has ended.
     """
 
     @functools.wraps(method)
@@ -50,7 +54,7 @@ def async_twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 def async_iterator_twin(
     method: Callable[Concatenate[S, P], Iterator[R]],
 ) -> Callable[Concatenate[S, P], AsyncIterator[R]]:
-    """Build ``aiter_…`` from ``iter_…``: a batch of items per crossing into a thread that may block."""
+    """Build ``aiter_…`` from ``iter_…``: it fetches a batch of items per switch to a thread."""
 
     @functools.wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
@@ -69,18 +73,23 @@ def _next_items(iterator: Iterator[R]) -> list[R]:
 
 
 async def in_thread(call: Callable[[], R]) -> R:
-    threads = conf.async_threads()
-    if not threads:
+    """Make a call in a thread that may block. Raises `OutsideTransaction` if the caller blocks this thread,
+    or Django's, and has a transaction open there.
+    """
+    threads, djangos = conf.async_threads(), find_djangos_thread()
+    note_transactions_of({threading.get_ident(), djangos.caller if djangos.is_blocked or threads else 0})
+    if not threads and not djangos.is_blocked:
         return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
+    # The event loop's pool ends with the loop, and none of its threads waits for this loop.
+    pool = _pools.get()(threads) if threads and not _is_pooled.get() else None
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_pools.get()(threads), context.run, _releasing_connections, call)
+    return await loop.run_in_executor(pool, context.run, _releasing_connections, call)
 
 
 async def in_thread_to_the_end(call: Callable[[], R]) -> R:
-    """`in_thread`, where a cancelled caller is told so when the call has ended, not before.
-
-    Else the caller would go on while a transaction that it believes to be stopped is committed, on a
+    """Make a call with `in_thread`; if the caller is cancelled, it is told only after the call has ended.
+    Otherwise it would continue while a transaction that it believes to be stopped is committed, on a
     connection that its next call would share.
     """
     running = asyncio.ensure_future(in_thread(call))
@@ -93,22 +102,22 @@ async def in_thread_to_the_end(call: Callable[[], R]) -> R:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
         if not running.cancelled():
-            # Read, so that asyncio does not report an error that nobody asked for.
+            # Retrieved, so that asyncio does not report an exception that was never retrieved.
             running.exception()
         raise
 
 
 def _shielded_from_anyio() -> AbstractContextManager[object]:
-    """Where anyio is in use: a scope in which it does not cancel a task that waits in every turn of the loop.
-
-    It repeats a cancellation until the task has left the cancelled scope, and would keep a processor busy.
+    """Return a scope in which anyio, if it is in use, does not cancel a waiting task again in every loop
+    turn. Anyio repeats a cancellation until the task has left the cancelled scope, which would keep a
+    processor busy.
     """
     anyio = sys.modules.get("anyio")
     return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 def _new_pools() -> Callable[[int], ThreadPoolExecutor]:
-    """A pool for each number of threads, created at its first use."""
+    """Return a pool for each number of threads, created at its first use."""
     return functools.cache(lambda threads: ThreadPoolExecutor(threads, thread_name_prefix="helix_store"))
 
 
@@ -117,11 +126,16 @@ _pools: Final = PerProcess(_new_pools)
 
 def _keeping_connections(call: Callable[[], R]) -> R:
     # This is Django's thread for synchronous code; Django closes its connections after the request.
-    with keep_open():
+    with return_to_pool_after():
         return call()
 
 
+_is_pooled: Final[ContextVar[bool]] = ContextVar("helix_store_is_pooled", default=False)
+"""Set while a call runs in a pool: code in it, such as a signal receiver, must not wait for the same pool."""
+
+
 def _releasing_connections(call: Callable[[], R]) -> R:
+    _is_pooled.set(True)
     # No request ends on these threads, so Django neither applies CONN_MAX_AGE nor refills its pool there.
     try:
         with keep_open():

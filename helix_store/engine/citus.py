@@ -1,14 +1,14 @@
 """Statements for Citus, whose planner refuses some of those that PostgreSQL runs.
 
 With schema-based sharding all tables of an alias are on one node, and the statements reach them through the
-entry node: the server that the alias names. A statement has another form there when it would break a rule:
+entry node: the server that the alias names. A statement has another form there if it would break a rule:
 
-- Beside a table stands no volatile function, and in ``CASE`` and ``COALESCE`` of a write an immutable one
-  only. The clock is read by a statement of its own, on the entry node and right before the statement that
-  needs it, and comes as a parameter (`clocks.CITUS`).
-- A row is locked by a query of its own, before the clock is read: a clock that is older than a wait would
-  extend a term that has ended.
-- A statement writes to one table. So there are no steps in one statement, and nothing is prepared.
+- A statement with a table must not call a volatile function, and ``CASE`` and ``COALESCE`` of a write may
+  only call immutable ones. A separate statement reads the clock, on the entry node and right before the
+  statement that needs it as a parameter (`clocks.CITUS`).
+- A separate query locks a row before the clock is read: a clock that was read before a wait would extend a
+  term that has ended.
+- A statement writes to only one table, so there are no one-statement steps. Writes are not prepared.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 
 
 def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of the last statement. A query before it that finds nothing is the end: then there are none.
-
-    In a transaction, if there is more than one.
+    """Run statements and return the rows of the last; stop without rows if an earlier query finds nothing.
+    Several statements run in a transaction.
     """
     rows: list[tuple[Any, ...]] = []
     for text in texts:
@@ -46,8 +45,8 @@ def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any
 
 @lru_cache(512)
 def _reading_of_the_clock(text: str) -> tuple[list[str], str]:
-    """The moments among the parameters of a statement, and the query for their values."""
+    """Return the moments among the parameters of a statement, and the query for their values."""
     moments = dict(_MOMENT.findall(text))
-    # As text, which has every moment to the microsecond.
+    # As text, which is exact to the microsecond for every moment.
     values = (f"({POSTGRESQL.after(ms) if ms else POSTGRESQL.now})::text" for ms in moments.values())
     return list(moments), f"SELECT {', '.join(values)}"

@@ -1,14 +1,12 @@
-"""A transaction whose COMMIT may stay without a reply, and how its outcome is found.
-
-On PostgreSQL each transaction of the store reads its number when it begins, in the same trip as ``BEGIN``.
-When the reply to COMMIT is lost, another connection asks the server what became of that number. A server
-that crashed, or another one that was promoted in its place, may have given the number out a second time.
-So the time since when the server counts its statistics is read too: it changes with each of the two.
+"""Transactions whose COMMIT may get no reply, and how to find their outcome. On PostgreSQL each transaction
+of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to COMMIT is
+lost, another connection asks the server for the outcome of that number. A server that has crashed, or a
+promoted standby, may assign the number a second time. So the transaction also reads the time of the last
+statistics reset, which changes in both cases.
 """
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,6 @@ from typing import Any, Final
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store import conf
 from helix_store.engine.errors import mapped_errors
 from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
 
@@ -36,59 +33,58 @@ _STATUS: Final = """
         THEN pg_catalog.pg_xact_status(%(number)s::xid8)
         ELSE 'another server'
     END"""
-# A client that has gone sends no COMMIT. The server may learn of it hours later, and keeps the locks so long.
+# A vanished client sends no COMMIT. The server may notice only hours later, and keeps the locks until then.
 _END_IF_IDLE: Final = """
     SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
     WHERE backend_xid = %(number)s::xid8::xid AND state LIKE 'idle in transaction%%'"""
 
 
 class WatchedTransaction:
-    """One try of a transaction: a context inside of its ``atomic()`` block.
-
-    Nothing is watched that is part of another transaction.
+    """One attempt of a transaction, a context inside its ``atomic()`` block. It watches nothing if it is part
+    of another transaction.
     """
 
-    def __init__(self, connection: BaseDatabaseWrapper, *, only_reads: bool = False) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, driver: Any) -> None:
+        """``driver`` is `engine.postgres`."""
         self._connection = connection
-        self._only_reads = only_reads
-        self._beginnings: Any = None
+        self._driver = driver
         self._mark: tuple[str, str] | None = None
         self._hooks: list[Any] = []
         self._has_ended = False
         self.result: Any = None
 
     def __enter__(self) -> None:
-        connection = self._connection
-        if self._only_reads or connection.vendor != "postgresql" or connection.savepoint_ids:
-            return
-        if conf.is_citus(connection.settings_dict):
-            # The node with the tables commits first: it may have committed what the entry node gave up.
-            return
-        self._beginnings = _of_psycopg()
-        if self._beginnings is not None:
-            self._beginnings.watch(connection)
-            connection.execute_wrappers.append(self._begin_first)
+        if self._connection.savepoint_ids:
+            self._driver = None
+        if self._driver is not None:
+            self._driver.watch(self._connection)
+            self._connection.execute_wrappers.append(self._begin_first)
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         connection = self._connection
-        if self._beginnings is not None:
-            connection.execute_wrappers.remove(self._begin_first)
-            self._mark = self._beginnings.mark_of(connection)
+        if self._driver is not None:
+            self._stop_wrapping()
+            self._mark = self._driver.mark_of(connection)
         # When COMMIT fails, Django puts another list in its place.
         self._hooks = connection.run_on_commit
         self._has_ended = kind is None
 
     def _begin_first(self, execute: Callable[..., Any], *statement: Any) -> Any:
-        # A prepared cursor, which has no adapters, begins the transaction in the trip of its statement.
+        self._stop_wrapping()
+        # A prepared cursor, which has no adapters, begins the transaction in the round trip of its statement.
         *_, context = statement
         if hasattr(context["cursor"], "adapters"):
-            self._beginnings.begin_with_mark(self._connection)
+            self._driver.begin_with_mark(self._connection)
         return execute(*statement)
 
-    def has_committed(self, lost: OutcomeUnknown) -> bool:
-        """Whether a transaction whose COMMIT was ``lost`` is stored. Waits while the server does not know.
+    def _stop_wrapping(self) -> None:
+        """Leave the statements after the first one alone."""
+        if self._begin_first in self._connection.execute_wrappers:
+            self._connection.execute_wrappers.remove(self._begin_first)
 
-        Raises `OutcomeUnknown` with the number of the transaction.
+    def has_committed(self, lost: OutcomeUnknown) -> bool:
+        """Return whether a transaction whose COMMIT was ``lost`` is stored. Wait while the server does not
+        know. Raises `OutcomeUnknown` with the number of the transaction.
         """
         if not self._has_ended or self._mark is None:
             raise lost
@@ -107,7 +103,7 @@ class WatchedTransaction:
         raise OutcomeUnknown(f"xid-{number}") from lost.__cause__
 
     def finish(self) -> Any:
-        """The result, after what waits for the commit was called. Call when it `has_committed`."""
+        """Run the hooks that wait for the commit and return the result. Call this if it `has_committed`."""
         for _, hook, is_robust in self._hooks:
             transaction.on_commit(hook, using=self._connection.alias, robust=is_robust)
         return self.result
@@ -121,18 +117,8 @@ class WatchedTransaction:
         return None if status is None else str(status)
 
 
-@functools.cache
-def _of_psycopg() -> Any:
-    """`engine.beginnings`; ``None`` with another driver, with which nothing is watched."""
-    try:
-        from helix_store.engine import beginnings
-    except ImportError:
-        return None
-    return beginnings
-
-
 def patient_pauses() -> Iterator[float]:
-    """The pauses between looks at a server that gives no answer; they end after a few seconds."""
+    """Yield the pauses between attempts to reach a server that does not answer, for a few seconds."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     pause = _FIRST_PAUSE_SECONDS
     while True:

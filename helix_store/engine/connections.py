@@ -1,35 +1,101 @@
-"""Releasing connections of threads that Django does not manage.
+"""The connection of a call: taken when the call enters the engine, and released when it ends.
 
-Django closes a thread's connections when a request ends there. A thread of an agent framework's executor,
-or one that the project started, never ends a request: each would keep a connection for its whole life.
+A connection belongs to a thread, so a call cannot join the transaction of a caller that waits for it in
+another thread. If it ran, it would commit even if the caller rolls back, or wait forever for rows that the
+caller has locked.
+
+Django closes a thread's connections when a request ends there. A thread of an agent framework's executor, or
+one that the project started, never ends a request, so it would keep its connection forever.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 from django.core.signals import request_finished, request_started
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.engine.forks import note_use
+from helix_store.engine.forks import opened_connections, used_aliases
+from helix_store.exceptions import OutsideTransaction
 
 __all__ = [
     "after_commit",
+    "enter",
+    "is_kept_open",
     "keep_open",
+    "note_opened_by_call",
+    "note_transactions_of",
     "release",
     "release_after",
     "release_once",
     "return_to_pool",
+    "return_to_pool_after",
     "watch_requests",
 ]
 
 # Not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
-_is_kept_open: ContextVar[bool] = ContextVar("helix_store_connection_is_kept_open", default=False)
+_opened_by_calls: Final[WeakKeyDictionary[BaseDatabaseWrapper, ref[Any]]] = WeakKeyDictionary()
+"""The driver's connection that a call has opened, until the call has ended."""
+is_kept_open: ContextVar[bool] = ContextVar("helix_store_connection_is_kept_open", default=False)
+
+
+class _Block(NamedTuple):
+    """The outermost ``atomic()`` of a connection, with weak references because contexts live long."""
+
+    connection: ref[Any]
+    block: ref[Any]
+
+    def is_open(self) -> bool:
+        connection, block = self.connection(), self.block()
+        return connection is not None and block is not None and _outermost(connection) is block
+
+
+# Executors of agent frameworks copy the context of the thread that waits for them.
+_open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
+    "helix_store_open_blocks",
+    default=MappingProxyType({}),
+)
+
+
+def enter(alias: str) -> BaseDatabaseWrapper:
+    """Return the connection of this thread for a call of a store.
+
+    Raises `OutsideTransaction` if a caller has a transaction of this database open in another thread. A
+    caller is known by its context: by a call in its block, or by `note_transactions_of`.
+    """
+    connection = connections[alias]
+    used_aliases.add(alias)
+    known = _open_blocks.get().get(alias)
+    if known is not None and known.connection() is not connection and known.is_open():
+        raise OutsideTransaction
+    if connection.in_atomic_block and not (known is not None and known.is_open()):
+        _note(connection)
+    return connection
+
+
+def note_transactions_of(threads: Collection[int]) -> None:
+    """Note the open transactions of threads that wait for this context; ``threads`` are thread idents."""
+    for connection in opened_connections():
+        if connection.in_atomic_block and connection._thread_ident in threads:  # type: ignore[attr-defined]
+            _note(connection)
+
+
+def _note(connection: BaseDatabaseWrapper) -> None:
+    block = _outermost(connection)
+    if block is not None:
+        _open_blocks.set({**_open_blocks.get(), connection.alias: _Block(ref(connection), ref(block))})
+
+
+def _outermost(connection: Any) -> object | None:
+    # Another thread may end the block meanwhile.
+    return next(iter(connection.atomic_blocks), None)
 
 
 def release(connection: BaseDatabaseWrapper) -> None:
@@ -38,20 +104,38 @@ def release(connection: BaseDatabaseWrapper) -> None:
     As at the end of a request, this honours ``CONN_MAX_AGE`` and returns a pooled connection. A connection
     with an open transaction stays: it belongs to the caller, in an ``atomic()`` block or with autocommit
     off.
+
+    The main thread returns a pooled connection that a call of the store has opened: it may run for hours, and
+    a small pool cannot spare the connection.
     """
-    note_use(connection.alias)
-    if connection.in_atomic_block or _is_managed():
+    if connection.in_atomic_block or is_kept_open.get():
+        return
+    if _is_managed():
+        _return_what_calls_opened(connection)
         return
     if connection.connection is None or connection.autocommit:
         connection.close_if_unusable_or_obsolete()
 
 
+def note_opened_by_call(connection: BaseDatabaseWrapper) -> None:
+    """Note that a call of the store, not other code in its thread, has taken a pooled connection."""
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        _opened_by_calls[connection] = ref(connection.connection)
+
+
+def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
+    opened = _opened_by_calls.pop(connection, None)
+    is_ours = opened is not None and opened() is connection.connection
+    if is_ours and connection.autocommit and not getattr(_requests, "is_served", False):
+        return_to_pool(connection)
+
+
 def after_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> None:
-    """Make a call after the commit of the open transaction; at once outside a block."""
+    """Make a call after the open transaction commits, or at once outside a block."""
     if connection.in_atomic_block:
         transaction.on_commit(call, using=connection.alias, robust=True)
     else:
-        # Outside a block, on_commit() would open a connection only to ask for its autocommit.
+        # Outside a block, on_commit() would open a connection only to check its autocommit mode.
         call()
 
 
@@ -76,10 +160,25 @@ class keep_open:
     __slots__ = ("_token",)
 
     def __enter__(self) -> None:
-        self._token = _is_kept_open.set(True)
+        self._token = is_kept_open.set(True)
 
     def __exit__(self, *exc_info: object) -> None:
-        _is_kept_open.reset(self._token)
+        is_kept_open.reset(self._token)
+
+
+class return_to_pool_after(keep_open):
+    """Leave connections open in a ``with`` block, then return the pooled ones that calls in it have opened.
+
+    For a thread of Django outside of requests: nothing else closes its connections.
+    """
+
+    __slots__ = ()
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
+        for connection in connections.all(initialized_only=True):
+            if not connection.in_atomic_block:
+                _return_what_calls_opened(connection)
 
 
 class release_once(keep_open):
@@ -105,7 +204,7 @@ def return_to_pool(connection: BaseDatabaseWrapper) -> None:
 
 
 def watch_requests() -> None:
-    """Know which threads serve a request of Django; called once, when the app is ready."""
+    """Track which threads serve a Django request; called once, when the app is ready."""
     request_started.connect(_begin_request, dispatch_uid="helix_store.connections")
     request_finished.connect(_end_request, dispatch_uid="helix_store.connections")
 
@@ -119,7 +218,7 @@ def _end_request(**kwargs: Any) -> None:
 
 
 def _is_managed() -> bool:
-    """Whether the end of a request, the process or a caller releases this thread's connections."""
+    """Return whether the end of a request or of the process releases this thread's connections."""
     if threading.current_thread() is threading.main_thread():
         return True
-    return _is_kept_open.get() or getattr(_requests, "is_served", False)
+    return getattr(_requests, "is_served", False)

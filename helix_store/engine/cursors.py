@@ -22,12 +22,12 @@ def _fingerprint(query: object) -> str:
 
 
 def write_cursor(position: list[Any], *, query: object) -> str:
-    """A cursor for the page after ``position``. ``query`` is what the next call must repeat."""
+    """Return a cursor for the page after ``position``. The next call must repeat ``query``."""
     return signing.dumps([_fingerprint(query), *position], salt=_SALT)
 
 
 def read_cursor(cursor: str, *, query: object) -> list[Any]:
-    """The position in a cursor; raises `InvalidCursor` for a forged one or one of another query."""
+    """Return the position in a cursor. Raises `InvalidCursor` if it is forged or belongs to another query."""
     if not isinstance(cursor, str) or len(cursor) > _LONGEST:
         raise InvalidCursor
     try:

@@ -1,4 +1,4 @@
-"""What the entries of ``DATABASES`` say of Citus, and what contradicts it."""
+"""Checks of the Citus settings in ``DATABASES``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class CitusProblem(NamedTuple):
 
 
 def citus_problems(aliases: Sequence[str]) -> Iterator[CitusProblem]:
-    """Why the form for Citus does not work, or is not safe, in some of these databases.
-
-    Sequences, advisory locks and notifications belong to one node. So every process has to reach the tables
-    of an alias through the same one.
+    """Yield why the form for Citus does not work, or is not safe, in some of these databases. Sequences,
+    advisory locks and notifications belong to one node, so every process must reach the tables of an alias
+    through the same node.
     """
     nodes: dict[tuple[Any, ...], tuple[str, Any]] = {}
     for alias in aliases:
@@ -59,7 +58,7 @@ def _node_of(settings: Mapping[str, Any]) -> str:
 
 
 def has_citus(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the extension is installed in the database."""
+    """Return whether the extension is installed in the database."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus')")
         (found,) = cursor.fetchone()

@@ -1,6 +1,5 @@
-"""The errors of PostgreSQL and SQLite as errors of the store.
-
-SQLSTATE or ``sqlite_errorname`` decides the meaning, never a message of the database. Imports no driver.
+"""The translation of PostgreSQL's and SQLite's errors into errors of the store. SQLSTATE or
+``sqlite_errorname`` decides the meaning, never a message. This module imports no driver.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ __all__ = [
 ]
 
 TENANT_MOVED: Final = "TM001"
-"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved.
-
-A trigger of SQLite raises a text only, which begins with it.
+"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved. An SQLite trigger can only
+raise a text, which begins with this code.
 """
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
@@ -48,13 +46,13 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
     "08": StoreUnavailable,  # connection exception
     "0A000": NotSupportedOnBackend,  # feature not supported: the planner of Citus, or another server
     "22": IntegrityFault,  # data exception
-    "25006": StoreUnavailable,  # read-only transaction: the server is, or has become, a standby
+    "25006": StoreUnavailable,  # read-only transaction: the server is a standby, or has become one
     "25P03": StoreUnavailable,  # idle-in-transaction timeout
     "25P04": StoreTimeout,  # transaction timeout
     "40001": StoreBusy,  # serialization failure
     "40P01": StoreBusy,  # deadlock
     "53100": StoreFull,  # disk full
-    "53200": StoreFull,  # out of memory, also for locks
+    "53200": StoreFull,  # out of memory, including memory for locks
     "53300": StoreUnavailable,  # too many connections
     "54": IntegrityFault,  # program limit exceeded
     "55P03": StoreBusy,  # lock not available
@@ -84,8 +82,8 @@ _MEANINGS: Final[dict[str, type[HelixStoreError]]] = {
 
 _GIVEN_UP: Final = frozenset({"40001", "40P01"})
 _RETRYABLE: Final = _GIVEN_UP | {"55P03", "SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT"}
-# No such statement, or another one of that name: a pooler has changed the server's connection. The third: a
-# returned column has changed its type.
+# No such statement, or another one of that name: a pooler has changed the server's connection. The third code
+# means that a returned column has changed its type.
 _STALE_PREPARED: Final = frozenset({"26000", "42P05", "0A000"})
 _UNIQUE: Final = frozenset({"23505", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"})
 
@@ -99,6 +97,10 @@ _REFUSED_VALUE: Final = (
 _NOT_SUPPORTED: Final = (
     "The database does not support a statement of this call. On Citus, set HELIX_STORE_CITUS in the entry of "
     "DATABASES."
+)
+_HELD_LOCK: Final = (
+    "Another transaction holds the lock; try again shortly. If no retry succeeds, the client of that "
+    "transaction may be gone: set idle_in_transaction_session_timeout."
 )
 _CORRUPT: Final = "The database found that its files are corrupt; restore them from a backup."
 _ABORTED: Final = (
@@ -115,11 +117,12 @@ def translate(
     is_single_statement: bool = False,
     operation_id: str | None = None,
 ) -> HelixStoreError | TransactionManagementError | None:
-    """The error to raise in place of ``error``, or ``None`` if ``error`` propagates unchanged.
+    """Return the error to raise in place of ``error``, or ``None`` if ``error`` propagates unchanged.
 
-    An integrity error is ``None``: only the operation that wrote the row can interpret a broken constraint.
-    A transaction that was aborted earlier (25P02) becomes Django's `TransactionManagementError`, the error of
-    a block that Django has marked as broken: a fault of the calling code, never to be retried.
+    For an integrity error it is ``None``, because only the operation that wrote the row can interpret a
+    violated constraint. A transaction that was aborted earlier (25P02) becomes Django's
+    `TransactionManagementError`, the error of a block that Django has marked as broken: a fault of the
+    calling code, never to be retried.
 
     ``committing`` says that COMMIT may have been sent. Then an error that leaves the outcome open becomes
     `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
@@ -150,7 +153,7 @@ class mapped_errors:
 
     A lost or read-only connection is dropped outside of an atomic block: the next call gets another one.
 
-    This is a class because a generator costs more, and every statement passes here.
+    This is a class because every statement passes here, and a generator costs more.
     """
 
     __slots__ = ("_committing", "_connection", "_operation_id")
@@ -200,10 +203,11 @@ def raise_mapped(
         if translated is not None:
             _raise_translated(connection, exc, translated)
     elif isinstance(exc, StoreUnavailable | OutcomeUnknown):
-        # Translated inside of an atomic block, which has ended since.
+        # Translated inside an atomic block, which has since ended.
         _drop(connection)
     elif isinstance(exc, UnicodeEncodeError | OverflowError):
-        # Both drivers reject lone surrogates, and SQLite's too large integers, before the database gets them.
+        # Both drivers reject lone surrogates before the database gets them; SQLite's also rejects large
+        # integers.
         raise IntegrityFault(_REFUSED_VALUE, database_code=None) from None
 
 
@@ -219,7 +223,7 @@ def _raise_translated(
 
 
 def is_retryable_transaction(error: BaseException) -> bool:
-    """Whether the same transaction can succeed when it is run again from its start.
+    """Return whether the same transaction can succeed when it is run again from its start.
 
     Only the owner of the outermost transaction may do so, a bounded number of times: before 55P03 each
     attempt waits for the whole ``lock_timeout``. Takes Django's error or its translation.
@@ -228,27 +232,27 @@ def is_retryable_transaction(error: BaseException) -> bool:
 
 
 def is_serialization_failure(error: BaseException) -> bool:
-    """Whether the database gave a transaction up for another one, at once and not after a wait."""
+    """Return whether the database aborted a transaction at once because of another one."""
     return _code(error) in _GIVEN_UP
 
 
 def is_stale_prepared_statement(error: BaseException) -> bool:
-    """Whether a prepared statement did not run because the server lost it or its tables changed."""
+    """Return whether a prepared statement did not run because the server lost it or its tables changed."""
     return _code(error) in _STALE_PREPARED
 
 
 def is_unavailable(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    """Whether an error of Django says that the database cannot be reached, or accepts no writes."""
+    """Return whether a Django error means that the database cannot be reached, or does not accept writes."""
     return isinstance(translate(error, vendor=connection.vendor), StoreUnavailable)
 
 
 def is_unique_violation(error: BaseException) -> bool:
-    """Whether a unique constraint or a primary key refused the row."""
+    """Return whether a unique constraint or a primary key refused the row."""
     return _code(error) in _UNIQUE
 
 
 def violated_constraint(error: BaseException) -> str | None:
-    """The name of the constraint that refused the row; ``None`` on SQLite, which has no name."""
+    """Return the name of the constraint that refused the row, or ``None`` on SQLite, which has no name."""
     name = getattr(_diagnosis(error), "constraint_name", None)
     return None if name is None else str(name)
 
@@ -257,7 +261,7 @@ def _meaning(error: Error, code: str | None, vendor: str) -> type[HelixStoreErro
     if code is not None:
         return _MEANINGS.get(code) or _MEANINGS.get(_family(code))
     if vendor == "sqlite":
-        # For stored text that is not UTF-8, Python's error has no code, and the text itself in its message.
+        # For stored text that is not UTF-8, Python's error has no code, and its message contains the text.
         return IntegrityFault if isinstance(error, OperationalError) else None
     if isinstance(error, OperationalError | InterfaceError | InternalError):
         # psycopg has no SQLSTATE for a connection that failed to open, broke, violated the protocol or was
@@ -282,6 +286,8 @@ def _has_ended_session(error: Error) -> bool:
 
 
 def _message(meaning: type[HelixStoreError], code: str | None, vendor: str) -> str | None:
+    if code == "55P03":
+        return _HELD_LOCK
     if meaning is NotSupportedOnBackend:
         return _NOT_SUPPORTED
     is_unreadable_row = code is None and vendor == "sqlite"
@@ -316,6 +322,6 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     if connection.in_atomic_block:
         return
     if connection.vendor == "postgresql" and connection.connection is not None:
-        # A pool takes an open connection back and reuses it, also one to a server that is now a standby.
+        # A pool reuses an open connection, even one to a server that is now a standby.
         connection.connection.close()
     connection.close()

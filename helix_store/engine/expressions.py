@@ -44,11 +44,11 @@ __all__ = [
 
 
 def tenant_parameter(tenant: str) -> Func:
-    """The value of a tenant, hidden from PostgreSQL's planner: ``(SELECT …)``.
+    """Return the value of a tenant, hidden from PostgreSQL's planner: ``(SELECT …)``.
 
-    The statistics know nothing of a new tenant, so PostgreSQL expects it to have no rows. Every index that
-    begins with the tenant then looks equally good, and a look-up by key may read all rows of the tenant. A
-    hidden value is planned for as an average tenant.
+    The statistics do not contain a new tenant, so PostgreSQL expects it to have no rows. Every index that
+    begins with the tenant then looks equally good, and a look-up by key may read all rows of the tenant. For
+    a hidden value, PostgreSQL plans as for an average tenant.
     """
     return _HiddenValue(Value(tenant), output_field=CharField())
 
@@ -63,7 +63,7 @@ class _HiddenValue(Func):
 class NoIndexHint(Func):
     """A column whose index SQLite must not use.
 
-    SQLite prefers an index of an equal column to one that has the order, and sorts the rows afterwards.
+    SQLite prefers an index on an equality column to one with the right order, and sorts the rows afterwards.
     """
 
     arity = 1
@@ -74,7 +74,7 @@ class NoIndexHint(Func):
 
 
 class StartInUTC(Func):
-    """The start of the hour, day, week or month of a moment. ``Trunc`` of Django depends on ``USE_TZ``."""
+    """The start of the hour, day, week or month of a moment. Django's ``Trunc`` depends on ``USE_TZ``."""
 
     template = "pg_catalog.date_trunc('%(unit)s', %(expressions)s, 'UTC')"
 
@@ -91,10 +91,10 @@ class _Row(Func):
 
 
 def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: bool = False) -> Lookup[Any]:
-    """The rows that follow the last row of a page, in the order of these columns: ``(a, b) > (1, 2)``.
+    """Return the rows that follow the last row of a page, in the order of these columns: ``(a, b) > (1, 2)``.
 
-    This is one range of an index. The same condition with OR reads all rows with the last row's ``a`` again.
-    All columns have the same direction.
+    This is one range of an index. The same condition with OR would read all rows with the last row's ``a``
+    again. All columns have the same direction.
     """
     fields: Any = model._meta.get_field
     values = [Value(value, output_field=fields(name)) for name, value in last.items()]
@@ -106,7 +106,7 @@ def after_keyset(model: type[Model], last: Mapping[str, Any], *, descending: boo
 
 
 class _JSONContains(Expression):
-    """Whether a jsonb column contains a document; on SQLite the same by ``json_each``."""
+    """The condition that a jsonb column contains a document, which SQLite checks with ``json_each``."""
 
     conditional = True
 
@@ -166,7 +166,7 @@ class ExactSum(Aggregate):
 
 
 def exact_sum(column: str) -> tuple[str, str]:
-    """The SQL of `ExactSum`; `summed` reads the result.
+    """Return the SQL of `ExactSum`; `summed` reads the result.
 
     PostgreSQL sums bigints as numeric. SQLite fails when a sum exceeds 64 bits, so the upper and the lower
     32 bits are summed separately there.
@@ -175,7 +175,7 @@ def exact_sum(column: str) -> tuple[str, str]:
 
 
 def summed(value: Any) -> int:
-    """The result of an `exact_sum` as an ``int``; 0 without rows."""
+    """Return the result of an `exact_sum` as an ``int``; 0 without rows."""
     if isinstance(value, str):
         upper, lower = value.split()
         return (int(upper) << 32) + int(lower)
@@ -183,9 +183,8 @@ def summed(value: Any) -> int:
 
 
 def local_day(column: str, parameter: str) -> tuple[str, str]:
-    """The SQL of the day of a moment in the time zone that the named parameter names, as ``2026-11-20``.
-
-    Days after the year 9999 are the last day of it: Python has no later ones.
+    """Return the SQL of the day of a moment, as ``2026-11-20``, in the time zone of the named parameter. Days
+    after the year 9999 become its last day, because Python has no later ones.
     """
     return (
         f"to_char(LEAST({column} AT TIME ZONE %({parameter})s::text, timestamp '9999-12-31'), 'YYYY-MM-DD')",
@@ -196,7 +195,7 @@ def local_day(column: str, parameter: str) -> tuple[str, str]:
 
 
 def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]:
-    """The condition that a column has one of the values of a `list_parameter`, for any number of values."""
+    """Return the condition that a column has one of the values of a `list_parameter`."""
     return (
         f"{column} = ANY(%({parameter})s::{column_type}[])",
         f"{column} IN (SELECT value FROM json_each(%({parameter})s))",
@@ -204,12 +203,12 @@ def is_in_list(column: str, parameter: str, column_type: str) -> tuple[str, str]
 
 
 def list_parameter(db: Database, values: Sequence[Any]) -> Sequence[Any] | str:
-    """Values as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
+    """Return values as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
     return list(values) if db.is_postgresql else json.dumps(values, ensure_ascii=False)
 
 
 def rows_parameter(db: Database, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The values of these columns: an array for each column on PostgreSQL, row after row on SQLite.
+    """Return the values of these columns: an array for each column on PostgreSQL, row after row on SQLite.
 
     A column that a row does not have is null.
     """

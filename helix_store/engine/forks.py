@@ -1,8 +1,7 @@
-"""What a forked child finds of its parent's connections, and gives up at once.
-
-Two processes that use one socket mix their statements. A child that finds a file of SQLite open takes the
-locks of its parent for its own: when the parent closes the file, it deletes the write-ahead log under the
-child, and what the child commits is lost. So each process opens its own connections.
+"""Connections that a forked child inherits from its parent, and abandons at once. Two processes that use one
+socket mix up their statements. A child that inherits an open SQLite file mistakes its parent's locks for its
+own: when the parent closes the file, it deletes the write-ahead log that the child uses, and the child's
+commits are lost. So each process opens its own connections.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from django.db.backends.signals import connection_created
 
 from helix_store.core.processes import after_fork
 
-__all__ = ["note_use", "watch_connections"]
+__all__ = ["opened_connections", "used_aliases", "watch_connections"]
 
 _CLOSE_TIMEOUT_SECONDS: Final = 1.0
 
 _opened: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
 """The connections of all threads: the locks of a file belong to a process."""
-_used: Final[set[str]] = set()
+used_aliases: Final[set[str]] = set()
+"""The aliases that stores use. Connections of other aliases are left to the project."""
 _kept: Final[list[object]] = []
-"""What must not be collected, because its end would change what belongs to the parent."""
+"""Objects that must not be garbage-collected, because this would affect the parent."""
 
 
 def watch_connections() -> None:
-    """Know which connections are open; called once, when the app is ready."""
+    """Track which connections are open; called once, when the app is ready."""
     connection_created.connect(_note_opened, dispatch_uid="helix_store.forks")
 
 
@@ -40,14 +40,19 @@ def _note_opened(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     _opened.add(connection)
 
 
-def note_use(alias: str) -> None:
-    """Remember that a store uses this alias. The connections of others are the project's own."""
-    _used.add(alias)
+def opened_connections() -> list[BaseDatabaseWrapper]:
+    """Return all connections, of any thread, that have been opened and still exist."""
+    while True:
+        # Another thread may open one meanwhile.
+        with suppress(RuntimeError):
+            return list(_opened)
 
 
 def _give_up_inherited() -> None:
     files = []
-    for connection in [each for each in _opened if each.alias in _used and not each.closed_in_transaction]:
+    for connection in [
+        each for each in opened_connections() if each.alias in used_aliases and not each.closed_in_transaction
+    ]:
         if connection.vendor == "postgresql":
             _leave_server(connection)
         elif connection.vendor == "sqlite" and _has_file_open(connection):
@@ -55,21 +60,21 @@ def _give_up_inherited() -> None:
             _forget(connection)
     if files:
         _leave_files(files)
-    if _used:
-        # Its thread runs in the parent alone: the child's first async call would wait for it forever.
+    if used_aliases:
+        # Its thread runs only in the parent: the child's first async call would wait for it forever.
         SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
 
 
 def _leave_server(connection: Any) -> None:
     pools = getattr(connection, "_connection_pools", {})
     if connection.alias in pools:
-        # Its threads run in the parent alone, and they may hold its locks.
+        # Its threads run only in the parent, and they may hold its locks.
         _kept.append(pools.pop(connection.alias))
     inherited = connection.connection
     if inherited is None:
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
-    # An error of the driver: it has lost the server already.
+    # A driver error, because it has already lost the server.
     with suppress(connection.Database.Error):
         os.dup2(nowhere, inherited.fileno(), inheritable=False)
     os.close(nowhere)
@@ -83,7 +88,7 @@ def _has_file_open(connection: Any) -> bool:
 
 
 def _leave_files(inherited: list[Any]) -> None:
-    """Close them before another one is opened, which would take their locks for its own."""
+    """Close the files before another one is opened, which would mistake their locks for its own."""
     _kept.extend(inherited)
 
     def close_all() -> None:

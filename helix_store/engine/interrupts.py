@@ -1,4 +1,4 @@
-"""Ending a statement that runs."""
+"""Interrupting a running statement."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from helix_store.engine.database import Database
 __all__ = ["interruptible"]
 
 _OPERATIONS: Final = 100_000
-"""Of SQLite's virtual machine: a few milliseconds."""
+"""Instructions of SQLite's virtual machine, which take a few milliseconds."""
 
 
 @contextmanager
 def interruptible(db: Database) -> Iterator[None]:
-    """Inside, a statement of this thread ends when a handler of a signal raises an error.
-
-    The driver of PostgreSQL does this, and cancels the statement. SQLite calls back between steps of a
-    statement: then Python runs the handler, and a failed call ends the statement with an `OperationalError`.
+    """Let an error that a signal handler raises end this thread's statement. PostgreSQL's driver does this by
+    itself and cancels the statement. SQLite calls back between steps of a statement: Python then runs the
+    handler, and a failed callback ends the statement with an `OperationalError`.
     """
     if db.is_postgresql:
         yield

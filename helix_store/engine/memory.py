@@ -1,11 +1,13 @@
-"""The in-memory database: tables by tenant, and one lock in place of transactions."""
+"""The in-memory database: tables by tenant, and one lock instead of transactions."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["MemoryTable", "MemoryWorld"]
+__all__ = ["MemoryRows", "MemoryTable", "MemoryWorld"]
 
 
 class MemoryTable:
@@ -13,6 +15,26 @@ class MemoryTable:
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
         """Delete the data of a deleted session, as a foreign key would. The lock is held."""
+
+    def saved(self) -> Callable[[], None]:
+        """Return a call that puts back what the table holds now. The lock is held by both."""
+        raise NotImplementedError
+
+
+V = TypeVar("V")
+
+
+class MemoryRows(dict[str, V], MemoryTable):
+    """Values by name. They are replaced and never changed."""
+
+    def saved(self) -> Callable[[], None]:
+        rows = self.copy()
+
+        def put_back() -> None:
+            self.clear()
+            self.update(rows)
+
+        return put_back
 
 
 T = TypeVar("T", bound=MemoryTable)
@@ -29,12 +51,24 @@ class MemoryWorld:
         self._tenants: dict[str, dict[type[MemoryTable], Any]] = {}
 
     def table(self, kind: type[T], tenant: str) -> T:
-        """The table of this kind and tenant; the first call creates it."""
+        """Return the table of this kind and tenant; the first call creates it."""
         with self.lock:
             table: T = self._tenants.setdefault(tenant, {}).setdefault(kind, kind())
             return table
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold the lock for a ``with`` block. An exception puts back what all tables held before."""
+        with self.lock:
+            saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
+            try:
+                yield
+            except BaseException:
+                for put_back in saved:
+                    put_back()
+                raise
+
     def session_is_gone(self, tenant: str, session_id: str, *, keep_usage: bool) -> None:
-        """Tell every table of a tenant that a session was deleted. The lock is held."""
+        """Notify every table of a tenant that a session was deleted. The lock is held."""
         for table in list(self._tenants.get(tenant, {}).values()):
             table.session_is_gone(session_id, keep_usage=keep_usage)

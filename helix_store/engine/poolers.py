@@ -1,4 +1,4 @@
-"""What stands between Django and a PostgreSQL server: a pooler that changes sessions between transactions."""
+"""Detection of poolers between Django and PostgreSQL that change sessions between transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["dropped_search_path", "loses_prepared_statements"]
 
 _ROUNDS: Final = 6
 _SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\\])*)")
-"""In the ``options`` of libpq, where a backslash stands before a space that is part of the value."""
+"""In the ``options`` of libpq, where a backslash escapes a space in the value."""
 
 
 class DroppedSearchPath(NamedTuple):
@@ -23,7 +23,7 @@ class DroppedSearchPath(NamedTuple):
 
 
 def dropped_search_path(connection: BaseDatabaseWrapper) -> DroppedSearchPath | None:
-    """The search path of ``OPTIONS``, if it has not reached the server."""
+    """Return the search path of ``OPTIONS``, if it has not reached the server."""
     if connection.vendor != "postgresql":
         return None
     options = str(connection.settings_dict["OPTIONS"].get("options") or "")
@@ -43,11 +43,10 @@ def _schemas_in(search_path: str) -> list[str]:
 
 
 def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
-    """Whether statements that are prepared on a connection may be missing later.
+    """Return whether statements that are prepared on a connection may be missing later.
 
-    Behind a pooler, two more connections with the same settings are opened for it. They hold no session of
-    the server between their statements. A pooler that keeps track of prepared statements renames them, and
-    then none is lost.
+    To test a pooler, this opens two more connections with the same settings. Between their statements they
+    hold no server session. A pooler that tracks prepared statements renames them and loses none.
     """
     if connection.vendor != "postgresql" or not _is_pooled(connection):
         return False
@@ -60,14 +59,14 @@ def loses_prepared_statements(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _fresh(connection: BaseDatabaseWrapper) -> Any:
-    """A connection with the same settings, outside of the pool in the process."""
+    """Return a connection with the same settings, outside of the pool in the process."""
     fresh = connection.copy()
     fresh.settings_dict["OPTIONS"].pop("pool", None)
     return fresh
 
 
 def _session(connection: Any) -> int:
-    """The server's process for the statement that asks."""
+    """Return the server process that runs this statement."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.pg_backend_pid()")
         (pid,) = cursor.fetchone()
@@ -75,17 +74,17 @@ def _session(connection: Any) -> int:
 
 
 def _is_pooled(connection: Any) -> bool:
-    """A pooler answers the start of a connection with a process number that it made up."""
+    """Return whether there is a pooler, which makes up the process number when a connection starts."""
     actual = _session(connection)
     info = getattr(connection.connection, "info", None)
     return getattr(info, "backend_pid", actual) != actual
 
 
 def _share_sessions(one: Any, two: Any) -> bool:
-    """Whether two open connections are served by the same process, as in transaction mode alone."""
+    """Return whether one process serves both open connections, which happens only in transaction mode."""
     of_one: set[int] = set()
     of_two: set[int] = set()
-    # In turns of different length: a pooler that hands its sessions out in turn would never repeat one.
+    # In turns of different length, because a round-robin pooler would otherwise never repeat a session.
     for turn in range(1, _ROUNDS + 1):
         of_one.update(_session(one) for _ in range(turn))
         of_two.update(_session(two) for _ in range(turn + 1))
@@ -95,10 +94,10 @@ def _share_sessions(one: Any, two: Any) -> bool:
 
 
 def _keeps_names(connection: Any) -> bool:
-    """Whether the server knows a prepared statement by the name that the client gave it."""
+    """Return whether the server knows a prepared statement by the name that the client gave it."""
     pgconn = getattr(connection.connection, "pgconn", None)
     if pgconn is None:
-        # Another driver, with which nothing is prepared.
+        # Another driver, with which no statement is prepared.
         return False
     name = f"helix_store_probe_{secrets.token_hex(8)}"
     # In one transaction, so that all of it reaches the same session of the server.
@@ -110,7 +109,7 @@ def _keeps_names(connection: Any) -> bool:
             cursor.execute("SELECT 1 FROM pg_catalog.pg_prepared_statements WHERE name = %s", [name])
             is_known = cursor.fetchone() is not None
             if is_known:
-                # By its name: the session goes on to other clients.
+                # Deallocated by name, because other clients will use the session.
                 cursor.execute(f"DEALLOCATE {name}")
         return is_known
     finally:

@@ -1,13 +1,12 @@
-"""Prepared statements on PostgreSQL, by a cursor for them alone.
+"""Prepared statements on PostgreSQL, with a cursor of their own. Planning a small statement costs more than
+running it, and psycopg's own cursors take longer to send one than the server takes to run it. This cursor
+sends text. Inside a transaction, it sends a statement with its savepoint, and with the ``BEGIN`` if the
+transaction has not begun, in one round trip.
 
-Planning costs more than the work of a small statement, and psycopg's own cursors take longer to hand one
-over than the server takes to run it. This cursor sends text. Inside a transaction a statement goes out with
-the savepoint around it, and with the ``BEGIN`` before it when that is due, in one trip.
-
-A prepared statement may be missing on the server: behind a pooler that picks another server connection for
-each transaction. Its name is a digest of its text, so a name that exists already is the same statement. A
-connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``, Django's
-setting for such poolers, switches preparing off.
+Behind a pooler that picks another server connection for each transaction, a prepared statement may be missing
+on the server. Its name is a digest of its text, so a name that exists already is the same statement. A
+connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``, Django's setting
+for such poolers, switches preparing off.
 """
 
 from __future__ import annotations
@@ -31,22 +30,27 @@ from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.string import TextLoader
 
-from helix_store.engine.beginnings import READ_MARK, begin, is_watched, keep_mark
 from helix_store.engine.errors import is_stale_prepared_statement
 from helix_store.engine.statement import PreparedForm, Statement
 
-__all__ = ["fetch_prepared", "read_committed", "read_moments"]
+__all__ = ["begin_with_mark", "fetch_prepared", "mark_of", "read_committed", "read_moments", "watch"]
 
 Rows = list[tuple[Any, ...]]
+Mark = tuple[str, str]
 
 _SAVE: Final = b"SAVEPOINT helix_store_statement"
 _RELEASE: Final = b"RELEASE SAVEPOINT helix_store_statement"
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT helix_store_statement; " + _RELEASE
 _PLACEHOLDER: Final = re.compile(r"\$(\d+)")
+_READ_MARK: Final = (
+    b"SELECT pg_catalog.pg_current_xact_id(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()"
+)
 _prepared: Final[WeakKeyDictionary[Connection[Any], set[bytes]]] = WeakKeyDictionary()
 """The names of the statements that were prepared on each connection."""
 _unpreparable: Final[WeakSet[Connection[Any]]] = WeakSet()
 """Connections on which a prepared statement was missing."""
+_marks: Final[WeakKeyDictionary[Connection[Any], Mark | None]] = WeakKeyDictionary()
+"""The number of the open transaction, and the server that assigned it, for each watched connection."""
 
 
 def fetch_prepared(
@@ -64,7 +68,7 @@ def fetch_prepared(
         return None
     form = statement.prepared
     cursor = _PreparedCursor(connection.connection, form, in_savepoint=in_savepoint)
-    # Django's private method, for what its own cursors are: checked for their thread, logged and wrapped.
+    # Django's private method, which checks the thread, logs and wraps as for its own cursors.
     wrapped = connection._prepare_cursor(cursor)  # type: ignore[attr-defined]
     try:
         wrapped.execute(form.text, _as_texts(form, parameters))
@@ -79,16 +83,15 @@ def fetch_prepared(
 def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
     if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         return False
-    # Django cannot log a statement of another form than its own when the server binds the parameters.
+    # Django cannot log a statement in another form than its own if the server binds the parameters.
     is_loggable = not (connection.queries_logged and connection.features.uses_server_side_binding)  # type: ignore[attr-defined]
     return is_loggable and connection.connection not in _unpreparable
 
 
 @contextmanager
 def read_committed(connection: Connection[Any]) -> Iterator[None]:
-    """Begin transactions with this isolation level, without a statement more. Not in an open one.
-
-    After it waited for a lock, a statement has to see what others have committed.
+    """Begin transactions with this isolation level, without another statement. Do not call it in a
+    transaction. After it has waited for a lock, a statement must see what others have committed.
     """
     level = connection.isolation_level
     connection.isolation_level = IsolationLevel.READ_COMMITTED
@@ -103,10 +106,9 @@ def read_committed(connection: Connection[Any]) -> Iterator[None]:
 
 
 def _as_texts(form: PreparedForm, parameters: Mapping[str, Any]) -> list[str | None]:
-    """The values in the text that the server reads them from.
-
-    A parameter without a type gets its type from its position in the statement. The driver would pick a
-    type by the value, and integers of different sizes would be prepared as different statements.
+    """Return the values as text for the server. The server derives the type of an untyped parameter from its
+    position in the statement. The driver would derive it from the value, and would prepare a statement for
+    each size of integer.
     """
     return [
         value if value is None or type(value) is str else _WRITERS[type(value)](value)
@@ -143,7 +145,7 @@ _WRITERS: Final[dict[type, Callable[[Any], str]]] = {
 
 
 class _TimestamptzLoader(Loader):
-    """In UTC, and ten times as fast as the driver's own, which goes through the time zone's rules."""
+    """A loader for UTC, ten times as fast as the driver's own, which applies the time zone's rules."""
 
     def load(self, data: Buffer) -> datetime:
         text = bytes(data).decode()
@@ -171,14 +173,14 @@ _ADAPTERS.register_loader("jsonb", TextLoader)
 
 def read_moments(execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any) -> Any:
     """Wrap the execution of a statement, so that its cursor reads aware datetimes."""
-    # A prepared cursor has none: it reads them so in every project.
+    # A prepared cursor has none, and always reads aware datetimes.
     if adapters := getattr(context["cursor"], "adapters", None):
         adapters.register_loader("timestamptz", _TimestamptzLoader)
     return execute(sql, params, many, context)
 
 
 class _Loading(NamedTuple):
-    """Where the driver looks up how to read columns."""
+    """The object in which the driver looks up how to read columns."""
 
     connection: Connection[Any]
     adapters: AdaptersMap = _ADAPTERS
@@ -188,7 +190,7 @@ class _Loading(NamedTuple):
 
 
 class _PreparedCursor:
-    """A cursor that Django wraps as one of its backend: wrappers, query log and errors are Django's."""
+    """A cursor that Django wraps like its own, with Django's wrappers, query log and errors."""
 
     def __init__(self, connection: Connection[Any], form: PreparedForm, *, in_savepoint: bool) -> None:
         self._connection = connection
@@ -200,7 +202,7 @@ class _PreparedCursor:
 
     @property
     def _query(self) -> _PreparedCursor:
-        """Where Django looks for what it logs."""
+        """Return this cursor, where Django looks for the query to log."""
         return self
 
     @property
@@ -212,7 +214,7 @@ class _PreparedCursor:
     def execute(self, sql: str, arguments: Sequence[str | None]) -> None:
         """Run the statement, each argument in the server's own text form."""
         if sql != self._form.text:
-            # A wrapper has changed it, perhaps at each call: it is not worth a name.
+            # A wrapper has changed it, perhaps differently at each call, so preparing it does not pay off.
             self._form, self._known = PreparedForm(b"", sql, ()), set()
         self._arguments = arguments
         connection = self._connection
@@ -227,7 +229,7 @@ class _PreparedCursor:
         pgconn, name = self._connection.pgconn, self._form.name
         if name not in self._known:
             pgconn.send_prepare(name, self._form.text.encode())
-            # Another client of the pooler may have prepared it: the same name is the same text.
+            # Another client of the pooler may have prepared it; the same name means the same text.
             with suppress(DuplicatePreparedStatement):
                 self._received()
             self._known.add(name)
@@ -237,15 +239,15 @@ class _PreparedCursor:
     def _run_in_savepoint(self, values: list[bytes | None]) -> PGresult:
         pgconn, name = self._connection.pgconn, self._form.name
         must_begin = self._must_begin
-        reads_mark = must_begin and is_watched(self._connection)
+        reads_mark = must_begin and self._connection in _marks
         before = must_begin + reads_mark
         must_prepare = name not in self._known
         pgconn.enter_pipeline_mode()
         try:
             if must_begin:
-                pgconn.send_query_params(begin(self._connection), None)
+                pgconn.send_query_params(_begin(self._connection), None)
             if reads_mark:
-                pgconn.send_query_params(READ_MARK, None)
+                pgconn.send_query_params(_READ_MARK, None)
             pgconn.send_query_params(_SAVE, None)
             if must_prepare:
                 pgconn.send_prepare(name, self._form.text.encode())
@@ -257,9 +259,9 @@ class _PreparedCursor:
             if pgconn.status == ConnStatus.OK:
                 pgconn.exit_pipeline_mode()
         if reads_mark and results[1].status == ExecStatus.TUPLES_OK:
-            keep_mark(self._connection, results[1])
+            _keep_mark(self._connection, results[1])
         if must_prepare and results[before + 1].status == ExecStatus.COMMAND_OK:
-            # Also if the statement failed after that: its prepared form outlives the rollback.
+            # Even if the statement fails later, because its prepared form survives the rollback.
             self._known.add(name)
         for index, result in enumerate(results):
             if result.status == ExecStatus.FATAL_ERROR:
@@ -275,7 +277,7 @@ class _PreparedCursor:
         return not connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
 
     def _received(self) -> PGresult:
-        """The result of what was sent last."""
+        """Return the result of the last command that was sent."""
         result: PGresult = self._connection.wait(execute(self._connection.pgconn))[-1]
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
             raise error_from_result(result, encoding=self._connection.info.encoding)
@@ -287,7 +289,7 @@ def _quoted(argument: str | None) -> str:
 
 
 def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
-    """Send what is waiting in the pipeline and return the result of each command."""
+    """Send the commands in the pipeline and return the result of each."""
     yield from send(pgconn)
     results: list[PGresult] = []
     while True:
@@ -295,3 +297,49 @@ def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
         if result.status == ExecStatus.PIPELINE_SYNC:
             return results
         results.append(result)
+
+
+# --- The start of a transaction, with its number in the same round trip ------------------------------
+
+
+def watch(connection: BaseDatabaseWrapper) -> None:
+    """Read the mark of the transaction that begins next on this connection."""
+    _marks[connection.connection] = None
+
+
+def begin_with_mark(connection: BaseDatabaseWrapper) -> None:
+    """Begin the transaction now, for a statement that does not do so."""
+    psycopg_connection = connection.connection
+    pgconn = psycopg_connection.pgconn
+    if pgconn.transaction_status != TransactionStatus.IDLE:
+        return
+    with connection.wrap_database_errors, psycopg_connection.lock:
+        pgconn.send_query(_begin(psycopg_connection) + b"; " + _READ_MARK)
+        result = psycopg_connection.wait(execute(pgconn))[-1]
+        if result.status != ExecStatus.TUPLES_OK:
+            raise error_from_result(result, encoding=psycopg_connection.info.encoding)
+    _keep_mark(psycopg_connection, result)
+
+
+def _keep_mark(connection: Connection[Any], result: PGresult) -> None:
+    """Keep the result of `_READ_MARK`."""
+    number, server = result.get_value(0, 0), result.get_value(0, 1)
+    if number is not None and server is not None:
+        _marks[connection] = number.decode(), server.decode()
+
+
+def mark_of(connection: BaseDatabaseWrapper) -> Mark | None:
+    """Return the mark of the open transaction, and stop watching it."""
+    return _marks.pop(connection.connection, None)
+
+
+def _begin(connection: Connection[Any]) -> bytes:
+    """Return the command by which the driver itself would begin a transaction."""
+    words = ["BEGIN"]
+    if connection.isolation_level is not None:
+        words.append(f"ISOLATION LEVEL {IsolationLevel(connection.isolation_level).name.replace('_', ' ')}")
+    if connection.read_only is not None:
+        words.append("READ ONLY" if connection.read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join(words).encode()

@@ -1,4 +1,4 @@
-"""Writing and locking single rows: statements that are built once per set of columns.
+"""Statements that write or lock single rows, built once per set of columns.
 
 Django's ORM takes several times as long to build the statement of a hot write as the database takes to run
 it.
@@ -20,7 +20,7 @@ __all__ = ["insert_row", "insert_rows", "lock_row", "update_row"]
 
 _DOCUMENTS: Final = frozenset({dict, list})
 _STATEMENTS: Final = 512
-"""How many statements are kept: one for each set of columns that is written together."""
+"""The number of statements to keep, one for each set of columns that is written together."""
 
 
 def insert_row(db: Database, model: type[Model], columns: Mapping[str, Any]) -> int:
@@ -56,7 +56,7 @@ def lock_row(
 
 
 def _stored(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns as they are sent: documents as JSON text."""
+    """Return columns as they are sent, with documents as JSON text."""
     return {
         name: json.dumps(value) if type(value) in _DOCUMENTS else value for name, value in columns.items()
     }
@@ -79,7 +79,7 @@ def _insertions(model: type[Model], names: tuple[str, ...], rows: int) -> Statem
 
 @lru_cache(_STATEMENTS)
 def _numbered(count: int) -> list[str]:
-    """Names of parameters: Django finds named placeholders faster than others."""
+    """Return numbered parameter names; Django handles named placeholders faster than others."""
     return [f"p{number}" for number in range(count)]
 
 

@@ -29,16 +29,15 @@ class PreparedForm(NamedTuple):
 
 
 class Statement:
-    """SQL with placeholders ``%(name)s`` or ``%s``; ``%%`` is a percent sign.
-
-    ``sqlite`` is given where the text for PostgreSQL does not run on SQLite, and ``citus`` where it does not
-    run on Citus: statements that are run in order in its place, see `engine.citus`.
+    """An SQL statement with placeholders ``%(name)s`` or ``%s``; ``%%`` is a percent sign. Pass ``sqlite`` if
+    the text for PostgreSQL does not run on SQLite, and ``citus`` if it does not run on Citus: a list of
+    statements that run in order instead, see `engine.citus`.
     """
 
     def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:
         self.postgresql = postgresql
         self.sqlite = postgresql if sqlite is None else sqlite
-        # A form with the same text is none: a write need not be a transaction then.
+        # If the form has the same text, it is left out, so that a write need not be a transaction.
         self.citus = () if list(citus) == [postgresql] else tuple(citus)
 
     def __repr__(self) -> str:
@@ -58,5 +57,5 @@ class Statement:
 
 
 def table(model: type[Model]) -> str:
-    """The quoted name of a model's table. Table prefixes are plain names."""
+    """Return the quoted name of a model's table. Table prefixes are plain names."""
     return f'"{model._meta.db_table}"'

@@ -11,15 +11,17 @@ from typing import Any, Final
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode
-from helix_store.engine.clocks import as_utc
-from helix_store.engine.database import DatabaseOperations, writes
+from helix_store.engine.database import Database, DatabaseOperations, writes
 from helix_store.engine.expressions import list_parameter
 from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
 from helix_store.items import sql
-from helix_store.items.rules import EncodedItem, Item, new_session
+from helix_store.items.rules import EncodedItem, StoredItem, new_session
+from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.sessions import lock_or_insert_session
+from helix_store.sessions.database.users import name_user, user_columns
 
 __all__ = ["DatabaseItems", "item_of", "readable"]
 
@@ -28,11 +30,19 @@ Row = tuple[Any, ...]
 
 _ROWS_PER_STATEMENT: Final = 1_000
 _ROWS_PER_LOOK: Final = 100
-"""How many items a pop looks at together, after the newest was refused."""
+"""The number of items that a pop examines at once after the newest was refused."""
 
 
 class DatabaseItems(DatabaseOperations):
-    """The lanes of sessions. Every write locks the row of the session first."""
+    """The lanes of sessions. Every write locks the row of the session first, and names its user.
+
+    The first item of an unknown session creates the session with ``agent_type``.
+    """
+
+    def __init__(self, db: Database, agent_type: str, user_id: str | None) -> None:
+        super().__init__(db)
+        self._agent_type = agent_type
+        self._user_id = user_id
 
     def newest(self, session_id: str, lane: str, *, limit: int | None, before: int | None) -> list[Row]:
         parameters = {
@@ -42,7 +52,7 @@ class DatabaseItems(DatabaseOperations):
         }
         return self.db.read(sql.NEWEST, parameters)
 
-    def by_key(self, session_id: str, lane: str, key: str) -> Item | None:
+    def by_key(self, session_id: str, lane: str, key: str) -> StoredItem | None:
         rows = self.db.read(sql.BY_KEY, {**self._lane(session_id, lane), "key": key})
         return item_of(rows[0]) if rows else None
 
@@ -54,29 +64,29 @@ class DatabaseItems(DatabaseOperations):
         return dict(self.db.read(sql.COUNT_LANES, {"tenant": self.db.tenant, "session_id": session_id}))
 
     @writes
-    def append(
-        self, session_id: str, lane: str, items: Sequence[EncodedItem], guard: Guard, agent_type: str
-    ) -> int:
-        session = self._locked_for(items, session_id, guard, agent_type)
-        if session is None:
+    def append(self, session_id: str, lane: str, items: Sequence[EncodedItem], guard: Guard) -> int:
+        head = self._locked_for(items, session_id, guard)
+        if head is None:
             return 0
-        if added := self._add(session, lane, items):
-            self._mark_written(session)
+        if added := self._add(head, lane, items):
+            self._mark_written(head.pk)
         return added
 
     @writes
-    def put(self, session_id: str, lane: str, item: EncodedItem, guard: Guard, agent_type: str) -> None:
-        session = self._locked_or_new(session_id, guard, agent_type)
-        at = moments.now()
-        columns = {"key": item.key, "payload": item.text, "at": at}
-        self.db.execute(sql.PUT, {"session": session, "lane": lane, **columns})
-        self._mark_written(session)
+    def put(self, session_id: str, lane: str, item: EncodedItem, guard: Guard) -> None:
+        head = self._locked_or_new(session_id, guard)
+        columns = {"key": item.key, "payload": item.text, "at": moments.now(), "version": head.version}
+        self.db.execute(sql.PUT, {**_lane(head.pk, lane), **columns})
+        self._mark_written(head.pk)
 
     @writes
-    def pop(self, session_id: str, lane: str, validate: Callable[[Any], Any], guard: Guard) -> Item | None:
-        session = self._locked(session_id, guard)
-        if session is None:
+    def pop(
+        self, session_id: str, lane: str, validate: Callable[[Any], Any], guard: Guard
+    ) -> StoredItem | None:
+        head = self._locked(session_id, guard)
+        if head is None:
             return None
+        session = head.pk
         of_lane = _lane(session, lane)
         popped = self.db.execute(sql.POP, of_lane)
         if not popped:
@@ -105,11 +115,11 @@ class DatabaseItems(DatabaseOperations):
         items: Sequence[EncodedItem],
         prune: Callable[[Any], Any] | None,
         guard: Guard,
-        agent_type: str,
     ) -> bool:
-        session = self._locked_for([] if expected else items, session_id, guard, agent_type)
-        if session is None:
+        head = self._locked_for([] if expected else items, session_id, guard)
+        if head is None:
             return not expected
+        session = head.pk
         of_lane = _lane(session, lane)
         if expected:
             newest = {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
@@ -118,29 +128,32 @@ class DatabaseItems(DatabaseOperations):
                 return False
             self.db.execute(sql.DELETE_FROM, {**of_lane, "first": suffix[-1][0]})
         self._prune(session, lane, prune)
-        self._add(session, lane, items)
+        self._add(head, lane, items)
         self._mark_written(session)
         return True
 
     @writes
     def copy(self, session_id: str, lane: str, target: str, before: int | None, guard: Guard) -> int:
-        session = self._locked(session_id, guard)
-        if session is None:
+        head = self._locked(session_id, guard)
+        if head is None:
             return 0
+        session = head.pk
         if self.db.execute(sql.NEWEST_LOCKED, {**_lane(session, target), "before": MAX_BIGINT, "limit": 1}):
             raise ConflictError("The lane has items already.")
         last = MAX_BIGINT if before is None else before
-        copied = len(self.db.execute(sql.COPY, {**_lane(session, lane), "target": target, "before": last}))
+        columns = {"target": target, "before": last, "version": head.version}
+        copied = len(self.db.execute(sql.COPY, {**_lane(session, lane), **columns}))
         if copied:
             self._mark_written(session)
         return copied
 
     @writes
     def clear(self, session_id: str, lane: str | None, guard: Guard) -> int:
-        """The items of a lane, or of all lanes."""
-        session = self._locked(session_id, guard)
-        if session is None:
+        """Return the items of a lane, or of all lanes."""
+        head = self._locked(session_id, guard)
+        if head is None:
             return 0
+        session = head.pk
         statement = sql.CLEAR_ALL if lane is None else sql.CLEAR
         deleted = len(self.db.execute(statement, _lane(session, lane)))
         if deleted:
@@ -162,13 +175,13 @@ class DatabaseItems(DatabaseOperations):
             if len(gone) < len(rows):
                 return
 
-    def _add(self, session: int, lane: str, items: Sequence[EncodedItem]) -> int:
+    def _add(self, head: Session, lane: str, items: Sequence[EncodedItem]) -> int:
         added = 0
         for start in range(0, len(items), _ROWS_PER_STATEMENT):
             rows = items[start : start + _ROWS_PER_STATEMENT]
             parameters = {
-                "session": session,
-                "lane": lane,
+                **_lane(head.pk, lane),
+                "version": head.version,
                 "keys": list_parameter(self.db, [item.key for item in rows]),
                 "payloads": list_parameter(self.db, [item.text for item in rows]),
                 "at": moments.now(),
@@ -176,22 +189,25 @@ class DatabaseItems(DatabaseOperations):
             added += len(self.db.execute(sql.ADD, parameters))
         return added
 
-    def _locked_for(
-        self, items: Sequence[EncodedItem], session_id: str, guard: Guard, agent_type: str
-    ) -> int | None:
-        """The session, which the first item creates."""
+    def _locked_for(self, items: Sequence[EncodedItem], session_id: str, guard: Guard) -> Session | None:
+        """Return the session, which the first item creates."""
         if items:
-            return self._locked_or_new(session_id, guard, agent_type)
+            return self._locked_or_new(session_id, guard)
         return self._locked(session_id, guard)
 
-    def _locked(self, session_id: str, guard: Guard) -> int | None:
+    def _locked(self, session_id: str, guard: Guard) -> Session | None:
         with suppress(SessionNotFound):
-            return lock_session(self.db, session_id, guard).pk
+            return self._named(lock_session(self.db, session_id, guard, *user_columns(self._user_id)))
         return None
 
-    def _locked_or_new(self, session_id: str, guard: Guard, agent_type: str) -> int:
-        new = partial(new_session, session_id, agent_type)
-        return lock_or_insert_session(self.db, session_id, new, guard)[0].pk
+    def _locked_or_new(self, session_id: str, guard: Guard) -> Session:
+        new = partial(new_session, session_id, self._agent_type, self._user_id)
+        columns = user_columns(self._user_id)
+        return self._named(lock_or_insert_session(self.db, session_id, new, guard, *columns)[0])
+
+    def _named(self, head: Session) -> Session:
+        name_user(self.db, head, self._user_id)
+        return head
 
     def _mark_written(self, session: int) -> None:
         self.db.execute(sql.MARK_WRITTEN, {"session": session, "at": moments.now()})
@@ -208,14 +224,14 @@ def _is_pruned(row: Row, prune: Callable[[Any], Any]) -> bool:
     return any(prune(item.payload) for item in readable([row]))
 
 
-def item_of(row: Row) -> Item:
-    """Raises `IntegrityFault`."""
+def item_of(row: Row) -> StoredItem:
+    """Build the item. Raises `IntegrityFault`."""
     position, key, text, created_at = row
-    return Item(position=position, key=key, payload=decode(text), created_at=as_utc(created_at))
+    return StoredItem(position=position, key=key, payload=decode(text), created_at=as_utc(created_at))
 
 
-def readable(rows: Sequence[Row]) -> Iterator[Item]:
-    """The items of rows, without those that cannot be read."""
+def readable(rows: Sequence[Row]) -> Iterator[StoredItem]:
+    """Yield the items of rows, without those that cannot be read."""
     for row in rows:
         with suppress(IntegrityFault):
             yield item_of(row)

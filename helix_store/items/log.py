@@ -8,13 +8,14 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import guard
+from helix_store.core.types import UserId
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.items.database import DatabaseItems, item_of, readable
 from helix_store.items.rules import (
     ITEMS_AGENT_TYPE,
     EncodedItem,
-    Item,
+    StoredItem,
     encode_item,
     encode_items,
     item_key,
@@ -28,9 +29,11 @@ class ItemLog:
     """Ordered JSON values of a session, each with or without a key that is unique in its lane.
 
     A lane is a name of at most 1,000 bytes; a session has any number of them. Every write is one transaction
-    under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError` when the
-    lock of the session has a larger one. The first item of an unknown session creates the session, of
-    ``agent_type``. The async version of a write raises a cancellation only after the transaction has ended.
+    under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError` if the
+    session's lock has a larger one. The first item of an unknown session creates the session with
+    ``agent_type``. A session without a user gets ``user_id`` with a write; if the session belongs to another
+    user, the write raises `ConflictError`. If an async write is cancelled, it raises `CancelledError` only
+    after its transaction has ended.
     """
 
     def __init__(
@@ -41,12 +44,14 @@ class ItemLog:
         using: str | None = None,
         tenant: str = "",
         agent_type: str = ITEMS_AGENT_TYPE,
+        user_id: UserId | None = None,
     ) -> None:
         self.session_id = validation.identifier(session_id, "session_id")
         self.lane = lane_name(lane)
         self.tenant = validation.tenant(tenant)
         self.agent_type = validation.identifier(agent_type, "agent_type")
-        self._items = DatabaseItems(Database(using, tenant))
+        self.user_id = validation.user_id(user_id)
+        self._items = DatabaseItems(Database(using, tenant), self.agent_type, self.user_id)
 
     def __repr__(self) -> str:
         return f"<ItemLog {self.session_id!r} lane={self.lane!r}>"
@@ -62,29 +67,29 @@ class ItemLog:
     ) -> int:
         """Add items at the end of the lane, all or none, and return how many were new.
 
-        An item whose key the lane has already is left out, so that a repeat is safe. Raises `InvalidPayload`
-        and `LimitExceeded`: an item has at most ``max_state_bytes``.
+        An item is skipped if its key is already in the lane, so a repeat is safe. Raises `InvalidPayload` and
+        `LimitExceeded`: an item has at most ``max_state_bytes``.
         """
         held = guard(fencing_token=fencing_token)
         items = encode_items(payloads, keys, conf.limits())
-        return self._items.append(self.session_id, self.lane, items, held, self.agent_type)
+        return self._items.append(self.session_id, self.lane, items, held)
 
     def put(self, key: str, payload: Any, *, fencing_token: int | None = None) -> None:
-        """Store the item of a key: in the place of the one that has the key, or at the end. Safe to repeat.
+        """Store the item of a key: replace the item with this key, or add it at the end. Safe to repeat.
 
         Raises `InvalidPayload` and `LimitExceeded`.
         """
         held = guard(fencing_token=fencing_token)
         item = EncodedItem(item_key(key), encode_item(payload, conf.limits()))
-        self._items.put(self.session_id, self.lane, item, held, self.agent_type)
+        self._items.put(self.session_id, self.lane, item, held)
 
     def pop(
         self, validate: Callable[[Any], Any] | None = None, *, fencing_token: int | None = None
-    ) -> Item | None:
+    ) -> StoredItem | None:
         """Delete the newest item and return it; ``None`` for an empty lane. No two callers get the same one.
 
-        Newer items that cannot be read, and those whose payload ``validate`` refuses by a false value, are
-        deleted too. ``validate`` runs under the session's lock; an error of it deletes nothing.
+        Newer items that cannot be read, and those whose payload ``validate`` refuses with a false value, are
+        also deleted. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.
         """
         held = guard(fencing_token=fencing_token)
         return self._items.pop(self.session_id, self.lane, validate or _any, held)
@@ -97,24 +102,21 @@ class ItemLog:
         prune: Callable[[Any], Any] | None = None,
         fencing_token: int | None = None,
     ) -> bool:
-        """Replace the newest items by ``new`` if they are ``expected``, and return whether it happened.
-
+        """Replace the newest items with ``new`` if they are ``expected``, and return whether they were.
         Otherwise nothing changes. Payloads are compared as stored, with the order of their keys. If they are
-        replaced, the oldest items go as long as ``prune`` returns a true value for their payloads.
+        replaced, the oldest items are deleted as long as ``prune`` returns a true value for their payloads.
         Raises `InvalidPayload` and `LimitExceeded`.
         """
         held = guard(fencing_token=fencing_token)
         limits = conf.limits()
         texts = [item.text for item in encode_items(expected, None, limits)]
         items = encode_items(new, None, limits)
-        return self._items.replace_suffix(
-            self.session_id, self.lane, texts, items, prune, held, self.agent_type
-        )
+        return self._items.replace_suffix(self.session_id, self.lane, texts, items, prune, held)
 
     def copy_to(self, lane: str, *, before: int | None = None, fencing_token: int | None = None) -> int:
         """Copy the items of this lane, up to the position ``before``, to another lane; return their number.
 
-        Copies have new positions, and the keys and times of the originals. Raises `ConflictError` when the
+        Copies have new positions, and the keys and times of the originals. Raises `ConflictError` if the
         other lane has items.
         """
         held = guard(fencing_token=fencing_token)
@@ -128,7 +130,7 @@ class ItemLog:
         return self._items.clear(self.session_id, self.lane, guard(fencing_token=fencing_token))
 
     def delete_lane(self, lane: str, *, fencing_token: int | None = None) -> int:
-        """`clear` of another lane of the session."""
+        """Call `clear` for another lane of the session."""
         return self._items.clear(self.session_id, lane_name(lane), guard(fencing_token=fencing_token))
 
     def clear_all(self, *, fencing_token: int | None = None) -> int:
@@ -139,10 +141,10 @@ class ItemLog:
 
     def tail(
         self, limit: int | None = None, *, before: int | None = None, skip_unreadable: bool = False
-    ) -> list[Item]:
+    ) -> list[StoredItem]:
         """Return the newest items in the order in which they were added: one query.
 
-        ``before`` is a position: of the first item of the page that follows. Raises `InvalidQuery`, and
+        ``before`` is the position of the first item of the following page. Raises `InvalidQuery`, and
         `IntegrityFault` for an item that cannot be read. With ``skip_unreadable`` such an item is left out,
         and ``limit`` counts the others.
         """
@@ -160,7 +162,7 @@ class ItemLog:
             found += readable(rows)
         return found[::-1]
 
-    def get(self, key: str) -> Item | None:
+    def get(self, key: str) -> StoredItem | None:
         """Return the item of a key, or ``None``."""
         return self._items.by_key(self.session_id, self.lane, item_key(key))
 
@@ -169,7 +171,7 @@ class ItemLog:
         return self._items.count(self.session_id, self.lane)
 
     def lanes(self) -> dict[str, int]:
-        """Return the number of items of each lane of the session, by its name in order."""
+        """Return the number of items of each lane of the session, by name in order."""
         return self._items.count_lanes(self.session_id)
 
     aappend = async_twin(append)

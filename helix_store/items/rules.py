@@ -1,4 +1,4 @@
-"""An item, and what a log accepts."""
+"""The item, and the rules for what a log accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helix_store.sessions.requests import NewSession
 __all__ = [
     "ITEMS_AGENT_TYPE",
     "EncodedItem",
-    "Item",
+    "StoredItem",
     "encode_item",
     "encode_items",
     "item_key",
@@ -32,7 +32,7 @@ ITEMS_AGENT_TYPE: Final = "items"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class StoredItem:
     """An item as it is stored. Positions grow within a lane, with gaps."""
 
     position: int
@@ -47,12 +47,12 @@ class EncodedItem(NamedTuple):
 
 
 def lane_name(value: Any, name: str = "lane") -> str:
-    """Text of at most 1,000 bytes; the empty one is the default lane."""
+    """Check a text of at most 1,000 bytes; the empty text is the default lane."""
     return validation.text(value, name, limit=MAX_LANE_BYTES)
 
 
 def item_key(value: Any, name: str = "key") -> str:
-    """Text of 1 to 1,000 bytes."""
+    """Check a text of 1 to 1,000 bytes."""
     if validation.text(value, name, limit=MAX_LANE_BYTES):
         return str(value)
     raise InvalidPayload(path=name, reason="a key needs at least one character")
@@ -83,9 +83,13 @@ def _keys(keys: Iterable[str | None] | None, count: int) -> Sequence[str | None]
     ]
 
 
-def new_session(session_id: str, agent_type: str) -> NewSession:
-    """The session that the first item of an unknown session creates."""
+def new_session(session_id: str, agent_type: str, user_id: str | None) -> NewSession:
+    """Return the session that the first item of an unknown session creates."""
     state = SessionState(
-        session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
+        session_id=session_id,
+        agent_type=agent_type,
+        root_session_id=session_id,
+        stream_id=session_id,
+        user_id=user_id,
     )
     return NewSession(session_id, encode_state(state, AS_STORED))

@@ -1,6 +1,6 @@
-"""The SQL of items. Writes run under the lock of the session, whose key is the parameter ``session``.
+"""The SQL of items. Writes run under the lock of the session, whose key and version are parameters.
 
-The order of a lane is that of the ids: a row gets its id after the lock was taken.
+A lane is ordered by id, because a row gets its id after the lock was taken.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "CLEAR",
     "CLEAR_ALL",
     "COPY",
+    "COPY_TO_BRANCH",
     "COUNT",
     "COUNT_LANES",
     "DELETE_FROM",
@@ -36,7 +37,7 @@ _COLUMNS: Final = "id, key, payload, created_at"
 _READ: Final = f"session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})"
 _LOCKED: Final = "session_id = %(session)s"
 _LANE: Final = "lane = %(lane)s"
-_INSERT: Final = f"INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at)"
+_INSERT: Final = f"INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at, session_version)"
 _HAS_KEY: Final = "ON CONFLICT (session_id, lane, key) WHERE key IS NOT NULL"
 
 # --- Reads -----------------------------------------------------------------------------------------
@@ -54,7 +55,8 @@ OLDEST_LOCKED: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id > %(after)s
         ORDER BY id LIMIT %(limit)s"""
 )
-# A range of one key: only the index of keys has its order, so PostgreSQL does not take that of lanes.
+# A range of one key, because only the key index has this order; otherwise PostgreSQL might use the lane
+# index.
 BY_KEY: Final = Statement(
     f"""SELECT {_COLUMNS} FROM {_ITEM}
         WHERE {_READ} AND {_LANE} AND key >= %(key)s AND key <= %(key)s ORDER BY key LIMIT 1"""
@@ -68,16 +70,16 @@ COUNT_LANES: Final = Statement(
 
 ADD: Final = Statement(
     f"""{_INSERT}
-        SELECT %(session)s, %(lane)s, given.key, given.payload, %(at)s
+        SELECT %(session)s, %(lane)s, given.key, given.payload, %(at)s, %(version)s
         FROM unnest(%(keys)s::varchar[], %(payloads)s::text[]) WITH ORDINALITY AS given(key, payload, place)
         ORDER BY given.place {_HAS_KEY} DO NOTHING RETURNING id""",
     f"""{_INSERT}
-        SELECT %(session)s, %(lane)s, keys.value, payloads.value, %(at)s
+        SELECT %(session)s, %(lane)s, keys.value, payloads.value, %(at)s, %(version)s
         FROM json_each(%(keys)s) AS keys JOIN json_each(%(payloads)s) AS payloads ON payloads.key = keys.key
         WHERE true ORDER BY keys.key {_HAS_KEY} DO NOTHING RETURNING id""",
 )
 PUT: Final = Statement(
-    f"""{_INSERT} VALUES (%(session)s, %(lane)s, %(key)s, %(payload)s, %(at)s)
+    f"""{_INSERT} VALUES (%(session)s, %(lane)s, %(key)s, %(payload)s, %(at)s, %(version)s)
         {_HAS_KEY} DO UPDATE SET payload = excluded.payload RETURNING id"""
 )
 POP: Final = Statement(
@@ -91,7 +93,7 @@ DELETE_FROM: Final = Statement(
 DELETE_TO: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} AND id <= %(last)s")
 COPY: Final = Statement(
     f"""{_INSERT}
-        SELECT session_id, %(target)s, key, payload, created_at FROM {_ITEM}
+        SELECT session_id, %(target)s, key, payload, created_at, %(version)s FROM {_ITEM}
         WHERE {_LOCKED} AND {_LANE} AND id < %(before)s ORDER BY id RETURNING id"""
 )
 CLEAR_ALL: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} RETURNING 1")
@@ -99,3 +101,16 @@ CLEAR: Final = Statement(f"DELETE FROM {_ITEM} WHERE {_LOCKED} AND {_LANE} RETUR
 MARK_WRITTEN: Final = Statement(
     f"UPDATE {_SESSION} SET updated_at = %(at)s WHERE id = %(session)s RETURNING 1"
 )
+
+COPY_TO_BRANCH: Final = Statement(
+    f"""
+        INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at, session_version)
+        SELECT %(target)s, lane, key, payload, created_at, 0 FROM {_ITEM}
+        WHERE session_id = %(source)s
+            AND (session_version < %(version)s OR session_version IS NULL AND created_at <= %(until)s)
+        ORDER BY lane, id"""
+)
+"""Copies the items that were added before the session had a version.
+
+Rows of earlier releases have no version. Only for these, the clock of the worker decides.
+"""

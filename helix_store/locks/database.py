@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
@@ -12,11 +11,11 @@ from typing import Any
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_call_id
 from helix_store.core.locks import LockInfo
+from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration
-from helix_store.engine.clocks import as_utc, database_moment
 from helix_store.engine.database import Database
-from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
@@ -29,7 +28,7 @@ class DatabaseLockManager(LockManagerBase):
     """Locks in a Django database, shared by every process that uses it.
 
     ``using`` and ``tenant`` are those of the stores that the locks protect: a guarded write compares its
-    token with the lock of that database and tenant. Each name has one row, which is never deleted: tokens
+    token with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens
     only grow. Works through PgBouncer in transaction mode.
 
     Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
@@ -55,7 +54,7 @@ class DatabaseLocks:
             # On SQLite a write waits for every other write, even if it only finds that the name is held.
             return None
         statements = sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE
-        return self._begin_term(statements, sql.ACQUIRE_AGAIN, name, owner, ttl_ms)
+        return self._begin_term(statements, sql.ACQUIRE, name, owner, ttl_ms)
 
     def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
         statements = sql.TAKE_OVER_AFTER_SESSION if self.db.in_transaction else sql.TAKE_OVER
@@ -64,9 +63,14 @@ class DatabaseLocks:
     def _begin_term(
         self, statements: Iterable[Statement], again: Iterable[Statement], name: str, owner: str, ttl_ms: int
     ) -> Term | None:
-        """Run statements until one begins a term; those of ``again`` when the reply of one is lost."""
-        parameters = {**self._row(name), "owner": owner, "ttl_ms": ttl_ms, "key": self._advisory_key(name)}
-        began = time.monotonic()
+        """Run statements until one begins a term; run ``again`` if a lost statement has not begun one."""
+        parameters = {
+            **self._row(name),
+            "owner": owner,
+            "ttl_ms": ttl_ms,
+            "key": self._advisory_key(name),
+            "call_id": new_call_id(),
+        }
 
         def begin(statements: Iterable[Statement]) -> Term | None:
             for statement in statements:
@@ -75,12 +79,13 @@ class DatabaseLocks:
             return None
 
         def begin_again() -> Term | None:
-            parameters["since"] = database_moment(self.db, began)
             if self.db.is_postgresql:
                 self.db.execute(sql.WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
+            for token, expires_at in self.db.execute(sql.BEGUN, parameters):
+                return Term(token, as_utc(expires_at))
             return begin(again)
 
-        return committed_once(self.db, partial(begin, statements), begin_again, operation_id=lambda: name)
+        return self.db.committed_once(partial(begin, statements), begin_again, operation_id=lambda: name)
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
@@ -89,10 +94,11 @@ class DatabaseLocks:
             rows = self.db.write(sql.REFRESH, parameters)
             return as_utc(rows[0][0]) if rows else None
 
-        return committed_once(self.db, refresh, refresh, operation_id=lambda: name)
+        return self.db.committed_once(refresh, refresh, operation_id=lambda: name)
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
-        parameters = {**self._row(name), "owner": owner, "token": fencing_token}
+        own = {"owner": owner, "token": fencing_token, "call_id": new_call_id()}
+        parameters = {**self._row(name), **own}
 
         def release() -> bool:
             return bool(self.db.write(sql.RELEASE, parameters))
@@ -100,10 +106,10 @@ class DatabaseLocks:
         def look_too() -> bool:
             return release() or bool(self.db.execute(sql.WAS_RELEASED, parameters))
 
-        return committed_once(self.db, release, look_too, operation_id=lambda: name)
+        return self.db.committed_once(release, look_too, operation_id=lambda: name)
 
     def force_release(self, name: str) -> bool:
-        # In a transaction: nothing that is stored tells who has ended a term.
+        # In a transaction, because no stored value tells who has ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 
     def is_locked(self, name: str) -> bool:
@@ -120,7 +126,7 @@ class DatabaseLocks:
         return {"tenant": self.db.tenant, "name": name}
 
     def _advisory_key(self, name: str) -> int:
-        """64 bits of a digest; names that collide refuse each other only while one is being acquired."""
+        """Return 64 bits of a digest; colliding names block each other only while one is being acquired."""
         text = f"helix_store lock {len(self.db.tenant)} {self.db.tenant} {name}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 

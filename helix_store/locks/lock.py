@@ -22,7 +22,7 @@ __all__ = ["KeepAlive", "Lock"]
 _BEATS_PER_TERM: Final = 3
 _BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
 _LONGEST_STOP_SECONDS: Final = 5.0
-"""A refresh may wait for a row that the stopping thread has locked; then `stop` does not wait for it."""
+"""The longest wait in `stop`: a refresh may wait for a row that the stopping thread has locked."""
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class KeepAlive:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether the lock is still refreshed; ``False`` after the lock is lost or `stop` is called."""
+        """Whether the lock is still refreshed, which ends when it is lost or `stop` is called."""
         return not self._stopped.is_set() and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -84,9 +84,9 @@ _NEVER: Final = float("-inf")
 class Lock:
     """An acquired lock; leaving it as a context manager releases it.
 
-    Give ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
-    not know that its term is over. Threads may share a lock.
-    Source: the lock manager of the PostgreSQL store document.
+    Pass ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
+    not know that its term is over. Threads may share a lock. Source: the lock manager of the PostgreSQL store
+    document.
     """
 
     def __init__(
@@ -129,19 +129,18 @@ class Lock:
         return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
 
     def is_trusted(self) -> bool:
-        """Whether the term certainly lasts; sends no statement.
-
-        True until nine tenths of the TTL have passed on this process's monotonic clock since the last
-        successful request was sent. Always false after `release` or a `LockLostError`.
+        """Return whether the term certainly lasts, without a statement. It is true until nine tenths of the
+        TTL have passed on this process's monotonic clock since the last successful request was sent. It is
+        always false after `release` or a `LockLostError`.
         """
         return time.monotonic() < self._trusted_until
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the TTL, or begin another one, and return the new end of the term.
 
-        One statement, which joins the caller's transaction. Better refresh outside of a transaction: a
-        rollback takes back the new end, but not the trust. Raises `LockLostError` when the term is over:
-        released, expired or taken over. Safe to repeat.
+        One statement, which joins the caller's transaction. Preferably refresh outside of a transaction,
+        because a rollback undoes the new end but not the trust. Raises `LockLostError` if the term was
+        released, has expired or was taken over. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         changes, requested_at = self._changes, time.monotonic()
@@ -163,9 +162,10 @@ class Lock:
         return expires_at
 
     def release(self) -> bool:
-        """End the term and its keep-alive; ``False`` when the term is over already.
+        """End the term and its keep-alive; return ``False`` if the term is already over.
 
-        One statement, which joins the caller's transaction. Safe to repeat: a former holder releases nothing.
+        One statement, which joins the caller's transaction. Safe to repeat: a former holder cannot release
+        anything.
         """
         if self._keep_alive is not None:
             self._keep_alive.stop()

@@ -48,12 +48,12 @@ class LockManagerBase:
         return ttl_milliseconds(conf.default_lock_ttl_ms(), "DEFAULT_LOCK_TTL_MS")
 
     def acquire(self, name: str, *, ttl_ms: Duration | None = None, owner: str | None = None) -> Lock | None:
-        """Acquire a lock for one term, or return ``None`` at once when it is held, also by the same owner.
+        """Acquire a lock for one term, or return ``None`` at once if it is held, even by the same owner.
 
         Joins the caller's transaction: others see the term only after its commit. Inside the caller's
-        transaction the session row of that name is locked before the lock row, as in every guarded write;
-        the call returns ``None`` when that row is busy. Never waits for a holder, a contender or a session.
-        Raises `InvalidPayload`; nothing is stored then. Not idempotent: a repeat finds the name held.
+        transaction the session row of that name is locked before the lock row, as in every guarded write; the
+        call returns ``None`` if that row is busy. It never waits for a holder, a contender or a session.
+        Raises `InvalidPayload` and then stores nothing. Not idempotent: a repeat finds the name held.
         """
         return self._begin(self._backend.acquire, name, ttl_ms, owner)
 
@@ -65,12 +65,11 @@ class LockManagerBase:
         owner: str | None = None,
         timeout_ms: Duration = 10_000,
     ) -> Lock:
-        """End the term of whoever holds a lock and begin a new one, for a worker that replaces another.
-
-        One statement: nobody can acquire the name in between, and later guarded writes of the former holder
-        are refused. While a guarded write is under way, it tries again after jittered pauses. Raises
-        `StoreBusy` when one is under way after ``timeout_ms``, and `InvalidPayload`. Not idempotent: a repeat
-        ends the first one's term.
+        """End the term of any holder and begin a new one, for a worker that replaces another. One statement,
+        so no one can acquire the name in between, and later guarded writes of the former holder are refused.
+        While a guarded write is running, the call tries again after jittered pauses. Raises `StoreBusy` if
+        one is still running after ``timeout_ms``, and `InvalidPayload`. Not idempotent: a repeat ends the
+        first one's term.
         """
         for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := self._begin(self._backend.take_over, name, ttl_ms, owner):
@@ -83,7 +82,7 @@ class LockManagerBase:
     ) -> Lock:
         """Acquire a lock; while it is held, try again after jittered pauses.
 
-        Raises `StoreBusy` when it is still held after ``timeout_ms``. Waiters are not served in order.
+        Raises `StoreBusy` if it is still held after ``timeout_ms``. Waiters are not served in order.
         """
         for pause in retry_pauses(validation.milliseconds(timeout_ms, "timeout_ms")):
             if lock := self.acquire(name, ttl_ms=ttl_ms, owner=owner):
@@ -119,19 +118,19 @@ class LockManagerBase:
         return _granted(await self._abegin(self._backend.take_over, name, ttl_ms, owner))
 
     def is_locked(self, name: str) -> bool:
-        """Whether the lock is held now."""
+        """Return whether the lock is held now."""
         return self._backend.is_locked(validation.identifier(name, "name"))
 
     def get_active_locks(self) -> list[LockInfo]:
-        """The locks of the tenant that are held now, ordered by name."""
+        """Return the locks of the tenant that are held now, ordered by name."""
         return self._backend.active()
 
     def force_release(self, name: str) -> bool:
-        """End the term of the current holder; ``False`` when the name is not held. For operators.
+        """End the term of the current holder; return ``False`` if the name is not held. For operators.
 
         One statement, which joins the caller's transaction. It increments the token, so later guarded writes
-        of the former holder are refused. While a guarded write is under way, the name cannot be acquired.
-        Safe to repeat.
+        of the former holder are refused. While a guarded write is running, the name cannot be acquired. Safe
+        to repeat.
         """
         return self._backend.force_release(validation.identifier(name, "name"))
 

@@ -12,7 +12,7 @@ from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
 from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
-from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.engine.memory import MemoryRows, MemoryWorld
 from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.rules import Term
 
@@ -36,11 +36,11 @@ class StoredLock:
         return time.monotonic() < self.deadline
 
 
-class LockTable(dict[str, StoredLock], MemoryTable):
-    """The newest term of each name. Never deleted: the tokens of a name only grow."""
+class LockTable(MemoryRows[StoredLock]):
+    """The newest term of each name. It is never deleted, because the tokens of a name only grow."""
 
     def check_fence(self, name: str, guard: Guard) -> None:
-        """Refuse a write with an older token than the newest one of this name. Raises `FencedOutError`."""
+        """Raise `FencedOutError` for a write with an older token than the newest one of this name."""
         lock = self.get(name)
         guard.check_fence(None if lock is None else lock.token)
 

@@ -1,4 +1,4 @@
-"""Terms of locks, the operations of a back end, the trust window and the pauses between attempts."""
+"""Lock terms, the operations of a back end, the trust window and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
-"""Seven days: when a holder crashes, its name is held for the rest of the term."""
+"""Seven days, because a crashed holder keeps the name for the rest of the term."""
 
 _TRUSTED_PART: Final = 0.9
-"""The last tenth of a term is a margin for clocks of different speed and for the holder's reaction."""
+"""The last tenth of a term is a margin for clocks of different speeds and for the holder's reaction."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.25
@@ -50,41 +50,41 @@ class LockOperations(Protocol):
     """
 
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        """Begin a term; ``None`` while another term lasts, also one of the same owner."""
+        """Begin a term, or return ``None`` while another term lasts, even of the same owner."""
         ...
 
     def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        """Begin a term in place of one that may last; ``None`` while a guarded write is under way."""
+        """Begin a term that replaces any other, or return ``None`` while a guarded write is running."""
         ...
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
-        """Restart the TTL and return the new end of the term; ``None`` when the term is over."""
+        """Restart the TTL and return the new end of the term, or ``None`` if the term is over."""
         ...
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
-        """End this term; ``False`` when it is over already."""
+        """End this term; return ``False`` if it is already over."""
         ...
 
     def force_release(self, name: str) -> bool:
-        """End the current term and fence out its holder; ``False`` when the name is not held."""
+        """End the current term and fence out its holder; return ``False`` if the name is not held."""
         ...
 
     def is_locked(self, name: str) -> bool:
-        """Whether a term lasts now."""
+        """Return whether a term lasts now."""
         ...
 
     def active(self) -> list[LockInfo]:
-        """The terms that last now, by name."""
+        """Return the terms that last now, by name."""
         ...
 
 
 def ttl_milliseconds(value: Any, name: str = "ttl_ms") -> int:
-    """A checked TTL. Raises `InvalidPayload`."""
+    """Return a checked TTL. Raises `InvalidPayload`."""
     return milliseconds(value, name, minimum=1, maximum=MAX_TTL_MS)
 
 
 def trust_ends(requested_at: float, ttl_ms: int) -> float:
-    """The end of the trust window in seconds, on the clock of ``requested_at``.
+    """Return the end of the trust window in seconds, on the clock of ``requested_at``.
 
     The window starts before the request is sent. The database starts the term later, so the term also ends
     later, even after a slow reply.
@@ -93,14 +93,13 @@ def trust_ends(requested_at: float, ttl_ms: int) -> float:
 
 
 def process_owner(nonce: str) -> str:
-    """The default owner. Host names and process ids repeat after a reboot; the nonce does not."""
+    """Return the default owner. Host names and process ids repeat after a reboot; the nonce does not."""
     return f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{nonce}"
 
 
 def retry_pauses(timeout_ms: int) -> Iterator[float]:
-    """Seconds to pause between attempts: growing, and jittered so that waiters spread out.
-
-    The last pause ends at the timeout, and the caller makes one more attempt then. A timeout of 0 has no
+    """Yield the seconds to pause between attempts, which grow and are jittered so that waiters spread out.
+    The last pause ends at the timeout, after which the caller makes one more attempt. A timeout of 0 has no
     pauses.
     """
     deadline = time.monotonic() + timeout_ms / 1000

@@ -1,11 +1,11 @@
 """The SQL of locks: one row per name that is never deleted, and one statement for each call.
 
-An acquisition never waits. On PostgreSQL contenders meet on a transaction-scoped advisory lock that is only
-tried, and a lock row that another transaction has locked is skipped. The row is locked ``FOR UPDATE``: that
-conflicts with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not
-conflict with it. Each condition of a write is on the lock's own row: PostgreSQL checks it again after a wait.
+An acquisition never waits. On PostgreSQL contenders try a transaction-scoped advisory lock without waiting,
+and skip a lock row that another transaction has locked. The row is locked ``FOR UPDATE``, which conflicts
+with the share lock of guarded writes (`NEWEST_TOKEN`). A holder's refresh and release do not conflict with
+it. Each condition of a write is on the lock's own row: PostgreSQL checks it again after a wait.
 
-Parameters are named: ``tenant``, ``name``, and where they apply ``owner``, ``token``, ``ttl_ms`` and ``key``.
+Parameters are named: ``tenant``, ``name``, and some of ``owner``, ``token``, ``ttl_ms`` and ``key``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from helix_store.models import Lock, Session
 __all__ = [
     "ACQUIRE",
     "ACQUIRE_AFTER_SESSION",
-    "ACQUIRE_AGAIN",
     "ACTIVE",
+    "BEGUN",
     "FORCE_RELEASE",
     "IS_LOCKED",
     "NEWEST_TOKEN",
@@ -51,7 +51,7 @@ _LOCK_ROW: Final = f"SELECT id FROM {_TABLE} WHERE {_ROW} FOR NO KEY UPDATE"
 
 
 def _by_clock(postgresql: str, sqlite: str | None = None, citus: Sequence[str] = ()) -> Statement:
-    """A statement with ``{now}`` and ``{until}``, the end of a new term, on the clock of each database."""
+    """Return a statement with each database's ``{now}``, and ``{until}``, the end of a new term."""
 
     def on(clock: Clock, text: str) -> str:
         return text.format(now=clock.now, until=clock.after("ttl_ms"))
@@ -64,38 +64,39 @@ def _by_clock(postgresql: str, sqlite: str | None = None, citus: Sequence[str] =
 
 
 def _of_held_row(text: str) -> Statement:
-    """A write to the row that may wait for it."""
+    """Return a write that may wait for the row."""
     return _by_clock(text, citus=(_LOCK_ROW, text))
 
 
 def _in_order(first: str, *others: str) -> str:
-    """All conditions; PostgreSQL evaluates each one only when those before it are true."""
+    """Return all conditions; PostgreSQL evaluates each one only when those before it are true."""
     return f"CASE WHEN {first} THEN {_in_order(*others)} ELSE false END" if others else first
 
 
 def _acquire_known(condition: str, row_lock: str = "") -> str:
     return f"""
         UPDATE {_TABLE}
-        SET owner = %(owner)s, token = token + 1, acquired_at = {{now}}, expires_at = {{until}}
+        SET owner = %(owner)s, token = token + 1, acquired_at = {{now}}, expires_at = {{until}},
+            call_id = %(call_id)s
         WHERE id = (SELECT id FROM {_TABLE} WHERE {_ROW} AND {condition} {row_lock})
         RETURNING token, expires_at"""
 
 
 def _acquire_new(condition: str) -> str:
     return f"""
-        INSERT INTO {_TABLE} (tenant, name, owner, token, acquired_at, expires_at)
-        SELECT CAST(%(tenant)s AS text), CAST(%(name)s AS text), %(owner)s, 1, {{now}}, {{until}}
+        INSERT INTO {_TABLE} (tenant, name, owner, token, acquired_at, expires_at, call_id)
+        SELECT CAST(%(tenant)s AS text), CAST(%(name)s AS text), %(owner)s, 1, {{now}}, {{until}}, %(call_id)s
         WHERE {condition}
         ON CONFLICT (tenant, name) DO NOTHING
         RETURNING token, expires_at"""
 
 
 def _acquisition(*try_locks: str, condition: str = _IS_FREE) -> tuple[Statement, Statement]:
-    """Statements to try in this order: for a name with a row, and for a new name.
+    """Return statements to try in this order: for a name with a row, and for a new name.
 
     Each returns the token and the end of the new term, or no row. The update comes first because it refuses a
     held name without a write. ``try_locks`` comes last: a held name must not cost its contenders the locks,
-    which last as long as the caller's transaction. On Citus they are tried by queries of their own.
+    which last as long as the caller's transaction. On Citus, separate queries try them.
     """
     tried = [f"SELECT 1 WHERE {each}" for each in try_locks]
     skip = "FOR UPDATE SKIP LOCKED"
@@ -127,30 +128,26 @@ is returned when the session exists and its row is busy.
 
 TAKE_OVER: Final = _acquisition(_TRY_ADVISORY, condition="true")
 TAKE_OVER_AFTER_SESSION: Final = _acquisition(_TRY_SESSION, _TRY_ADVISORY, condition="true")
-"""The same for a name that may be held. No row: a guarded write or another acquisition is under way."""
+"""The same for a name that may be held; returns no row during a guarded write or an acquisition."""
 
-ACQUIRE_AGAIN: Final = _acquisition(
-    _TRY_ADVISORY,
-    condition=f"({_IS_FREE} OR owner = %(owner)s AND acquired_at >= %(since)s)",
+BEGUN: Final = _by_clock(
+    f"SELECT token, expires_at FROM {_TABLE} WHERE {_ROW} AND call_id = %(call_id)s AND {_IS_HELD}"
 )
-"""After a lost reply: the name may be held by the term that was lost. Another term begins in its place.
-
-A thread with the same owner may have acquired the name in the meantime. It loses its term then.
-"""
+"""The term that a call has begun, if it still lasts."""
 
 WAIT_FOR_CONTENDERS: Final = Statement(
     f"SELECT pg_catalog.pg_advisory_xact_lock(%(key)s # '{_TABLE}'::regclass::oid::bigint)"
 )
-"""Wait for the end of an acquisition under way; for PostgreSQL."""
+"""Wait for the end of a running acquisition; for PostgreSQL."""
 
 REFRESH: Final = _of_held_row(
     f"UPDATE {_TABLE} SET expires_at = {{until}} WHERE {_OWN_TERM} RETURNING expires_at"
 )
-RELEASE: Final = _of_held_row(f"UPDATE {_TABLE} SET expires_at = NULL WHERE {_OWN_TERM} RETURNING token")
+RELEASE: Final = _of_held_row(
+    f"UPDATE {_TABLE} SET expires_at = NULL, call_id = %(call_id)s WHERE {_OWN_TERM} RETURNING token"
+)
 WAS_RELEASED: Final = Statement(
-    f"""
-        SELECT 1 FROM {_TABLE}
-        WHERE {_ROW} AND owner = %(owner)s AND token = %(token)s AND expires_at IS NULL"""
+    f"SELECT 1 FROM {_TABLE} WHERE {_ROW} AND call_id = %(call_id)s AND expires_at IS NULL"
 )
 FORCE_RELEASE: Final = _of_held_row(
     f"""

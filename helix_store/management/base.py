@@ -1,4 +1,4 @@
-"""The base of all management commands: database, output, progress, and stop by signal."""
+"""The base of all management commands: databases, output, progress and signals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, TextIO, cast
@@ -27,7 +27,7 @@ from helix_store.engine.errors import is_unavailable
 from helix_store.engine.interrupts import interruptible
 from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery, StoreUnavailable
 from helix_store.management.databases import OutputOfEach, add_database_arguments, chosen_databases
-from helix_store.management.output import Colours, ProgressBar, pairs, terminal_width
+from helix_store.management.output import Colours, Column, ProgressBar, Table, pairs, terminal_width
 from helix_store.management.text import encodable
 
 __all__ = [
@@ -44,13 +44,13 @@ USAGE: Final = 2
 
 
 class StoreCommand(BaseCommand):
-    """Writes data to stdout and progress to stderr; no progress with ``-v 0``.
+    """A command that writes data to stdout and progress to stderr. ``-v 0`` turns progress off.
 
-    With several databases it runs on each in turn, and goes on after problems. The worst exit code counts.
+    With several databases, it runs on each in turn and continues after problems. The worst exit code wins.
 
-    Exit codes: 0 for success, 1 for problems found, 2 for wrong usage. The first SIGINT or SIGTERM sets
-    `stop`, which the command checks between batches, and ends a block of `one_statement`. The second one ends
-    the command at once.
+    The exit codes are 0 for success, 1 for problems found and 2 for wrong usage. The first SIGINT or SIGTERM
+    sets `stop`, which the command checks between batches, and ends a block of `one_statement`. The second
+    signal ends the command at once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,21 +74,21 @@ class StoreCommand(BaseCommand):
 
     @property
     def width(self) -> int | None:
-        """The cells that a line may take; ``None`` with ``--wide``."""
+        """The number of cells that a line may take, or ``None`` with ``--wide``."""
         return None if self._is_wide else terminal_width()
 
     @property
     def colours(self) -> Colours:
-        """On for a terminal, unless ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS`` says otherwise."""
+        """The colours: off without a terminal and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``."""
         is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
         return Colours(is_on=is_allowed and self.style.SUCCESS("x") != "x")
 
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
-        """Whether its output or input is one file."""
+        """Return whether the command reads or writes one file, and so cannot use several databases."""
         return False
 
     def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
-        """How often the command runs on its databases: once."""
+        """Yield once for each round over the databases. By default there is one round."""
         yield
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -131,7 +131,7 @@ class StoreCommand(BaseCommand):
                 try:
                     self._collect(failures, alias, *args, **options)
                 except CommandError as exc:
-                    # What is wrong usage here need not be in the databases that were done before.
+                    # This may be wrong usage for this database, but not for those that are already done.
                     if exc.returncode == USAGE and alias == aliases[0]:
                         raise
                     failures[alias] = exc
@@ -143,7 +143,7 @@ class StoreCommand(BaseCommand):
             self.stdout = stdout
 
     def _collect(self, failures: dict[str, CommandError], alias: str, *args: Any, **options: Any) -> None:
-        """Run on one database. Problems that were found do not end a command with several rounds."""
+        """Run on one database. Problems that it reports do not end a command with several rounds."""
         try:
             self._execute(*args, **{**options, "database": alias})
         except CommandError as exc:
@@ -156,7 +156,7 @@ class StoreCommand(BaseCommand):
         try:
             super().execute(*args, **options)
         except BrokenPipeError:
-            # The reader has seen enough, as `head` has.
+            # The reader has closed the pipe, as `head` does.
             _forget_stdout()
             raise SystemExit(PROBLEMS_FOUND) from None
         except (InvalidCursor, InvalidQuery) as exc:
@@ -176,7 +176,7 @@ class StoreCommand(BaseCommand):
             self.stderr.flush()
 
     def progress_bar(self, unit: str, *, total: int | None = None) -> ProgressBar:
-        """A bar on stderr, which says nothing with ``-v 0``."""
+        """Return a progress bar on stderr, which is silent with ``-v 0``."""
 
         def write(text: str) -> None:
             self.stderr.write(
@@ -198,7 +198,7 @@ class StoreCommand(BaseCommand):
         )
 
     def confirm(self, question: str, *, is_interactive: bool) -> None:
-        """Ask on stderr and go on after a "yes" on stdin. Any other answer ends the command."""
+        """Ask on stderr and continue if stdin answers "yes". Any other answer ends the command."""
         if not is_interactive:
             return
         self._stops_at_once = True
@@ -219,7 +219,7 @@ class StoreCommand(BaseCommand):
 
     @contextmanager
     def one_statement(self, alias: str, stopped: str) -> Iterator[None]:
-        """A block with one long statement: the first signal ends it, and the command says ``stopped``."""
+        """Run one long statement in a block. The first signal cancels it and reports ``stopped``."""
         self._stops_at_once = True
         try:
             with interruptible(Database(alias, tenant="")):
@@ -232,15 +232,56 @@ class StoreCommand(BaseCommand):
             self._stops_at_once = False
 
     def write_data(self, data: Mapping[str, Any], *, form: str) -> None:
-        """One object, as a line of JSON or a table of names and values."""
+        """Write one object, as a line of JSON or as a table of names and values."""
         if form == "json":
             self.write_text(json.dumps(data))
         else:
             values = ((name.replace("_", " "), value) for name, value in data.items())
             self.write_text(pairs(values, width=self.width, colours=self.colours))
 
+    def write_list(
+        self,
+        name: str,
+        pages: Iterable[Any],
+        *,
+        columns: Sequence[Column],
+        row: Callable[[Any], Sequence[Any]],
+        to_dict: Callable[[Any], Mapping[str, Any]],
+        form: str,
+    ) -> None:
+        """Write the items ``name`` of pages as a table or one JSON object, until a signal stops it."""
+        table = Table(columns, width=self.width, colours=self.colours)
+        # The opening waits for the first page, so that the output is empty if the database does not answer.
+        separator = opening = f'{{"{name}": ['
+        listed, rest = 0, dict[str, Any]()
+        with self.progress_bar(name) as progress:
+            for page in pages:
+                items = getattr(page, name)
+                if not rest and hasattr(page, "total"):
+                    rest["total"] = page.total
+                rest["next_cursor"] = page.next_cursor
+                if form == "json":
+                    for item in items:
+                        self.stdout.write(f"{separator}{json.dumps(to_dict(item))}", ending="")
+                        separator = ", "
+                else:
+                    self.write_text("\n".join(table.lines(map(row, items))))
+                listed += len(items)
+                progress.update(listed)
+                if self.stop.is_set():
+                    break
+        if form == "json":
+            self.write_text(f"{opening if separator == opening else ''}], {json.dumps(rest)[1:]}")
+        else:
+            if rest.get("total") is not None:
+                self.progress(f"{rest['total']:,} {name} match.")
+            if rest.get("next_cursor") is not None:
+                self.progress(f"More {name} follow: --cursor {rest['next_cursor']}")
+        if self.stop.is_set():
+            self.progress(f"Stopped after {listed:,} {name}; --cursor continues.")
+
     def write_text(self, text: str) -> None:
-        """Lines on stdout; characters that its encoding does not have are escaped."""
+        """Write lines to stdout, and escape the characters that its encoding cannot represent."""
         self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)))
         self.stdout.flush()
 
@@ -269,7 +310,7 @@ class StoreCommand(BaseCommand):
 
 
 class StoreCommandWithParts(StoreCommand):
-    """A command with sub-commands. The common options may stand before and after the sub-command's name."""
+    """A command with sub-commands. The common options are allowed before and after the sub-command's name."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -284,7 +325,7 @@ class StoreCommandWithParts(StoreCommand):
     def add_part(
         self, parts: Any, name: str, run: Callable[[dict[str, Any]], None], *, help: str, epilog: str
     ) -> CommandParser:
-        """A sub-command that ``run`` runs with the parsed options."""
+        """Add a sub-command. It calls ``run`` with the parsed options."""
         parser: CommandParser = parts.add_parser(
             name,
             help=help,
@@ -300,7 +341,7 @@ class StoreCommandWithParts(StoreCommand):
         options["run"](options)
 
     def _common_arguments(self) -> CommandParser:
-        """The options of the command itself, which keep their value when they are not given again."""
+        """Return the options of the command itself. They keep their values unless they are given again."""
         parser = CommandParser(add_help=False)
         add_output_arguments(parser)
         self.add_tenant_argument(parser)
@@ -316,7 +357,7 @@ class StoreCommandWithParts(StoreCommand):
 
 
 def add_output_arguments(parser: CommandParser) -> None:
-    """The options of every command."""
+    """Add the options that every command has."""
     add_database_arguments(parser)
     parser.add_argument(
         "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
@@ -324,13 +365,13 @@ def add_output_arguments(parser: CommandParser) -> None:
 
 
 def _forget_stdout() -> None:
-    """Let the interpreter flush its buffer to nowhere when it exits."""
+    """Discard the buffer that the interpreter flushes when it exits."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least the minimum."""
+    """Return an argparse type for a whole number that is at least the minimum."""
 
     def whole_number(text: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""The checkpoint that an argument of a command means."""
+"""The argument of a command that selects a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from django.core.management.base import CommandError
 from helix_store.core.ids import parse_checkpoint_id
 from helix_store.core.types import Checkpoint, SessionState
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload, SessionNotFound
-from helix_store.management.base import USAGE
-from helix_store.management.session_argument import store_of
+from helix_store.management.base import PROBLEMS_FOUND, USAGE
+from helix_store.management.session_argument import chosen_session
+from helix_store.management.text import visible
 from helix_store.stores import DatabaseStateStore
 
 __all__ = ["CHECKPOINT_FORMS", "ChosenState", "chosen_checkpoint", "chosen_state"]
@@ -32,7 +33,7 @@ _LARGEST_PAGE: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenState:
-    """A state to look at: that of a checkpoint, or the current one, which has no checkpoint id."""
+    """The state of a checkpoint, or the current state, which has no checkpoint id."""
 
     tenant: str
     session_id: str
@@ -52,18 +53,22 @@ class ChosenState:
         }
 
 
-def chosen_checkpoint(text: str, options: Mapping[str, Any]) -> tuple[DatabaseStateStore, Checkpoint]:
-    """The store and the checkpoint. Raises `SessionNotFound`, `CheckpointNotFound` and for wrong usage."""
-    if match := _RELATIVE.fullmatch(text):
-        if match["current"]:
-            raise CommandError("The current state is no checkpoint. " + CHECKPOINT_FORMS, returncode=USAGE)
-        store = store_of(match["session_id"], options)
-        return store, _before_the_newest(store, match["session_id"], int(match["before"] or 0))
-    session_id = _session_of(text)
+def chosen_checkpoint(
+    text: str, options: Mapping[str, Any], *, is_whole: bool = False
+) -> tuple[DatabaseStateStore, Checkpoint]:
+    """Return the store and the checkpoint. Raise `SessionNotFound`, `CheckpointNotFound` or `CommandError`.
+
+    `chosen_session` explains ``is_whole``.
+    """
+    match = _RELATIVE.fullmatch(text)
+    if match and match["current"]:
+        raise CommandError("The current state is no checkpoint. " + CHECKPOINT_FORMS, returncode=USAGE)
+    session_id = None if match else _session_of(text)
     if session_id is None:
-        store = store_of(text, options)
-        return store, _before_the_newest(store, text, 0)
-    store = store_of(session_id, options)
+        start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
+        store, session_id = chosen_session(start, options, is_whole=is_whole)
+        return store, _before_the_newest(store, session_id, before)
+    store, _ = chosen_session(session_id, options, is_whole=True)
     found = store.get_checkpoint(session_id, text)
     if found is None:
         raise CheckpointNotFound(text)
@@ -71,7 +76,7 @@ def chosen_checkpoint(text: str, options: Mapping[str, Any]) -> tuple[DatabaseSt
 
 
 def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
-    """`chosen_checkpoint`, or with ``SESSION@current`` the current state."""
+    """Return the state of `chosen_checkpoint`, or the current state for ``SESSION@current``."""
     match = _RELATIVE.fullmatch(text)
     if match is None or not match["current"]:
         store, found = chosen_checkpoint(text, options)
@@ -83,8 +88,7 @@ def chosen_state(text: str, options: Mapping[str, Any]) -> ChosenState:
             message_count=found.message_count,
             created_at=found.created_at,
         )
-    session_id = match["session_id"]
-    store = store_of(session_id, options)
+    store, session_id = chosen_session(match["session_id"], options)
     state = store.load_state(session_id)
     if state is None:
         raise SessionNotFound(session_id)
@@ -106,14 +110,18 @@ def _session_of(text: str) -> str | None:
 
 
 def _before_the_newest(store: DatabaseStateStore, session_id: str, count: int) -> Checkpoint:
-    cursor = None
+    cursor, left = None, count
     while True:
-        page = store.list_checkpoints(session_id, limit=min(count + 1, _LARGEST_PAGE), cursor=cursor)
-        if count < len(page.items):
-            found = store.get_checkpoint(session_id, page.items[count].checkpoint_id)
+        page = store.list_checkpoints(session_id, limit=min(left + 1, _LARGEST_PAGE), cursor=cursor)
+        if left < len(page.items):
+            found = store.get_checkpoint(session_id, page.items[left].checkpoint_id)
             if found is not None:
                 return found
-        count -= len(page.items)
+        left -= len(page.items)
         cursor = page.next_cursor
-        if cursor is None or count < 0:
-            raise CheckpointNotFound(f"{session_id}@latest")
+        if cursor is None or left < 0:
+            name = f"{session_id}@latest~{count}" if count else f"{session_id}@latest"
+            raise CommandError(
+                f"There is no checkpoint {visible(name)}. Checkpoints of the session: {page.total:,}.",
+                returncode=PROBLEMS_FOUND,
+            )

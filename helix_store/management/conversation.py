@@ -1,13 +1,13 @@
-"""A conversation as one reads it: who said what, which tool was called, and what it answered."""
+"""The conversation as readable text: messages with their role, tool calls and tool results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
+from helix_store.core.transcript import Part, Turn
 from helix_store.management.output import Colours, Style, cell
 from helix_store.management.text import wrapped
-from helix_store.sessions.transcript import Part, turns
 
 __all__ = ["capped", "conversation"]
 
@@ -18,14 +18,12 @@ _UNLIMITED: Final = 10**9
 _STYLES: Final[dict[str, Style]] = {"user": "cyan", "assistant": "green", "system": "yellow", "tool": "blue"}
 
 
-def conversation(
-    messages: Sequence[tuple[int, Mapping[str, Any]]], *, width: int | None, colours: Colours
-) -> Iterator[str]:
-    """Blocks of text, one per message, with its sequence number and role above it.
+def conversation(turns: Iterable[Turn], *, width: int | None, colours: Colours) -> Iterator[str]:
+    """Yield one block of text per message, with its sequence number and role above it.
 
-    A result stands below its call. Long results are cut, unless ``width`` is ``None``.
+    A result is printed below its call. Long results are cut, unless ``width`` is ``None``.
     """
-    for turn in turns(messages):
+    for turn in turns:
         lines = [colours(f"{turn.sequence}  {cell(turn.role)}", "bold", *_style(turn.role))]
         for own in turn.parts:
             lines.extend(_lines(own.part, width, colours))
@@ -35,7 +33,7 @@ def conversation(
 
 
 def capped(lines: Sequence[str], limit: int | None) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Return the first lines, followed by the number of lines that were left out."""
     if limit is None or len(lines) <= limit:
         return list(lines)
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
@@ -56,7 +54,7 @@ def _lines(part: Part, width: int | None, colours: Colours) -> list[str]:
         text = f"→ {part.name}({part.text})"
         lines = capped(wrapped(text, room, indent=_INDENT), _limit(width))
         return [colours(line, "yellow") for line in lines]
-    if part.kind == "other":
+    if part.kind in ("file", "other"):
         return capped(wrapped(f"[{part.name}] {part.text}", room, indent=_INDENT), _limit(width))
     return wrapped(part.text, room, indent=_INDENT)
 

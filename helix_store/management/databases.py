@@ -1,4 +1,4 @@
-"""The databases that a command works on, one after the other, and what it writes about each."""
+"""The databases that a command runs on, one after the other, and the output of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_database_arguments(parser: CommandParser) -> None:
 
 
 def chosen_databases(options: Mapping[str, Any]) -> list[str]:
-    """The aliases of the options, each once; by default that of the tenant. Raises `InvalidQuery`."""
+    """Return the selected aliases without duplicates, by default the tenant's alias. Raise `InvalidQuery`."""
     given = options["database"] or []
     if options.get("all_databases"):
         if given:
@@ -44,7 +44,7 @@ def chosen_databases(options: Mapping[str, Any]) -> list[str]:
 
 
 class OutputOfEach:
-    """Says to which database the output belongs. With several, JSON is one object by their aliases."""
+    """An output that names the database. With several, the JSON is one object with the aliases as keys."""
 
     def __init__(self, out: OutputWrapper, *, is_json: bool) -> None:
         self._out = out
@@ -73,6 +73,6 @@ class OutputOfEach:
             self._out.write("}")
 
     def _fill(self) -> None:
-        """A command that has failed may have no output."""
+        """Write ``null`` for a command that failed without output."""
         if self._count and self._is_empty and self._is_json:
             self._out.write("null")

@@ -1,4 +1,4 @@
-"""What commands print: tables fitted to the terminal, times, colours, bars. Stored text is always escaped."""
+"""Terminal output of commands: fitted tables, times, colours and bars. Stored text is always escaped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
+from itertools import pairwise
+from os.path import commonprefix
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from django.utils import timezone
-
 from helix_store.management.text import cut, cut_middle, padded, visible, width_of, wrapped
+from helix_store.reports.times import NOTHING, moment
 
 __all__ = [
     "NOTHING",
@@ -25,19 +26,16 @@ __all__ = [
     "bar",
     "bars",
     "cell",
-    "epoch_moment",
-    "moment",
     "pairs",
     "status_style",
     "table",
     "terminal_width",
 ]
 
-NOTHING: Final = "-"
-
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_ID: Final = 40
+"""The most cells that an id may claim. A UUID has 36."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 
@@ -65,16 +63,16 @@ _STYLES_OF_STATUSES: Final[dict[str, Style]] = {
 
 
 def terminal_width() -> int:
-    """The columns of the terminal: ``COLUMNS``, or what the terminal says, or 80 when there is none."""
+    """Return the width of the terminal: ``COLUMNS``, or the reported width, or 80 without a terminal."""
     return max(shutil.get_terminal_size(fallback=(80, 24)).columns, _SMALLEST_WIDTH)
 
 
-# --- Colours and times -------------------------------------------------------------------------------
+# --- Colours -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Colours:
-    """Colours a text that is already visible, or leaves it as it is when it is off."""
+    """A function that colours a visible text, or returns it unchanged if colours are off."""
 
     is_on: bool
 
@@ -82,7 +80,7 @@ class Colours:
         if not self.is_on or not styles or not text:
             return text
         codes = ";".join(str(_CODES[style]) for style in styles)
-        # Per line: a pager forgets the colour at the end of one.
+        # Colour each line separately, because a pager resets the colour at the end of a line.
         return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else line for line in text.split("\n"))
 
 
@@ -90,33 +88,12 @@ _PLAIN: Final = Colours(is_on=False)
 
 
 def status_style(status: str) -> Style | None:
-    """The colour of a session's, run's or stream's status."""
+    """Return the colour for the status of a session, run or stream."""
     return _STYLES_OF_STATUSES.get(status)
 
 
-def moment(value: datetime | None, *, seconds: bool = False) -> str:
-    """A time in the project's time zone, with the zone: ``2026-11-22 11:22 UTC``."""
-    if value is None:
-        return NOTHING
-    local = timezone.localtime(value)
-    text = local.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
-    offset = local.utcoffset()
-    # "CST" has four meanings; an offset has one.
-    return f"{text} {local.strftime('%z')[:3]}:{local.strftime('%z')[3:5]}" if offset else f"{text} UTC"
-
-
-def epoch_moment(milliseconds: int | None, *, seconds: bool = False) -> str:
-    """`moment` of epoch milliseconds; the number itself when no calendar has it."""
-    if milliseconds is None:
-        return NOTHING
-    try:
-        return moment(_EPOCH + timedelta(milliseconds=milliseconds), seconds=seconds)
-    except OverflowError:
-        return str(milliseconds)
-
-
 def cell(value: Any) -> str:
-    """A value as a visible text of one line."""
+    """Return a value as visible text on one line."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -131,13 +108,14 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table. ``cut`` says where a cell gives way; ``style`` gets the text of a cell.
+    """A column of a table. ``cut`` says where a cell is shortened, and ``style`` receives the text of a cell.
 
-    A column that ``may_be_empty`` is left out when the first rows have no value for it.
+    A cell of ids (``id``) is cut at its end, but keeps enough to be told apart from the other rows' ids. A
+    column that ``may_be_empty`` is left out if the first rows have no value for it.
     """
 
     heading: str
-    cut: Literal["end", "middle", "never"] = "end"
+    cut: Literal["end", "id", "middle", "never"] = "end"
     right: bool = False
     minimum: int = 8
     is_optional: bool = False
@@ -149,10 +127,10 @@ class Column:
 
 
 class Table:
-    """Rows below their headings, in any number of parts: the first part decides how wide the columns are.
+    """A table in any number of parts. The first part determines the widths of the columns.
 
-    No line is wider than ``width`` cells; ``None`` leaves every cell whole. The widest columns give way.
-    When all are at their minimum, optional columns are left out, the last one first.
+    No line is wider than ``width`` cells; ``None`` leaves every cell whole. The widest columns are cut first.
+    When all columns are at their minimum, optional ones are left out, starting with the last.
     """
 
     def __init__(
@@ -161,11 +139,12 @@ class Table:
         self._columns = [Column(heading=each) if isinstance(each, str) else each for each in columns]
         self._shown: list[int] = list(range(len(self._columns)))
         self._widths: list[int] = []
+        self._minimums: list[int] = []
         self._width = width
         self._colours = colours
 
     def lines(self, rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-        """The lines of some rows; before the first ones that of the headings."""
+        """Yield the lines of some rows, with the headings before the first part."""
         texts = [[cell(value) for value in row] for row in rows]
         if not self._widths:
             self._lay_out(texts)
@@ -179,6 +158,10 @@ class Table:
             max(width_of(text) for text in (column.heading, *(row[index] for row in texts)))
             for index, column in enumerate(self._columns)
         ]
+        self._minimums = [
+            _least_width(column, [row[index] for row in texts], self._widths[index])
+            for index, column in enumerate(self._columns)
+        ]
         self._shown = [
             index
             for index, column in enumerate(self._columns)
@@ -189,17 +172,16 @@ class Table:
         optional = [index for index in self._shown if self._columns[index].is_optional]
         while optional and self._least_width() > self._width:
             self._shown.remove(optional.pop())
-        columns = [self._columns[index] for index in self._shown]
-        fitted = _fitted_widths(columns, [self._widths[index] for index in self._shown], self._width)
+        fitted = _fitted_widths(
+            [self._widths[index] for index in self._shown],
+            [self._minimums[index] for index in self._shown],
+            self._width,
+        )
         for index, size in zip(self._shown, fitted, strict=True):
             self._widths[index] = size
 
     def _least_width(self) -> int:
-        least = [
-            size if column.cut == "never" else min(size, column.minimum)
-            for column, size in ((self._columns[index], self._widths[index]) for index in self._shown)
-        ]
-        return sum(least) + len(_GAP) * (len(least) - 1)
+        return sum(self._minimums[index] for index in self._shown) + len(_GAP) * (len(self._shown) - 1)
 
     def _line(self, texts: Sequence[str], style_of: Callable[[Column, str], Style | None]) -> str:
         plain, coloured = [], []
@@ -213,7 +195,7 @@ class Table:
             )
         line = _GAP.join(plain).rstrip()
         if self._width is not None and width_of(line) > self._width:
-            # No colour in a line that is cut: the end of the colour would be cut off.
+            # A line that is cut gets no colour, because the end of the colour would be cut off.
             return cut(line, self._width)
         return _GAP.join(coloured).rstrip()
 
@@ -225,7 +207,7 @@ def table(
     width: int | None = None,
     colours: Colours = _PLAIN,
 ) -> str:
-    """All rows of a `Table`. A column given as text is cut at the end."""
+    """Return all rows of a `Table` as text. A column given as a string is cut at its end."""
     return "\n".join(Table(columns, width=width, colours=colours).lines(rows))
 
 
@@ -233,19 +215,27 @@ def _style_of(column: Column, text: str) -> Style | None:
     return None if column.style is None else column.style(text)
 
 
-def _fitted_widths(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
-    """The widths of columns, the widest made narrower until all fit or all are at their minimum."""
-    available = width - len(_GAP) * (len(columns) - 1)
-    fitted = [
-        min(size, available) if column.cut != "never" else size
-        for column, size in zip(columns, widths, strict=True)
-    ]
+def _least_width(column: Column, cells: Sequence[str], width: int) -> int:
+    """Return the smallest width of a column whose widest cell takes ``width`` cells."""
+    if column.cut == "never":
+        return width
+    least = column.minimum
+    if column.cut == "id":
+        neighbours = pairwise(sorted(set(cells)))
+        # A sub-session's id often begins with its parent's id, so no start tells these two apart.
+        apart = (pair for pair in neighbours if not pair[1].startswith(pair[0]))
+        starts = (commonprefix(pair) for pair in apart)  # noqa: RUF071  of texts, not of paths
+        least = max([least, *(min(width_of(start) + 2, _LONGEST_ID) for start in starts)])
+    return min(width, least)
+
+
+def _fitted_widths(widths: Sequence[int], minimums: Sequence[int], width: int) -> list[int]:
+    """Return column widths: narrow the widest until all columns fit or are at their minimum."""
+    available = width - len(_GAP) * (len(widths) - 1)
+    # No column needs more than the available width, unless its minimum is larger.
+    fitted = [max(min(size, available), least) for size, least in zip(widths, minimums, strict=True)]
     while sum(fitted) > available:
-        shrinkable = [
-            index
-            for index, column in enumerate(columns)
-            if column.cut != "never" and fitted[index] > column.minimum
-        ]
+        shrinkable = [index for index, least in enumerate(minimums) if fitted[index] > least]
         if not shrinkable:
             break
         fitted[max(shrinkable, key=lambda index: fitted[index])] -= 1
@@ -253,7 +243,7 @@ def _fitted_widths(columns: Sequence[Column], widths: Sequence[int], width: int)
 
 
 def pairs(values: Iterable[tuple[str, Any]], *, width: int | None = None, colours: Colours = _PLAIN) -> str:
-    """Names and values, one pair a line; a value that does not fit continues below itself."""
+    """Return names and values, one pair per line. A value that does not fit continues below itself."""
     texts = [(name, cell(value)) for name, value in values]
     indent = max((width_of(name) for name, _ in texts), default=0) + len(_GAP)
     lines: list[str] = []
@@ -270,7 +260,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def bar(value: float, *, maximum: float, width: int) -> str:
-    """A bar of at most ``width`` cells, exact to an eighth; a value above 0 is never empty."""
+    """Return a bar of at most ``width`` cells, exact to an eighth. A value above 0 is never empty."""
     if not (value > 0 and maximum > 0) or math.isinf(value) or width < 1:
         return ""
     eighths = min(max(round(value / maximum * width * 8), 1), width * 8)
@@ -281,7 +271,7 @@ def bar(value: float, *, maximum: float, width: int) -> str:
 def bars(
     rows: Iterable[tuple[Any, float, Any]], *, width: int | None = None, colours: Colours = _PLAIN
 ) -> str:
-    """A line for each label, value and text of the value, with a bar as long as the value is large."""
+    """Return a line for each label, value and text, with a bar in proportion to the value."""
     drawn = [(cell(label), value, cell(text)) for label, value, text in rows]
     limit = width or 120
     texts = max((width_of(text) for _, _, text in drawn), default=0)
@@ -301,10 +291,10 @@ def bars(
 
 
 class ProgressBar:
-    """Says how far a loop is, on stderr; nothing before its first second is over.
+    """A context manager that reports the progress of a loop on stderr, beginning after one second.
 
-    On a terminal it is one line that is drawn again, at most ten times a second. Elsewhere (a log of cron) it
-    is a line every ten seconds. A context manager: the last state stays on the screen.
+    In a terminal it redraws one line, at most ten times a second. Elsewhere (in a log of cron) it writes a
+    line every ten seconds. The last state stays on the screen.
     """
 
     first_after: float = 1.0
@@ -342,11 +332,11 @@ class ProgressBar:
             self._show(end="\n")
 
     def advance(self, count: int = 1) -> None:
-        """``count`` more are done."""
+        """Report that ``count`` more are done."""
         self.update(self.done + count)
 
     def update(self, done: int) -> None:
-        """``done`` are done altogether."""
+        """Report that ``done`` are done in total."""
         self.done = done
         now = self._clock()
         if not self._is_silent and now >= self._due:
@@ -355,7 +345,7 @@ class ProgressBar:
 
     def _show(self, *, end: str) -> None:
         start = "\r" if self._is_terminal else ""
-        # Erases what is left of a longer line.
+        # The padding erases the rest of a longer line.
         erase = "\x1b[K" if self._is_terminal else ""
         self._write(f"{start}{cut(self._line(), terminal_width() - 1)}{erase}{end}")
         self._was_shown = True

@@ -1,4 +1,4 @@
-"""Arguments of commands: the session that an id means, and times."""
+"""Arguments of commands that select a session by its id or the start of its id, and times."""
 
 from __future__ import annotations
 
@@ -13,41 +13,73 @@ from django.utils import timezone
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.management.base import USAGE
 from helix_store.management.text import visible
-from helix_store.sessions.directory import SessionDirectory
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.directory import SessionDirectory
 
-__all__ = ["directory_of", "only_tenant", "store_of", "time_argument"]
+__all__ = ["chosen_session", "directory_of", "only_tenant", "time_argument", "whole_id"]
 
 _TENANTS_NAMED = 5
+_SHORTEST_START = 4
+"""The fewest characters that may select a session, as in git."""
+_MATCHES_NAMED = 8
 
 
 def directory_of(options: Mapping[str, Any]) -> SessionDirectory:
-    """The sessions that ``--database`` and ``--tenant`` choose."""
+    """Return the directory of sessions that ``--database`` and ``--tenant`` select."""
     try:
         return SessionDirectory(options["database"], tenant=options["tenant"])
     except InvalidPayload as exc:
         raise CommandError(f"--tenant: {exc.reason}.", returncode=USAGE) from exc
 
 
-def store_of(session_id: str, options: Mapping[str, Any]) -> DatabaseStateStore:
-    """The store of the one tenant that has a session with this id.
+def chosen_session(
+    text: str, options: Mapping[str, Any], *, is_whole: bool = False
+) -> tuple[DatabaseStateStore, str]:
+    """Return the store and the id of the session that ``text`` selects, by its id or the start of its id.
 
-    Without ``--tenant`` an id that several tenants have is wrong usage. Raises `SessionNotFound`.
+    A start needs four characters and must match one session, not counting the sub-sessions of that session.
+    With ``is_whole`` no start is accepted, because a repeated command that deletes without asking must not
+    find another session. Without ``--tenant``, an id that several tenants have is a usage error. Raise
+    `SessionNotFound`.
     """
     directory = directory_of(options)
     try:
-        tenants = directory.tenants_of(session_id)
+        session_id, tenants = text, directory.tenants_of(text)
+        if not tenants and not is_whole and len(text) >= _SHORTEST_START:
+            session_id, tenants = _started(text, directory)
     except InvalidPayload as exc:
-        raise CommandError(
-            f"{visible(session_id)!r} is no session id: {exc.reason}.", returncode=USAGE
-        ) from exc
+        raise CommandError(f"{visible(text)!r} is no session id: {exc.reason}.", returncode=USAGE) from exc
     if not tenants:
-        raise SessionNotFound(session_id)
-    return directory.store(only_tenant(tenants, f"session {visible(session_id)}"))
+        raise SessionNotFound(text)
+    return directory.store(only_tenant(tenants, f"session {visible(session_id)}")), session_id
+
+
+def whole_id(text: str, options: Mapping[str, Any]) -> str:
+    """Return the session id that a filter selects. The session need not exist."""
+    if directory_of(options).tenants_of(text):
+        return text
+    try:
+        return chosen_session(text, options)[1]
+    except SessionNotFound:
+        return text
+
+
+def _started(start: str, directory: SessionDirectory) -> tuple[str, list[str]]:
+    """Return the only id that begins with ``start`` and its tenants, or no tenants if no id matches."""
+    found = directory.starting_with(start, limit=_MATCHES_NAMED + 1)
+    ids = list(dict.fromkeys(session_id for _, session_id in found))
+    if len(ids) > 1:
+        named = ", ".join(visible(session_id) for session_id in ids[:_MATCHES_NAMED])
+        more = "" if len(found) <= _MATCHES_NAMED else " and others"
+        raise CommandError(
+            f"{visible(start)!r} is ambiguous: {named}{more} begin with it. Use more characters of the id.",
+            returncode=USAGE,
+        )
+    return (ids[0] if ids else start), [tenant for tenant, _ in found]
 
 
 def only_tenant(tenants: Sequence[str], what: str) -> str:
-    """The tenant, if there is one; with several the command cannot know which is meant."""
+    """Return the only tenant. If there are several, raise `CommandError`, because the choice is ambiguous."""
     if len(tenants) > 1:
         named = ", ".join(f"'{visible(tenant)}'" for tenant in tenants[:_TENANTS_NAMED])
         more = "" if len(tenants) <= _TENANTS_NAMED else f" and {len(tenants) - _TENANTS_NAMED} more"
@@ -58,7 +90,7 @@ def only_tenant(tenants: Sequence[str], what: str) -> str:
 
 
 def time_argument(text: str) -> datetime:
-    """An argparse type: an ISO 8601 date or time, in the project's time zone unless it has one."""
+    """Parse an ISO 8601 date or time for argparse, in the project's time zone unless it specifies one."""
     try:
         value = datetime.fromisoformat(text)
     except ValueError as exc:

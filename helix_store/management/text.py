@@ -1,4 +1,4 @@
-"""Text on a terminal: stored text made safe, its width in cells, cut and wrapped to a width."""
+"""Text in a terminal: stored text made safe, its width in cells, cutting and wrapping."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TAB: Final = " " * 4
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Text in one line, with each character escaped that a terminal obeys, refuses or does not show.
+    """Return text on one line, with each character escaped that a terminal obeys, refuses or hides.
 
-    Those are control characters with newline and escape, bidirectional controls and other format characters,
-    lone surrogates, and code points that are not assigned. The characters in ``keep`` stay.
+    These are control characters including newline and escape, bidirectional controls and other format
+    characters, lone surrogates, and unassigned code points. The characters in ``keep`` are not escaped.
     """
     if text.isprintable():
         return text
@@ -29,12 +29,12 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def _is_shown(char: str) -> bool:
-    # Python calls every space but the one of ASCII not printable, among them the ideographic one.
+    # Python considers every space except the ASCII one unprintable, including the ideographic space.
     return char.isprintable() or unicodedata.category(char) == "Zs"
 
 
 def width_of(text: str) -> int:
-    """The cells that a visible text takes in a row of a terminal; never too few."""
+    """Return how many cells a visible text takes in a terminal. The result is never too small."""
     if text.isascii():
         return len(text)
     return sum(map(_cells, text))
@@ -44,7 +44,7 @@ def _cells(char: str) -> int:
     if char.isascii():
         return 1
     if char == _EMOJI_FORM:
-        # It makes a narrow character before it wide, on some terminals.
+        # On some terminals, this selector makes the narrow character before it wide.
         return 1
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
@@ -52,14 +52,14 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The start of a text with ``…`` if it is wider than ``width`` cells."""
+    """Return the start of a text with ``…`` if the text is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     return _start(text, width - 1) + ELLIPSIS if width > 0 else ""
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Start and end of a text with ``…`` between them if it is wider than ``width`` cells."""
+    """Return the start and end of a text with ``…`` between them if it is wider than ``width`` cells."""
     if width_of(text) <= width:
         return text
     if width < 3:
@@ -69,15 +69,15 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Text with spaces up to ``width`` cells; ``right`` aligns it to the right."""
+    """Return a text padded with spaces to ``width`` cells. ``right`` aligns it to the right."""
     spaces = " " * (width - width_of(text))
     return spaces + text if right else text + spaces
 
 
 def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """The lines of a text of any length, each at most ``width`` cells wide, made visible, with an indent.
+    """Return the lines of a text of any length, made visible, indented and at most ``width`` cells wide.
 
-    A line breaks at a space where there is one. Newlines stay, and spaces at the start of a line.
+    A line breaks at a space if there is one. Newlines and spaces at the start of a line are kept.
     """
     # The widest character takes two cells.
     room = max(width - len(indent), 2)
@@ -104,7 +104,7 @@ def _wrapped_line(line: str, room: int) -> list[str]:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """Text that a stream of this encoding can write: characters that it does not have are escaped."""
+    """Return text with the characters escaped that the encoding of a stream cannot represent."""
     name = encoding or "utf-8"
     return text.encode(name, "backslashreplace").decode(name)
 
@@ -114,7 +114,7 @@ def _start(text: str, width: int) -> str:
 
 
 def _reach(text: str, at: int, width: int) -> int:
-    """The end of the longest part from ``at`` on that is at most ``width`` cells wide."""
+    """Return the end of the longest part that starts at ``at`` and is at most ``width`` cells wide."""
     used = 0
     for index in range(at, len(text)):
         used += _cells(text[index])

@@ -1,4 +1,4 @@
-"""Times on a command line: a date, a date with a time, or an age such as ``7d``."""
+"""Times in command arguments: a date, a date with a time, or an age such as ``7d``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-2
 
 
 def time_or_age(text: str) -> datetime | timedelta:
-    """An argparse type. A time without an offset is naive: `moment_of` gives it a zone."""
+    """Parse a time or an age for argparse. A time without an offset is naive; `moment_of` adds the zone."""
     age = _AGE.fullmatch(text)
     try:
         value = timedelta(**{_UNITS[age[2]]: int(age[1])}) if age else datetime.fromisoformat(text)
@@ -32,7 +32,7 @@ def time_or_age(text: str) -> datetime | timedelta:
 
 
 def age_in_days(text: str) -> timedelta:
-    """An argparse type: a whole number of days."""
+    """Parse a whole number of days for argparse."""
     try:
         age = timedelta(days=int(text))
     except (OverflowError, ValueError):
@@ -43,12 +43,12 @@ def age_in_days(text: str) -> timedelta:
 
 
 def moment_of(value: datetime | timedelta, zone: tzinfo) -> datetime:
-    """The moment: an age counts from now, and a time without an offset is one of the zone."""
+    """Return the moment. An age counts back from now, and a time without an offset is in the given zone."""
     if isinstance(value, timedelta):
         return moments.now() - value
     return value.replace(tzinfo=zone) if value.tzinfo is None else value
 
 
 def project_zone() -> ZoneInfo:
-    """The time zone of the project: ``TIME_ZONE``."""
+    """Return the time zone of the project, ``TIME_ZONE``."""
     return ZoneInfo(timezone.get_default_timezone_name())

@@ -1,4 +1,4 @@
-"""A usage report as a table: of groups, or of days with bars."""
+"""A usage report as a table of groups, or of days with bars."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["days_table", "groups_table"]
 
 _NUMBERS: Final = ("cost USD", "tokens")
 _MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
-"""The last ones are left out where the terminal is too narrow."""
+"""If the terminal is too narrow, the last of these columns are left out."""
 _GAP: Final = 2
 _SMALLEST_NAME: Final = 12
 _LONGEST_GAP: Final = 31
-"""Days without usage in a row that are drawn; more of them are one line."""
+"""The longest run of days without usage that is drawn. A longer one becomes a single line."""
 _BAR_WITHOUT_END: Final = 40
 _SMALLEST_BAR: Final = 5
 
 
 def groups_table(report: UsageReport, *, width: int | None, colours: Colours) -> str:
-    """A row for each group, and the total."""
+    """Return a row for each group, and the total."""
     headings, names = _names(report)
     totals: list[UsageTotal] = [*report.groups, report.total]
-    costs = _aligned(total.cost_usd for total in totals)
+    costs = _aligned(total.known_cost for total in totals)
     columns = [
         *(Column(heading=heading, cut="middle", minimum=_SMALLEST_NAME) for heading in headings),
         *(Column(heading=heading, cut="never", right=True) for heading in _NUMBERS),
@@ -39,9 +39,9 @@ def groups_table(report: UsageReport, *, width: int | None, colours: Colours) ->
 
 
 def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Colours) -> str:
-    """A row for each day, with a bar as long as its cost, or as its tokens if no entry has a cost."""
+    """Return a row for each day, with a bar for its cost, or for its tokens if no entry has a cost."""
     days = list(_without_gaps(report.groups))
-    costs = iter(_aligned(total.cost_usd for total in (*filter(None, days), report.total)))
+    costs = iter(_aligned(total.known_cost for total in (*filter(None, days), report.total)))
     texts = [
         ["…", "", "", ""] if day is None else [day.group or "", next(costs), *_short_counts(day)]
         for day in days
@@ -61,7 +61,7 @@ def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Co
 
 
 def _names(report: UsageReport) -> tuple[list[str], list[list[str]]]:
-    """The headings of what names a group, and these names; the last row is the total."""
+    """Return the headings of the columns that name a group, and the names. The last row is the total."""
     heading = report.by.value.replace("_", " ")
     names = [[_label(group)] for group in report.groups]
     if not any(group.tenant for group in report.groups):
@@ -86,11 +86,11 @@ def _short_counts(total: UsageTotal) -> list[str]:
     return [f"{total.tokens.total:,}", f"{total.entry_count:,}"]
 
 
-def _aligned(costs: Iterable[Decimal]) -> list[str]:
-    """Rounded costs with their decimal points below each other."""
-    texts = [rounded_cost(cost) for cost in costs]
+def _aligned(costs: Iterable[Decimal | None]) -> list[str]:
+    """Return rounded costs with aligned decimal points, and ``unknown`` for ``None``."""
+    texts = ["unknown" if cost is None else rounded_cost(cost) for cost in costs]
     places = max(len(text.partition(".")[2]) for text in texts)
-    return [text + " " * (places - len(text.partition(".")[2])) for text in texts]
+    return [text + " " * (places - len(text.partition(".")[2])) if "." in text else text for text in texts]
 
 
 def _widths(rows: Iterable[Sequence[str]]) -> list[int]:
@@ -103,7 +103,7 @@ def _bars(days: Iterable[UsageGroup | None], width: int, *, by_cost: bool) -> li
 
 
 def _without_gaps(groups: Iterable[UsageGroup]) -> Iterator[UsageGroup | None]:
-    """The days, with the days without usage between them, or ``None`` for many of those."""
+    """Yield the days including those without usage, or ``None`` in place of a long gap."""
     before: date | None = None
     for group in groups:
         day = date.fromisoformat(group.group or "")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
-from django.apps import AppConfig
-from django.apps import apps as global_apps
 from django.db import migrations, router
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import StateApps
 from django.db.models import Q
-from django.db.models.signals import pre_migrate
 
-__all__ = ["RefuseToLose", "compress_quickly", "index_documents", "keep_pages", "refuse_before_the_first"]
-
-Plan = list[tuple[migrations.Migration, bool]]
-
+__all__ = ["RefuseToLose", "WithoutEffect", "compress_quickly", "index_documents", "keep_pages"]
 
 _HOW_TO_REMOVE: Final = {
     "session": "Resume or finish these sessions, or delete them with delete_session().",
@@ -26,6 +19,8 @@ _HOW_TO_REMOVE: Final = {
     "subsessionref": "Delete their sessions with delete_session().",
     "checkpoint": "Delete their threads with SnapshotCheckpointer.delete_threads().",
     "usageentry": "Delete them with DatabaseUsageStore.delete().",
+    "budget": "Delete them with DatabaseBudgetStore.delete_budget().",
+    "post": "Delete their sessions with delete_session().",
     "item": "Delete them with ItemLog.clear_all(), or their sessions with delete_session().",
     "lock": "Release these locks with force_release().",
     "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
@@ -33,14 +28,27 @@ _HOW_TO_REMOVE: Final = {
 }
 
 
-class RefuseToLose(Operation):
-    """No effect forwards. Backwards it refuses while the table has rows, or rows with one of the columns.
-
-    It is the last operation of its migration, so that it is the first one backwards. The command ``migrate``
-    asks those of the whole plan before it takes the first migration back.
-    """
+class WithoutEffect(Operation):
+    """An operation that changes neither the database nor the state; its subclasses do one thing."""
 
     reduces_to_sql = False
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        pass
+
+    def database_forwards(self, *args: Any) -> None:
+        pass
+
+    def database_backwards(self, *args: Any) -> None:
+        pass
+
+
+class RefuseToLose(WithoutEffect):
+    """An operation that cannot be reversed while the table has rows, or rows with one of the columns.
+
+    It is the last operation of its migration, so that it comes first when reversed. Before ``migrate``
+    reverses the first migration, all such operations in the plan are asked.
+    """
 
     def __init__(self, model_name: str, *columns: str, remove: str | None = None) -> None:
         self.model_name = model_name
@@ -48,7 +56,7 @@ class RefuseToLose(Operation):
         self.remove = remove or _HOW_TO_REMOVE[model_name]
 
     def loss(self, apps: StateApps, app_label: str, alias: str) -> str | None:
-        """What going back would delete and how to remove it first, or ``None``."""
+        """Return what reversing would delete and how to remove it first, or ``None``."""
         model = apps.get_model(app_label, self.model_name)
         if not router.allow_migrate_model(alias, model):
             return None
@@ -61,12 +69,6 @@ class RefuseToLose(Operation):
         columns = f" with {' or '.join(self.columns)}" if self.columns else ""
         return f"Rows of {self.model_name}{columns}: {count}. {self.remove}"
 
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        pass
-
-    def database_forwards(self, *args: Any) -> None:
-        pass
-
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if loss := self.loss(from_state.apps, app_label, schema_editor.connection.alias):
             raise IrreversibleError(f"Going back would delete data. {loss}")
@@ -75,36 +77,10 @@ class RefuseToLose(Operation):
         return f"Refuse to go back while rows of {self.model_name} would be lost"
 
 
-@contextmanager
-def refuse_before_the_first() -> Iterator[None]:
-    """Inside, ``migrate`` looks for losses in the whole plan before it takes the first migration back."""
-
-    def check(sender: AppConfig, using: str, plan: Plan, apps: StateApps, **kwargs: Any) -> None:
-        losses = [
-            f"{migration.name}: {loss}"
-            for migration, is_backwards in plan
-            if is_backwards
-            for operation in migration.operations
-            if isinstance(operation, RefuseToLose)
-            and (loss := operation.loss(apps, migration.app_label, using))
-        ]
-        if losses:
-            raise IrreversibleError(
-                "\n".join(["Going back would delete data. No migration was taken back.", *losses])
-            )
-
-    app = global_apps.get_app_config("helix_store")
-    pre_migrate.connect(check, sender=app, weak=False)
-    try:
-        yield
-    finally:
-        pre_migrate.disconnect(check, sender=app)
-
-
 def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
-    """An operation that sets lz4 compression for text columns, if the PostgreSQL server supports it.
+    """Return an operation that sets lz4 compression for text columns, if the PostgreSQL server supports it.
 
-    It applies to values written later. Backwards it sets the default of the server.
+    It applies to values written later. Reversing it restores the default of the server.
     """
 
     def compress(method: str) -> Callable[[Any, Any], None]:
@@ -121,10 +97,10 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
 
 
 def index_documents(model_name: str, column: str, *, name: str, empty: str) -> migrations.RunPython:
-    """An operation that creates a GIN index for JSON containment on PostgreSQL. No model names this index.
+    """Return an operation that creates a GIN index for JSON containment on PostgreSQL. No model names it.
 
-    Documents equal to ``empty`` are left out, so they cost no write. Each search reads the pending list of
-    new entries, so the list is small.
+    Documents equal to ``empty`` are left out, so they add no cost to writes. Each search reads the pending
+    list of new entries, so the list is kept small.
     """
 
     def create(apps: Any, schema_editor: Any) -> None:
@@ -145,9 +121,9 @@ def index_documents(model_name: str, column: str, *, name: str, empty: str) -> m
 
 
 def keep_pages(model_name: str) -> migrations.RunPython:
-    """An operation that stops PostgreSQL from truncating the empty pages of a table, which locks the table.
+    """Return an operation that stops PostgreSQL from truncating a table's empty pages, which locks the table.
 
-    After a truncation PostgreSQL plans sequential scans, as for a small table, until the next vacuum, even
+    After a truncation, PostgreSQL plans sequential scans, as for a small table, until the next vacuum, even
     if the table has grown.
     """
 

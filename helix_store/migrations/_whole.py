@@ -30,5 +30,7 @@ class WholeMigration(migrations.Migration):
         state = super().unapply(project_state, schema_editor, collect_sql)
         if not collect_sql:
             # Django does it again after the commit, which then changes nothing.
-            MigrationRecorder(schema_editor.connection).record_unapplied(self.app_label, self.name)
+            recorder = MigrationRecorder(schema_editor.connection)
+            for app_label, name in [*self.replaces, (self.app_label, self.name)]:
+                recorder.record_unapplied(app_label, name)
         return state

@@ -1,9 +1,11 @@
-"""The tables. Models are the storage, not the API: write through ``helix_store.stores`` only."""
+"""The tables. Models are storage, not API: write only through ``helix_store.stores``."""
 
+from helix_store.models.budgets import Budget, BudgetCounter
 from helix_store.models.checkpoints import Checkpoint, CheckpointKind
 from helix_store.models.items import Item
 from helix_store.models.locks import Lock
 from helix_store.models.messages import Message
+from helix_store.models.posts import Post, PostState
 from helix_store.models.runs import InterruptRequest, Run, SubSessionRef
 from helix_store.models.sessions import Session
 from helix_store.models.steps import Operation, StagedChange
@@ -11,6 +13,8 @@ from helix_store.models.streams import Stream, StreamChunk
 from helix_store.models.usage import UsageEntry
 
 __all__ = [
+    "Budget",
+    "BudgetCounter",
     "Checkpoint",
     "CheckpointKind",
     "InterruptRequest",
@@ -18,6 +22,8 @@ __all__ = [
     "Lock",
     "Message",
     "Operation",
+    "Post",
+    "PostState",
     "Run",
     "Session",
     "StagedChange",

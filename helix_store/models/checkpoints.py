@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import CheckpointSource
-from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["Checkpoint", "CheckpointKind"]
@@ -23,15 +23,15 @@ class CheckpointKind(models.TextChoices):
 
 
 class Checkpoint(models.Model):
-    """A stored state. A state is written once: ``Session.current`` points at its row.
+    """A stored state. Each state is written once: ``Session.current`` points at its row.
 
     Kind ``state`` is the current state of a session whose last write was not a step. A session has at most
-    one; lists leave it out, and the next step changes it into the checkpoint of that step. ``payload`` is the
-    custom state, ``envelope`` the rest of the session state. Graphs and snapshots use ``payload`` only. The
-    columns ``claim_…`` are those of a snapshot that is or was resumed.
+    one; lists omit it, and the next step turns it into that step's checkpoint. ``payload`` is the custom
+    state, ``envelope`` the rest of the session state. Graphs and snapshots use only ``payload``. The columns
+    ``claim_…`` belong to a snapshot that is being or was resumed.
 
-    If ``base`` is set, an older row of the session with a full payload, ``payload`` is the delta from it.
-    Kind ``base`` is a deleted checkpoint of a step that deltas still need; lists leave it out.
+    If ``base`` is set, it is an older row of the session with a full payload, and ``payload`` is the delta
+    from it. Kind ``base`` is a deleted checkpoint of a step that deltas still need; lists omit it.
     """
 
     session = models.ForeignKey(
@@ -50,7 +50,7 @@ class Checkpoint(models.Model):
     message_count = models.BigIntegerField(default=0)
     stream_sequence = models.BigIntegerField(default=0)
     payload = PayloadField()
-    # No constraint, no index: it is only read forwards, and a row is not deleted while a delta needs it.
+    # It has no constraint and no index: it is only read forwards, and a row stays while a delta needs it.
     base = models.ForeignKey(
         "self",
         null=True,
@@ -63,6 +63,7 @@ class Checkpoint(models.Model):
     envelope = PayloadField(default="{}")
     size_bytes = models.BigIntegerField(default=0)
     created_at = MomentField()
+    call_id = CallIdField()
     snapshot_version = models.BigIntegerField(null=True, blank=True)
     claim_owner = IdentifierField(null=True, blank=True)
     claim_token = models.BigIntegerField(null=True, blank=True)
@@ -97,13 +98,13 @@ class Checkpoint(models.Model):
             ),
         ]
         indexes = [
-            # Graph checkpoints are found by their id alone.
+            # Graph checkpoints are looked up by their id alone.
             models.Index(
                 fields=["checkpoint_id"],
                 condition=Q(kind=CheckpointKind.GRAPH),
                 name=constraint_name("checkpoint_graph_idx"),
             ),
-            # The newest of all namespaces together.
+            # This index finds the newest checkpoint of all namespaces.
             models.Index(
                 fields=["session", "version", "id"],
                 condition=Q(kind=CheckpointKind.GRAPH),

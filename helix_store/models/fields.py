@@ -1,4 +1,4 @@
-"""Model fields with the same behaviour on each database."""
+"""Model fields that behave the same on every database."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from zoneinfo import ZoneInfo
 from django.db import models
 from django.utils import timezone
 
+from helix_store.core.moments import as_sqlite_text
 from helix_store.core.usage import cost_from_units, cost_units
 
 __all__ = [
+    "CallIdField",
+    "CallIdsField",
     "CostField",
     "IdentifierField",
     "LongIdentifierField",
     "MomentField",
     "PayloadField",
-    "is_read_as_local_time",
-    "stored_moment",
 ]
 
 
 class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
     """Opaque text of at most 255 characters, compared and ordered by code point.
 
-    Without the C collation, PostgreSQL orders by the database's locale. SQLite orders by bytes.
+    Without the C collation, PostgreSQL would order by the database's locale. SQLite orders by bytes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,8 +41,22 @@ class IdentifierField(models.CharField):  # type: ignore[type-arg]  # not subscr
         return parameters
 
 
+class CallIdField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
+    """The id of the call that wrote a row, which lets a call whose reply was lost recognise its write."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_length": 12, "null": True, "editable": False, **kwargs})
+
+
+class CallIdsField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at run time
+    """The ids of the last calls that changed a row, as `engine.call_ids` writes and reads them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_length": 255, "null": True, "editable": False, **kwargs})
+
+
 class LongIdentifierField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Opaque text of any length, compared and ordered by code point, for ids that a framework makes."""
+    """Opaque text of any length, compared and ordered by code point, for ids that a framework generates."""
 
     def db_parameters(self, connection: Any) -> dict[str, Any]:
         parameters: dict[str, Any] = super().db_parameters(connection)
@@ -51,7 +66,7 @@ class LongIdentifierField(models.TextField):  # type: ignore[type-arg]  # not su
 
 
 class PayloadField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Exact JSON text from the payload gate. Never ``jsonb``: it reorders keys and turns floats into ints."""
+    """Exact JSON text from the payload gate. Never ``jsonb``, which reorders keys and makes floats ints."""
 
 
 class CostField(models.Field):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -74,29 +89,30 @@ class CostField(models.Field):  # type: ignore[type-arg]  # not subscriptable at
 
 
 class MomentField(models.DateTimeField):  # type: ignore[type-arg]  # not subscriptable at run time
-    """An aware datetime, in projects with any ``USE_TZ`` and ``TIME_ZONE``. SQLite holds it in UTC.
+    """An aware datetime, in projects with any ``USE_TZ`` and ``TIME_ZONE``. SQLite stores it in UTC.
 
     Without ``USE_TZ``, Django's own field reads local times, which are ambiguous when clocks are set back,
-    and SQLite refuses aware ones. With a ``TIME_ZONE`` in ``DATABASES``, SQLite would hold times of that
-    zone, while its clock is in UTC.
+    and SQLite refuses aware ones. With a ``TIME_ZONE`` in ``DATABASES``, SQLite would store times of that
+    zone, although its clock is in UTC.
     """
 
     def deconstruct(self) -> Any:
-        """As Django's field, because the column is the same."""
+        """Deconstruct as Django's field, because the column is the same."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
 
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
         if isinstance(value, datetime) and value.tzinfo is None:
-            # A filter of the admin gives local time.
+            # A filter of the admin passes local time.
             return timezone.make_aware(value, timezone.get_default_timezone())
         return value
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
         if not prepared:
             value = self.get_prep_value(value)
-        return stored_moment(connection, value) if isinstance(value, datetime) else value
+        is_text = isinstance(value, datetime) and connection.vendor == "sqlite"
+        return as_sqlite_text(value) if is_text else value
 
     def from_db_value(self, value: datetime | None, expression: Any, connection: Any) -> datetime | None:
         if value is None or value.tzinfo is UTC:
@@ -104,20 +120,6 @@ class MomentField(models.DateTimeField):  # type: ignore[type-arg]  # not subscr
         if connection.vendor == "sqlite":
             return value.replace(tzinfo=UTC)
         if value.tzinfo is None:
-            # The driver has set `fold` for the second one of two equal hours.
+            # The driver has set `fold` for the second of two equal hours.
             return value.replace(tzinfo=ZoneInfo(connection.timezone_name)).astimezone(UTC)
         return value
-
-
-def stored_moment(connection: Any, moment: datetime) -> Any:
-    """An aware datetime as a parameter. On SQLite it is the text of Django's fields, in UTC."""
-    if connection.vendor != "sqlite":
-        return moment
-    if moment.tzinfo is not UTC:
-        moment = moment.astimezone(UTC)
-    return str(moment.replace(tzinfo=None))
-
-
-def is_read_as_local_time(connection: Any) -> bool:
-    """Whether Django reads naive local times from this connection: from PostgreSQL without ``USE_TZ``."""
-    return connection.vendor == "postgresql" and connection.timezone is None

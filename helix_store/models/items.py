@@ -1,4 +1,4 @@
-"""Items of a session in lanes, beside its messages: what the agent frameworks keep."""
+"""Items of a session in lanes, beside its messages, as agent frameworks keep them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ __all__ = ["Item"]
 
 
 class Item(models.Model):
-    """The key is the order of a lane: keys are given under the lock of the session."""
+    """An item. Its key is the order of its lane: keys are assigned under the lock of the session.
+
+    ``session_version`` is the version that the session had when the item was added: a checkpoint has a
+    greater version than every item that was committed before it. Items that a branch copies have version 0.
+    """
 
     # The index of a lane begins with the session, and the session row's lock protects the reference.
     session = models.ForeignKey(
@@ -25,6 +29,8 @@ class Item(models.Model):
     key = IdentifierField(max_length=MAX_LANE_BYTES, null=True, blank=True)
     payload = PayloadField()
     created_at = MomentField()
+    # This is null in rows of earlier releases and of other stores.
+    session_version = models.BigIntegerField(null=True, blank=True, editable=False)
 
     class Meta:
         db_table = table_name("item")

@@ -6,13 +6,13 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField, MomentField
+from helix_store.models.fields import CallIdField, IdentifierField, MomentField
 
 __all__ = ["Lock"]
 
 
 class Lock(models.Model):
-    """One row per lock name. It is never deleted, because its token must grow. Free without an expiry."""
+    """A row per lock name. It is never deleted, because its token must grow; without an expiry it is free."""
 
     tenant = IdentifierField(default="", blank=True)
     name = IdentifierField()
@@ -20,6 +20,7 @@ class Lock(models.Model):
     token = models.BigIntegerField(default=0)
     acquired_at = MomentField(null=True, blank=True)
     expires_at = MomentField(null=True, blank=True)
+    call_id = CallIdField()
 
     class Meta:
         db_table = table_name("lock")

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import InterruptKind, RunStatus
-from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["InterruptRequest", "Run", "SubSessionRef"]
@@ -28,7 +28,7 @@ class IsWord(models.Lookup):
 
 class RunQuerySet(models.QuerySet["Run"]):
     def running(self) -> Self:
-        # As in the condition of the partial index: SQLite matches neither a parameter nor IN with it.
+        # This repeats the condition of the partial index: SQLite matches neither a parameter nor IN with it.
         return self.filter(IsWord(F("status"), RunStatus.RUNNING.value))
 
 
@@ -44,6 +44,7 @@ class Run(models.Model):
     error = PayloadField(null=True, blank=True)
     started_at = MomentField()
     ended_at = MomentField(null=True, blank=True)
+    call_ids = CallIdsField()
 
     objects = RunQuerySet.as_manager()
 
@@ -70,7 +71,7 @@ class Run(models.Model):
 
 
 class InterruptRequest(models.Model):
-    """At most one per session. An abort replaces an interrupt; an interrupt does not replace an abort."""
+    """A request, at most one per session. An abort replaces an interrupt, but not the other way round."""
 
     session = models.OneToOneField(Session, on_delete=models.CASCADE, related_name="interrupt_request")
     kind = models.CharField(max_length=16, choices=[(k.value, k.value) for k in InterruptKind])

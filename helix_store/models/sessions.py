@@ -17,7 +17,7 @@ from helix_store.core.types import (
     SessionMode,
     SessionStatus,
 )
-from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 
 __all__ = ["OneOf", "Session"]
 
@@ -42,19 +42,19 @@ class OneOf(models.Lookup):
 
 class SessionQuerySet(models.QuerySet["Session"]):
     def non_terminal(self) -> Self:
-        # As in the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with it, and
-        # SQLite does not match parameters with it.
+        # This repeats the condition of the partial indexes: PostgreSQL does not match NOT IN (terminal) with
+        # it, and SQLite does not match parameters with it.
         return self.filter(OneOf(F("status"), tuple(NON_TERMINAL)))
 
     def waiting_for_person(self) -> Self:
-        """Suspended until someone answers a tool call."""
+        """Select sessions that are suspended until someone answers a tool call."""
         return self.non_terminal().filter(OneOf(F("suspension_kind"), (WAITING_KIND,)))
 
     def expired(self, at: Any) -> Self:
         return self.filter(expires_at__lte=at)
 
     def overdue(self, at: Any) -> Self:
-        """With an unanswered tool call past its deadline."""
+        """Select sessions with an unanswered tool call past its deadline."""
         return self.filter(pending_deadline__lte=at)
 
 
@@ -71,7 +71,7 @@ class Session(models.Model):
     user_id = IdentifierField(null=True, blank=True)
     tags = models.JSONField(default=list, blank=True)
     metadata = models.JSONField(default=dict, blank=True)
-    # Metadata of a graph session: typed values as text, which are not queried.
+    # Metadata of a graph session: typed values as text, which are never queried.
     typed_metadata = PayloadField(null=True, blank=True)
     title = models.TextField(null=True, blank=True)  # noqa: DJ001  None and "" are different states
     workspace_id = IdentifierField(null=True, blank=True)
@@ -86,6 +86,8 @@ class Session(models.Model):
     pending_deadline = MomentField(null=True, blank=True)
     completed_client_tool_calls = PayloadField(null=True, blank=True)
     client_tool_call_ownership = PayloadField(null=True, blank=True)
+    # It is not part of the state: saves, rewinds and branches leave it alone.
+    approved_tool_calls = PayloadField(null=True, blank=True)
     suspension_kind = models.CharField(  # noqa: DJ001  None while it is not suspended
         max_length=32, null=True, blank=True, choices=[(s.value, s.value) for s in SUSPENDED_STATUSES]
     )
@@ -96,8 +98,8 @@ class Session(models.Model):
     expires_at = MomentField(null=True, blank=True)
     created_at = MomentField()
     updated_at = MomentField()
-    # The row of the current state: the newest checkpoint, or a separate row after other writes.
-    # No constraint, no index: it is only read forwards, with the session locked.
+    # The row of the current state: the newest checkpoint, or a separate row after other writes. It has no
+    # constraint and no index: it is only read forwards, with the session locked.
     current = models.ForeignKey(
         "helix_store.Checkpoint",
         null=True,
@@ -107,11 +109,14 @@ class Session(models.Model):
         db_constraint=False,
         db_index=False,
     )
-    # Not in a join: after a wait for the row lock, a joined row may be older than the lock.
+    # A join would not do: after a wait for the row lock, a joined row may be older than the lock.
     current_is_checkpoint = models.BooleanField(default=False, editable=False)
     # A random key for the full payload that the next step may be a delta from: that of the current row or of
-    # its base. Not a row id, which a rollback or a restored backup gives to other content.
+    # its base. It is not a row id, because a rollback or a restored backup may assign that to other content.
     base_key = models.BigIntegerField(null=True, editable=False)
+    call_ids = CallIdsField()
+    # When the first waiting post is due. Posts change it without a new version.
+    next_post_at = MomentField(null=True, blank=True, editable=False)
 
     objects = SessionQuerySet.as_manager()
 
@@ -179,7 +184,7 @@ class Session(models.Model):
                 condition=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
                 name=constraint_name("session_pending_idx"),
             ),
-            # Only the few sessions that wait are in it, so it costs the others no write.
+            # The index holds only the few sessions that wait, so it adds no write to the others.
             models.Index(
                 fields=["tenant", "updated_at", "session_id"],
                 condition=Q(status__in=NON_TERMINAL, suspension_kind__in=[WAITING_KIND]),
@@ -189,6 +194,11 @@ class Session(models.Model):
                 fields=["expires_at", "id"],
                 condition=Q(status__in=NON_TERMINAL, expires_at__isnull=False),
                 name=constraint_name("session_expiry_idx"),
+            ),
+            models.Index(
+                fields=["next_post_at", "id"],
+                condition=Q(status__in=NON_TERMINAL, next_post_at__isnull=False),
+                name=constraint_name("session_post_idx"),
             ),
             models.Index(
                 fields=["expires_at", "id"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
 __all__ = ["Operation", "StagedChange"]
@@ -19,6 +19,7 @@ class StagedChange(models.Model):
     tool_call_id = IdentifierField()
     payload = PayloadField()
     created_at = MomentField()
+    call_ids = CallIdsField()
 
     class Meta:
         db_table = table_name("staged_change")
@@ -35,7 +36,8 @@ class StagedChange(models.Model):
 class Operation(models.Model):
     """The result of a step with an operation id, which a repeat returns.
 
-    It stays when its checkpoint is pruned, so that a late repeat is not applied twice.
+    It is kept when its checkpoint is pruned, so that a late repeat is not applied twice. A row without a
+    digest marks a staged change that was promoted or discarded; its id is that of the call that staged it.
     """
 
     session = models.ForeignKey(

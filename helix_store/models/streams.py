@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import StreamStatus
-from helix_store.models.fields import IdentifierField, MomentField, PayloadField
+from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
 
 __all__ = ["Stream", "StreamChunk"]
 
@@ -16,8 +16,8 @@ __all__ = ["Stream", "StreamChunk"]
 class Stream(models.Model):
     """The head of a stream. Its chunks have the sequences ``floor + 1`` to ``last_sequence``.
 
-    ``floor`` is the highest sequence that was removed. ``generation`` counts resets. The lease is that of the
-    newest writer, or null. ``is_emptied``: the stream has ended and pruning has nothing left to remove.
+    ``floor`` is the highest sequence that was removed. ``generation`` counts resets. The lease belongs to the
+    newest writer, or is null. If ``is_emptied``, the stream has ended and pruning has nothing left to remove.
     """
 
     tenant = IdentifierField(default="", blank=True)
@@ -54,7 +54,7 @@ class Stream(models.Model):
             ),
         ]
         indexes = [
-            # No index on a column that an append changes, such as the lease: it would write to the index.
+            # Do not index a column that an append changes, such as the lease: it would write to the index.
             models.Index(
                 fields=["id"], condition=Q(status="active"), name=constraint_name("stream_active_idx")
             ),
@@ -75,12 +75,15 @@ class Stream(models.Model):
 
 
 class StreamChunk(models.Model):
+    """A chunk. The first chunk of an append stores the id of the call."""
+
     # The unique constraint serves each look-up by stream, and the stream row's lock protects the reference.
     stream = models.ForeignKey(
         Stream, on_delete=models.CASCADE, related_name="chunks", db_constraint=False, db_index=False
     )
     sequence = models.BigIntegerField()
     payload = PayloadField()
+    call_id = CallIdField()
 
     class Meta:
         db_table = table_name("stream_chunk")

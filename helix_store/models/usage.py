@@ -15,7 +15,7 @@ __all__ = ["UsageEntry"]
 
 
 class UsageEntry(models.Model):
-    """``session`` is null after its deletion with ``keep_usage``; ``recorded_for`` is its id."""
+    """An event. ``session`` is null after a deletion with ``keep_usage``; ``recorded_for`` keeps its id."""
 
     # Summed columns come first: PostgreSQL reads a row up to the last column that is needed.
     session = models.ForeignKey(
@@ -24,7 +24,7 @@ class UsageEntry(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="usage_entries",
-        # Recording takes a lock that stops the deletion of the session.
+        # Recording takes a lock that prevents the deletion of the session.
         db_constraint=False,
         db_index=False,
     )
@@ -55,6 +55,8 @@ class UsageEntry(models.Model):
     source_name = IdentifierField()
     sub_session_id = IdentifierField(null=True, blank=True)
     custom_unit = IdentifierField(null=True, blank=True)
+    # The root of the deleted session's tree, which its budget still counts; null while the session exists.
+    tree_id = IdentifierField(null=True, blank=True, editable=False)
 
     class Meta:
         db_table = table_name("usage_entry")
@@ -69,7 +71,7 @@ class UsageEntry(models.Model):
         ]
         indexes = [
             models.Index(fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")),
-            # Only entries of deleted sessions are looked up by the session's id.
+            # Only entries of deleted sessions are looked up by session id.
             models.Index(
                 fields=["tenant", "recorded_for", "timestamp", "id"],
                 condition=Q(session__isnull=True),
@@ -94,6 +96,11 @@ class UsageEntry(models.Model):
                 fields=["tenant", "sub_session_id"],
                 condition=Q(sub_session_id__isnull=False),
                 name=constraint_name("usage_sub_idx"),
+            ),
+            models.Index(
+                fields=["tenant", "tree_id", "timestamp", "id"],
+                condition=Q(tree_id__isnull=False),
+                name=constraint_name("usage_tree_idx"),
             ),
         ]
 

@@ -1,4 +1,4 @@
-"""Which signals a write causes, and how they are sent."""
+"""The signals that a write causes, and the function that sends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 def signals_of_status(before: str, after: str, failure_reason: str | None) -> tuple[Signal, ...]:
-    """The signals of a status written over another one; none if it stays."""
+    """Return the signals for replacing one status with another; none if the status is unchanged."""
     if before == after:
         return ()
     if after == SessionStatus.COMPLETED:
@@ -29,11 +29,15 @@ def signals_of_status(before: str, after: str, failure_reason: str | None) -> tu
     return ()
 
 
-def send_signals(signals: Iterable[Signal], *, session_id: str, tenant: str, alias: str | None) -> None:
-    """Send signals of one session; nothing that receivers do reaches the caller."""
+def send_signals(
+    signals: Iterable[Signal], *, session_id: str, tenant: str, alias: str | None, **details: str | None
+) -> None:
+    """Send signals of one session without letting any error of a receiver reach the caller."""
     for signal in signals:
         try:
-            signal.send_robust(sender=None, session_id=session_id, tenant=tenant, using=alias, alias=alias)
+            signal.send_robust(
+                sender=None, session_id=session_id, tenant=tenant, using=alias, alias=alias, **details
+            )
         except Exception:
-            # Asynchronous receivers of a synchronous call on the event loop's own thread.
+            # The receivers are asynchronous, and a synchronous call runs on the event loop's own thread.
             _logger.exception("The receivers of a signal of session %r were not all called.", session_id)

@@ -1,8 +1,8 @@
 """The operations of a state store's back end, and the base class of the public calls.
 
-A back end gets checked arguments, valid ids and encoded payloads. Every write is atomic, takes the session's
-lock first and raises `SessionNotFound` for an unknown session. A returned version is the new version. Session
-ids are those of the back end's tenant.
+A back end receives checked arguments, valid ids and encoded payloads. Every write is atomic, takes the
+session's lock first and raises `SessionNotFound` if the session is unknown. A returned version is the new
+version. Session ids belong to the back end's tenant.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from helix_store import conf
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
+from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -32,7 +34,9 @@ from helix_store.core.types import (
     Submission,
     SubSessionRef,
 )
+from helix_store.sessions.answers import Answer
 from helix_store.sessions.layout import EncodedState
+from helix_store.sessions.posts import NewPost
 from helix_store.sessions.requests import (
     BranchRequest,
     EncodedMessage,
@@ -40,15 +44,16 @@ from helix_store.sessions.requests import (
     NewSession,
     RunUpdate,
     SessionQuery,
+    StagedRow,
     StepRequest,
 )
 from helix_store.sessions.rules import Suspension
-from helix_store.sessions.tool_calls import Answer
 
 __all__ = [
     "Backend",
     "CheckpointOperations",
     "MessageOperations",
+    "PostOperations",
     "RunOperations",
     "SessionOperations",
     "StagingOperations",
@@ -89,34 +94,36 @@ class SessionOperations(Protocol):
     ) -> list[str]: ...
 
     def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
-        """The page, the total if the query counts, and whether more sessions follow."""
+        """Return the page, the total if the query counts, and whether more sessions follow."""
         ...
 
 
 class MessageOperations(Protocol):
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
-        """The new message count."""
+        """Append messages and return the new message count."""
         ...
 
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        """The texts of the page, and the number of messages of the session."""
+        """Return the texts of the page, and the number of messages of the session."""
         ...
 
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
-        """The texts of at most ``limit`` messages after a sequence."""
+        """Return the texts of at most ``limit`` messages after a sequence."""
         ...
 
     def count(self, session_id: str) -> int: ...
 
     def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
-        """The version, unchanged when ``keep`` reaches the end."""
+        """Truncate the history and return the version, unchanged if ``keep`` reaches the end."""
         ...
 
 
 class StagingOperations(Protocol):
-    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None: ...
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
+        """Stage a change, and return its row if the step can promote the row without reading it."""
+        ...
 
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]: ...
 
@@ -137,7 +144,7 @@ class CheckpointOperations(Protocol):
     def select(
         self, session_id: str, *, limit: int, before_version: int | None
     ) -> tuple[list[CheckpointHead], int, int | None]:
-        """The page, newest first, the total, and the ``before_version`` of the next page if there is one."""
+        """Return the page (newest first), the total, and the next page's ``before_version``, if any."""
         ...
 
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int: ...
@@ -183,7 +190,7 @@ class WaitingOperations(Protocol):
     ) -> None:
         """Add pending calls to the owner, and record the owner on the root of both sessions.
 
-        The fence of the guard is that of ``session_id``.
+        The guard's fence belongs to ``session_id``.
         """
         ...
 
@@ -191,15 +198,37 @@ class WaitingOperations(Protocol):
         self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
     ) -> Submission: ...
 
+    def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        """Return the version of the session and what was approved."""
+        ...
+
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
 
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        """In the order of the deadlines; ``now=None`` is the time of the back end's clock."""
+        """Return calls ordered by deadline; ``now=None`` means the time of the back end's clock."""
         ...
 
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int: ...
 
     def resume(self, session_id: str, guard: Guard) -> SessionState: ...
+
+
+class PostOperations(Protocol):
+    def post(self, session_id: str, new: NewPost, most: int) -> Post:
+        """Store a post while fewer than ``most`` wait, or return the one that its key has."""
+        ...
+
+    def select(self, session_id: str, *, states: Sequence[PostState], after: int, limit: int) -> list[Post]:
+        """Return the posts after a sequence."""
+        ...
+
+    def withdraw(self, session_id: str, post_id: str) -> bool: ...
+
+    def receive(self, session_id: str, limit: int | None, guard: Guard) -> list[str]:
+        """Return the texts of the received messages."""
+        ...
+
+    def due(self, limit: int) -> list[DuePost]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,10 +242,11 @@ class Backend:
     checkpoints: CheckpointOperations
     runs: RunOperations
     waiting: WaitingOperations
+    posts: PostOperations
 
 
 class StoreCalls:
-    """The base of the public calls, for one tenant. ``limits`` replace ``HELIX_STORE["LIMITS"]``."""
+    """The base of the public calls, for one tenant. ``limits`` replaces ``HELIX_STORE["LIMITS"]``."""
 
     def __init__(self, backend: Backend, *, tenant: str, limits: Limits | None) -> None:
         self._backend = backend

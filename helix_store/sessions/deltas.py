@@ -1,11 +1,11 @@
-"""Payloads as what changed since an earlier full one, entry by entry.
+"""Payloads stored as the changes since an earlier full payload, entry by entry.
 
-An *entry* is one key of a payload with its value (RFC 8259 calls it a member). All of this works on stored
-texts and never compares values: Python takes ``1``, ``1.0`` and ``True`` for equal, and ``0.0`` and ``-0.0``,
-and two dicts in another order of keys. Their texts differ.
+An *entry* is one key of a payload with its value (RFC 8259 calls it a member). This module works on stored
+texts and never compares values: Python considers ``1``, ``1.0`` and ``True`` equal, also ``0.0`` and
+``-0.0``, and two dicts that differ in the order of their keys. Their texts differ.
 
-A delta is plain JSON, ``{"removed":[keys],"set":{entries}}``: take out the removed keys, then set each entry,
-which keeps the place of a key that is there and puts any other at the end. A key that moved is in both.
+A delta is plain JSON, ``{"removed":[keys],"set":{entries}}``: remove the removed keys, then set each entry,
+which keeps the place of an existing key and appends any other key. A key that moved is in both.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 ]
 
 MAX_DELTAS: Final = 20
-"""How many versions after a full payload a delta may still build on it."""
+"""The number of versions after a full payload for which a delta may still build on it."""
 
 _LEAST_SAVING: Final = 2
-"""How many times shorter than the full payload a delta has to be to be worth reading on top of another."""
+"""The factor by which a delta must be shorter than the full payload to be worth reading in addition."""
 
 _WITHOUT_REFERENCES: Final = 2
 
@@ -61,8 +61,8 @@ class Entry(NamedTuple):
     """A key as written, ``"key":value,`` as written, and a fingerprint that no other value has.
 
     `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and
-    for no other. They stay in the process and are never read back, and are as long as the value's text also
-    where a small graph of shared references stands for a huge one. Only for values that passed the gate.
+    for no other. The bytes stay in the process and are never read back. They are as long as the value's text,
+    even if a small graph of shared references represents a huge value. Only for values that passed the gate.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 Entries: TypeAlias = Mapping[str, Entry]
-"""By key, in the order of the payload."""
+"""Entries by key, in the order of the payload."""
 
 NO_ENTRIES: Final[Entries] = MappingProxyType({})
 
@@ -79,10 +79,10 @@ NO_ENTRIES: Final[Entries] = MappingProxyType({})
 def encode_reusing(
     known: Entries, value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
-    """`encode` a dict, and return the text with its entries; unchanged entries take theirs from ``known``.
+    """Encode a dict as `encode` does and return the text with its entries; unchanged ones reuse ``known``.
 
-    To find out that a value is unchanged takes a third of the time of writing it. The entries are ``None``
-    where the text is not stored as written. Raises what `encode` raises.
+    Detecting an unchanged value takes a third of the time of writing it. The entries are ``None`` if the text
+    is not stored as written. Raises the errors of `encode`.
     """
     check_value(value, limit=limit, path=path)
     size: int | None = None
@@ -107,7 +107,7 @@ def encode_reusing(
 def encode_payload(
     state: SessionState, *, limit: int, path: str, reuse_texts: bool
 ) -> tuple[str, Entries | None]:
-    """The payload of a state; with ``reuse_texts``, `encode_reusing` the entries of its origin."""
+    """Encode a state's payload as `encode` does, or with ``reuse_texts`` as `encode_reusing` does."""
     origin = origin_of(state) if reuse_texts else None
     if origin is None or not origin.entries:
         return encode(state.custom_state, limit=limit, path=path), None
@@ -117,9 +117,9 @@ def encode_payload(
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
-    """`encode_reusing` for a dict that shares values with another one, which was just encoded.
+    """Encode a dict as `encode_reusing` does, if it shares values with another dict that was just encoded.
 
-    ``known`` are the entries of all of ``before``. A value that is the same object was checked there.
+    ``known`` holds the entries of all of ``before``. A value that is the same object was checked there.
     """
     changed = {key: item for key, item in value.items() if key not in before or before[key] is not item}
     _, written = encode_reusing(known, changed, limit=limit, path=path)
@@ -132,14 +132,14 @@ def encode_changed(
 
 
 def split(text: str) -> dict[str, Entry] | None:
-    """The entries of a stored object.
+    """Return the entries of a stored object.
 
-    ``None`` for a text in the form for adjacent surrogates, and for any other text that is not a compact JSON
-    object.
+    Return ``None`` for a text in the form for adjacent surrogates, and for any other text that is not a
+    compact JSON object.
     """
     if text[:1] != "{" or text[-1:] != "}":
         return None
-    # With a comma after the last entry too, all of them end alike.
+    # With a comma after the last entry, all entries end in the same way.
     text = "" if text == "{}" else f"{text[1:-1]},"
     entries = {}
     start = 0
@@ -154,7 +154,7 @@ def split(text: str) -> dict[str, Entry] | None:
 
 
 def _entry_at(text: str, start: int) -> tuple[str, Entry]:
-    """The entry that begins at ``start``. Raises ``ValueError`` for any other text."""
+    """Return the entry that begins at ``start``. Raises ``ValueError`` if there is none."""
     if text[start] != '"':
         raise ValueError
     key, colon = _read_at(text, start)
@@ -176,9 +176,9 @@ def _joined(entries: Entries) -> str:
 class Origin:
     """The full payload that a state was read from or stored as, so that its next step can be a delta.
 
-    A loaded state keeps it privately. No decision rests on it: a delta is written only while the head of the
-    session, under its lock, has this ``key``. A key is random, so no rollback and no restored backup gives it
-    to other content; an outdated origin costs a full payload and nothing else.
+    A loaded state keeps its origin privately. Correctness never depends on it: a delta is written only while
+    the head of the session, under its lock, has this ``key``. A key is random, so neither a rollback nor a
+    restored backup assigns it to other content; an outdated origin only costs a full payload.
     """
 
     __slots__ = ("_entries", "_text", "expects_staging", "key", "latest_version", "row_id", "version")
@@ -194,24 +194,24 @@ class Origin:
         self.key = key
         self.row_id = row_id
         self.version = version
-        # That of the state which was loaded or saved last.
+        # The version of the state that was loaded or saved last.
         self.latest_version = version
-        # Whether the last step promoted staged changes: then the next one reads them before it is tried.
+        # Whether the last step promoted staged changes: if so, the next step reads them before its statement.
         self.expects_staging = False
         self._text = text
         self._entries = entries
 
     @property
     def entries(self) -> Entries:
-        """The entries of the payload; none for a payload that cannot be split."""
+        """The entries of the payload; empty if the payload cannot be split."""
         if self._entries is None:
-            # Most states that are loaded are never saved, so they are split here.
+            # Most loaded states are never saved, so the text is split only on demand.
             self._entries = split(self._text) or NO_ENTRIES
             self._text = ""
         return self._entries
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Replaced by ``None`` when its state is pickled or copied deeply."""
+        """Replace the origin with ``None`` when its state is pickled or deep-copied."""
         return type(None), ()
 
 
@@ -224,7 +224,7 @@ def remember_origin(state: SessionState, origin: Origin) -> None:
 
 
 class StoredPayload(NamedTuple):
-    """What a step's row holds for a payload, and the key that the head has with it."""
+    """The stored form of a step's payload, and the key that the head holds with it."""
 
     text: str
     base_id: int | None
@@ -248,9 +248,9 @@ def stored_payload(
     version: int | None,
     head_key: object = _ANY_KEY,
 ) -> StoredPayload:
-    """The payload of a step: a delta from the state's origin if that is worth it, else in full.
+    """Return a step's payload as a delta from the state's origin if that is worth it, otherwise in full.
 
-    ``version`` is that of the step, where it is known, and ``head_key`` the key that the locked head has.
+    ``version`` is the version of the step, if known, and ``head_key`` the key in the locked head.
     """
     origin = origin_of(state)
     if origin is not None and head_key in (_ANY_KEY, origin.key):
@@ -260,14 +260,14 @@ def stored_payload(
             delta = delta_between(origin.entries, new)
             if delta is not None:
                 return StoredPayload(delta, origin.row_id, origin.key, payload, entries)
-    # 63 random bits: a name that no other content has or gets.
+    # 63 random bits make a name that no other content has or will get.
     return StoredPayload(payload, None, secrets.randbits(63), payload, entries)
 
 
 def remember_step(
     state: SessionState, stored: StoredPayload, row_id: int, version: int, *, has_promoted: bool
 ) -> None:
-    """Keep with the caller's state what its next step can be a delta from."""
+    """Remember in the caller's state the payload that its next step can be a delta from."""
     origin = origin_of(state)
     if stored.base_id is None or origin is None:
         origin = Origin(stored.base_key, row_id, version, stored.full, stored.entries)
@@ -280,16 +280,16 @@ def remember_step(
 
 
 def delta_between(base: Entries, new: Entries) -> str | None:
-    """The delta that turns one payload into exactly another, both given by their entries.
+    """Return the delta that turns one payload into exactly another, both given by their entries.
 
-    Returns ``None`` when the full payload is the better thing to store.
+    Return ``None`` if it is better to store the full payload.
     """
     removed = [entry.key for key, entry in base.items() if key not in new]
     changed = []
     kept = iter(base)
     for key, entry in new.items():
-        # The search continues after the last key found. Once a key is not found, no later one is: every key
-        # after one that is put at the end has to be put at the end as well.
+        # The search continues after the last key found. Once a key is not found, no later key is: all keys
+        # after an appended key must be appended too.
         if key in kept:
             if entry is not base[key] and entry.text != base[key].text:
                 changed.append(entry.text)
@@ -303,14 +303,14 @@ def delta_between(base: Entries, new: Entries) -> str | None:
 
 
 def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
-    """The object that a full payload and the deltas that follow it, oldest first, stand for.
+    """Return the object that results from a full payload and its deltas, oldest first.
 
-    Raises `IntegrityFault` for texts that are unreadable or do not belong together.
+    Raises `IntegrityFault` if the texts are unreadable or do not belong together.
     """
     following = list(deltas)
     if not following:
         return _object(decode(full))
-    # One call to the decoder: for texts as short as most deltas, calling it takes longer than the reading.
+    # Call the decoder once: for texts as short as most deltas, the call takes longer than the decoding.
     first, *changes = decode(f"[{','.join([full, *following])}]")
     if len(changes) != len(following):
         raise _misfit()
@@ -321,16 +321,16 @@ def decode_with_deltas(full: str, deltas: Iterable[str]) -> dict[str, Any]:
 
 
 def apply_deltas(full: str, deltas: Iterable[str]) -> str:
-    """The payload that a full one and the deltas that follow it, oldest first, stand for.
+    """Return the payload that results from a full payload and its deltas, oldest first.
 
-    Raises `IntegrityFault` for texts that are unreadable or do not belong together.
+    Raises `IntegrityFault` if the texts are unreadable or do not belong together.
     """
     document = decode_with_deltas(full, deltas)
     try:
         return encode(document, limit=AS_STORED.max_state_bytes)
     except (InvalidPayload, LimitExceeded):
         pass
-    # Raised out here since the gate's error has a path of the caller's keys and would become its context.
+    # Raise outside the handler: the gate's error has a path of the caller's keys and would be the context.
     raise _misfit()
 
 

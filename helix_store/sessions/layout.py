@@ -1,9 +1,9 @@
-"""How a session's state is laid out at rest; `helix_store.sessions.reading` reads it back.
+"""The layout of a session's state at rest; `helix_store.sessions.reading` reads it back.
 
 ``custom_state`` is the payload, the rest of the state is the envelope; both are exact JSON text in the row
-that holds a state. Fields that lists, filters and single writes need are columns of the session's head too:
-for the *current* state the columns decide, for a checkpoint the envelope does. An envelope leaves out the
-fields that have the default of `SessionState`.
+that holds a state. Fields needed by lists, filters and single writes are also columns of the session's head:
+for the *current* state the columns are authoritative, for a checkpoint the envelope is. An envelope omits
+fields that have the default value of `SessionState`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ HEAD_FIELDS: Final = (
     "created_at",
     "updated_at",
 )
-"""What a listed session has; each is a column of the head."""
+"""The fields of a listed session; each is a column of the head."""
 
 JSON_COLUMNS: Final = (
     "pending_client_tool_calls",
@@ -94,20 +94,20 @@ JSON_COLUMNS: Final = (
     "suspended_awaiting_children",
     "tracing_context",
 )
-"""Payload text in columns of the head, because single writes of the human loop change them."""
+"""Payload text in columns of the head, because single writes for pending calls change it."""
 
 STATE_COLUMNS: Final = HEAD_FIELDS + JSON_COLUMNS
 
 _CONTINUATION: Final = ("suspension_context", "suspended_awaiting_children", "suspended_step_id")
 
 SUSPENSION_FIELDS: Final = ("suspension_kind", *_CONTINUATION, "tracing_context")
-"""What a suspension stores and a resume clears."""
+"""The fields that a suspension stores and a resume clears."""
 
 WRITTEN_COLUMNS: Final = (
     *(name for name in STATE_COLUMNS if name not in STORE_OWNED),
     "pending_deadline",
 )
-"""What a state brings along when it is saved."""
+"""The columns that are written when a state is saved."""
 
 _CUSTOM_STATE_PATH: Final = "/custom_state"
 
@@ -146,7 +146,7 @@ class EncodedState:
     columns: dict[str, Any]
     size_bytes: int
     entries: Entries | None = None
-    """Those of the payload, where they were needed to write it."""
+    """The payload's entries, if they were needed to write it."""
 
 
 def encode_state(
@@ -157,11 +157,11 @@ def encode_state(
     step_count: int | None = None,
     reuse_texts: bool = False,
 ) -> EncodedState:
-    """Check every field of a state and lay it out; ``step_count`` replaces that of the state.
+    """Check every field of a state and lay it out; ``step_count`` replaces the state's own.
 
     With ``reuse_texts``, unchanged entries of the payload take their text from the state that was loaded.
-    Raises `InvalidPayload`, also for a state of another session than ``session_id``, and `LimitExceeded`:
-    ``max_state_bytes`` counts payload and envelope together.
+    Raises `InvalidPayload`, including if the state belongs to another session than ``session_id``, and
+    `LimitExceeded`: ``max_state_bytes`` counts payload and envelope together.
     """
     if not isinstance(state, SessionState):
         raise InvalidPayload(path="", reason=f"expected a SessionState, got {type(state).__name__}")
@@ -188,14 +188,14 @@ def encode_state(
 
 
 def remember_cleared(state: SessionState) -> None:
-    """Mark what a resume returns and has cleared, so that saving the state does not put it back."""
+    """Mark the fields that a resume clears but returns, so that saving the state does not restore them."""
     state._cleared = {name: getattr(state, name) for name in SUSPENSION_FIELDS}
 
 
 def _without_cleared(state: SessionState) -> SessionState:
-    """The state to store: without what a resume cleared, unless the field was assigned since.
+    """Return the state to store, without fields that a resume cleared and nobody assigned since.
 
-    By identity, because a reader may take the returned context to pieces.
+    Fields are compared by identity, because a reader may modify the returned context.
     """
     cleared = getattr(state, "_cleared", None)
     if cleared is None:
@@ -204,14 +204,14 @@ def _without_cleared(state: SessionState) -> SessionState:
     for name, value in cleared.items():
         if getattr(state, name) is value:
             setattr(stored, name, None)
-    # There are few kinds, so an assigned one may be the same again: it goes with the rest of a suspension.
+    # There are few kinds, so an assigned kind may be the same again: it depends on the other fields.
     if any(getattr(stored, name) is not None for name in _CONTINUATION):
         stored.suspension_kind = state.suspension_kind
     return stored
 
 
 def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Limits) -> str:
-    """Encode a changed custom state that goes with an envelope; together they keep ``max_state_bytes``."""
+    """Encode a changed custom state for an envelope; ``max_state_bytes`` limits both together."""
     payload = encode(custom_state, limit=limits.max_state_bytes, path=_CUSTOM_STATE_PATH)
     _checked_size(payload, envelope, limits)
     return payload
@@ -220,9 +220,9 @@ def encode_custom_state(custom_state: dict[str, Any], envelope: str, limits: Lim
 def with_custom_state(
     encoded: EncodedState, before: dict[str, Any], custom_state: dict[str, Any], limits: Limits
 ) -> EncodedState:
-    """An encoded state with another custom state, which may share values with the one that it had before.
+    """Return an encoded state with another custom state, which may share values with the previous one.
 
-    Raises what `encode_state` raises.
+    Raises the errors of `encode_state`.
     """
     limit = limits.max_state_bytes
     entries: Entries | None = None
@@ -237,7 +237,7 @@ def with_custom_state(
 
 
 def _checked_size(payload: str, envelope: str, limits: Limits) -> int:
-    """The bytes of both together. Raises `LimitExceeded`."""
+    """Return the size of both together in bytes. Raises `LimitExceeded`."""
     size_bytes = size_of(payload, envelope)
     if size_bytes > limits.max_state_bytes:
         raise LimitExceeded(name="max_state_bytes", limit=limits.max_state_bytes, actual=size_bytes)
@@ -245,7 +245,7 @@ def _checked_size(payload: str, envelope: str, limits: Limits) -> int:
 
 
 def _columns(head: dict[str, Any], texts: Mapping[str, str], state: SessionState) -> dict[str, Any]:
-    """The values of the head's columns."""
+    """Return the values of the head's columns."""
     columns = dict(head)
     if head["expires_at"] is not None:
         columns["expires_at"] = validation.milliseconds_to_datetime(head["expires_at"])
@@ -268,21 +268,21 @@ def _encoded_field(state: SessionState, name: str, limits: Limits) -> str:
 
 
 def _envelope(head: dict[str, Any], texts: Mapping[str, str]) -> str:
-    """The object of the fields that are not at their default.
+    """Return the JSON object of the fields that differ from their default.
 
-    Joined from texts, because each may have the full depth of a document.
+    It is joined from texts, because each of them may have a document's full depth.
     """
     head = {
         name: value
         for name, value in head.items()
         if name in _ALWAYS_IN_ENVELOPE or value != _HEAD_DEFAULTS[name]
     }
-    # What is in the head has been checked, and holds no surrogates.
+    # The values in the head have been checked and hold no surrogates.
     return join_fields(write_json(head), texts)
 
 
 def suspension_kind(value: Any, path: str = "suspension_kind") -> str:
-    """The status of a run that waits, as text."""
+    """Return the status of a waiting run, as text."""
     kind = validation.enum(RunStatus, value, path)
     if not kind.is_suspended:
         raise InvalidPayload(path=path, reason="expected one of the suspended statuses of a run")
@@ -297,7 +297,7 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
     "resume_count": validation.whole_number,
     "mode": validation.optional(validation.enum_text(SessionMode)),
     "failure_reason": validation.failure_reason,
-    "user_id": validation.optional_identifier,
+    "user_id": validation.user_id,
     "tags": validation.tags,
     "metadata": validation.metadata,
     "title": validation.title,
@@ -312,13 +312,13 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
 }
 _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     **_HEAD_RULES,
-    # Of a session that is stored already: the lengths of texts were not always limited.
+    # The session is stored already: text lengths were not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
 
 
 def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
-    """When the first unanswered call is due; entries without a usable deadline wait for ever."""
+    """Return the deadline of the first unanswered call; entries without a usable deadline wait forever."""
     deadlines = [
         entry["deadline"]
         for entry in pending.values()
@@ -329,7 +329,7 @@ def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
 
 
 def settled_mode(stored: str | None, given: str | None) -> str | None:
-    """The mode a write leaves behind: it is written once, and not giving one keeps what is there."""
+    """Return the mode after a write: it is written once, and a write without a mode keeps the stored one."""
     if stored is not None and given is not None and stored != given:
         raise ConflictError("The mode of a session is written once and cannot change.")
     return given if stored is None else stored

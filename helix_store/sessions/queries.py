@@ -1,64 +1,48 @@
-"""A list of sessions: its filters, checked, and what a cursor is bound to."""
+"""Queries for lists of sessions: checked filters, and the values that a cursor is bound to."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from helix_store.core import validation
-from helix_store.core.types import UNSET, SessionStatus, Timestamp, Unset
+from helix_store.core.types import SessionStatus, Timestamp, Unset
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.requests import SessionQuery
 
 __all__ = ["checked_query", "cursor_binding"]
 
 
-def checked_query(
-    *,
-    agent_type: str | None = None,
-    status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
-    user_id: str | None = None,
-    parent_session_id: str | Unset | None = UNSET,
-    root_session_id: str | None = None,
-    workspace_id: str | None = None,
-    tags: Iterable[str] | None = None,
-    metadata: Mapping[str, str] | None = None,
-    created_from: Timestamp | None = None,
-    created_to: Timestamp | None = None,
-    order_by: str = "updated_at",
-    direction: str = "desc",
-    limit: int = 50,
-    offset: int = 0,
-    count: bool = True,
-) -> SessionQuery:
-    """The query of these filters. Raises `InvalidQuery` and `InvalidPayload`."""
+def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
+    """Return a query from the parameters of ``list_sessions``. Raises `InvalidQuery` and `InvalidPayload`."""
+    parent_session_id, tags, metadata = (filters[name] for name in ("parent_session_id", "tags", "metadata"))
     return SessionQuery(
-        agent_type=validation.optional_identifier(agent_type, "agent_type"),
-        statuses=_status_filter(status),
-        user_id=validation.optional_identifier(user_id, "user_id"),
+        agent_type=validation.optional_identifier(filters["agent_type"], "agent_type"),
+        statuses=_status_filter(filters["status"]),
+        user_id=validation.user_id(filters["user_id"]),
         parent_session_id=(
             parent_session_id
             if isinstance(parent_session_id, Unset)
             else validation.optional_identifier(parent_session_id, "parent_session_id")
         ),
-        root_session_id=validation.optional_identifier(root_session_id, "root_session_id"),
-        workspace_id=validation.optional_identifier(workspace_id, "workspace_id", empty=True),
+        root_session_id=validation.optional_identifier(filters["root_session_id"], "root_session_id"),
+        workspace_id=validation.optional_identifier(filters["workspace_id"], "workspace_id", empty=True),
         tags=[] if tags is None else validation.tags(tags if isinstance(tags, str) else list(tags)),
         metadata={} if metadata is None else validation.metadata(metadata),
-        created_from=_timestamp(created_from, "created_from"),
-        created_to=_timestamp(created_to, "created_to"),
-        order_by=_one_of(order_by, ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
-        descending=_one_of(direction, ("asc", "desc"), "direction") == "desc",
-        limit=validation.page_limit(limit),
-        offset=validation.page_offset(offset),
-        count=bool(count),
+        created_from=_timestamp(filters["created_from"], "created_from"),
+        created_to=_timestamp(filters["created_to"], "created_to"),
+        order_by=_one_of(filters["order_by"], ("created_at", "updated_at"), "order_by"),  # type: ignore[arg-type]
+        descending=_one_of(filters["direction"], ("asc", "desc"), "direction") == "desc",
+        limit=validation.page_limit(filters["limit"]),
+        offset=validation.page_offset(filters["offset"]),
+        count=bool(filters["count"]),
     )
 
 
 def cursor_binding(tenant: str | None, query: SessionQuery) -> dict[str, Any]:
-    """What the next page must repeat: the tenant, ``None`` for all of them, and the query."""
+    """Return the values that the next page must repeat: the tenant (``None``: all) and the query."""
     binding = {"tenant": tenant, **asdict(query)}
     binding["statuses"] = None if query.statuses is None else sorted(query.statuses)
     for paging in ("limit", "offset", "after", "count"):

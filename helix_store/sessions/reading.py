@@ -1,4 +1,4 @@
-"""Reading a session's state back from what `helix_store.sessions.layout` stored."""
+"""Functions that read back a session's state as `helix_store.sessions.layout` stored it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from helix_store.core import validation
-from helix_store.core.payloads import decode, decode_object
-from helix_store.core.types import RunStatus, SessionHead, SessionMode, SessionState, SessionStatus
+from helix_store.core.payloads import decode, decode_object, decode_optional
+from helix_store.core.types import (
+    RunStatus,
+    SessionHead,
+    SessionMode,
+    SessionState,
+    SessionStatus,
+    SubSessionRef,
+)
 from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.sessions.approvals import current_calls
 from helix_store.sessions.deltas import decode_with_deltas
 from helix_store.sessions.layout import (
     ENVELOPE,
@@ -20,17 +28,24 @@ from helix_store.sessions.layout import (
     suspension_kind,
 )
 
-__all__ = ["checkpoint_state", "current_state", "custom_state_of", "head_values", "listed_head"]
+__all__ = [
+    "checkpoint_state",
+    "current_state",
+    "custom_state_of",
+    "head_values",
+    "listed_head",
+    "sub_session_ref_from",
+]
 
 
 def _stored_types(hint: Any) -> tuple[type, ...]:
-    """The types of a field at rest, where members of enumerations are text."""
+    """Return the types of a stored field, in which members of enumerations are text."""
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     types = [get_origin(option) or option for option in options]
     return tuple(str if issubclass(kind, str) else kind for kind in types)
 
 
-# Not the rules of what is written: those change, and rows stay.
+# These are not the rules for writing: the rules change, but stored rows do not.
 _STORED_TYPES: Final = {
     name: _stored_types(hint) for name, hint in get_type_hints(SessionState).items() if hint is not Any
 }
@@ -39,15 +54,19 @@ _STORED_TYPES: Final = {
 def current_state(
     columns: Mapping[str, Any], payload: str, envelope: str, base: str | None = None
 ) -> SessionState:
-    """The state as it is now: ``columns`` holds every name of `STATE_COLUMNS` as stored.
+    """Return the current state; ``columns`` holds every name of `STATE_COLUMNS` as stored.
 
-    With a ``base``, the payload is a delta to that full one.
+    With a ``base``, the payload is a delta from that full payload.
     """
     kept = decode_object(envelope)
     fields: dict[str, Any] = {name: kept[name] for name in KEPT_IN_ENVELOPE_ONLY if name in kept}
     fields |= {name: decode(columns[name]) for name in JSON_COLUMNS if columns[name] is not None}
     _require_shapes({**fields, "tags": columns["tags"], "metadata": columns["metadata"]})
-    return SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
+    if "pending_client_tool_calls" in fields:
+        fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"])
+    state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
+    state._has_posts = columns.get("next_post_at") is not None
+    return state
 
 
 def _require_shapes(fields: Mapping[str, Any]) -> None:
@@ -67,7 +86,7 @@ def _has_texts(values: Iterable[Any]) -> bool:
 
 
 def listed_head(columns: Mapping[str, Any]) -> SessionHead:
-    """The session in a list: tags and metadata of another shape are left out, so that the list works."""
+    """Return the session for a list, which must work: omit tags and metadata if their shape is wrong."""
     values = head_values(columns)
     try:
         _require_shapes({"tags": values["tags"], "metadata": values["metadata"]})
@@ -77,7 +96,7 @@ def listed_head(columns: Mapping[str, Any]) -> SessionHead:
 
 
 def head_values(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Head columns as the values of `SessionHead` and `SessionState`."""
+    """Return head columns as values of `SessionHead` and `SessionState`."""
     values = {name: columns[name] for name in HEAD_FIELDS}
     values["status"] = SessionStatus(values["status"])
     values["mode"] = None if values["mode"] is None else SessionMode(values["mode"])
@@ -99,7 +118,7 @@ def checkpoint_state(
     created_at: datetime,
     updated_at: datetime,
 ) -> SessionState:
-    """The state as a checkpoint recorded it; with a ``base``, the payload is a delta to that full one."""
+    """Return the state that a checkpoint recorded; with a ``base``, the payload is a delta from it."""
     fields = decode_object(envelope)
     _require_shapes(fields)
     try:
@@ -125,5 +144,19 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
-    """The custom state in a payload, or in a payload that is a delta to a base."""
+    """Return the custom state in a payload, or in a payload that is a delta from a base."""
     return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
+
+
+def sub_session_ref_from(stored: Any) -> SubSessionRef:
+    """Return the value of a row or an `EncodedRef`."""
+    return SubSessionRef(
+        sub_session_id=stored.sub_session_id,
+        agent_type=stored.agent_type,
+        parent_tool_call_id=stored.parent_tool_call_id,
+        status=stored.status,
+        location="remote" if stored.location == "remote" else "local",
+        remote=decode_optional(stored.remote),
+        output=decode_optional(stored.output),
+        error=decode_optional(stored.error),
+    )

@@ -1,20 +1,23 @@
-"""Checked requests: what the public calls pass to a back end."""
+"""Checked requests, which the public calls pass to a back end."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from helix_store.core import validation
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
+from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode_all, encode_all
 from helix_store.core.types import (
     UNSET,
+    InterruptRequest,
     Message,
     RunStatus,
     SessionState,
@@ -23,19 +26,24 @@ from helix_store.core.types import (
     StepInfo,
     Unset,
 )
-from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.sessions.layout import EncodedState
+from helix_store.exceptions import ConflictError, IntegrityFault, shown_id
+from helix_store.sessions.layout import EncodedState, encode_state, with_custom_state
 
 __all__ = [
     "BranchRequest",
     "EncodedMessage",
     "EncodedRef",
     "NewSession",
+    "OpenedStep",
+    "Reception",
     "RunUpdate",
     "SessionQuery",
+    "StagedRow",
     "StepRequest",
+    "are_stored",
     "decode_messages",
     "decode_staged",
+    "dropped_staging",
     "encode_messages",
     "without_thinking",
 ]
@@ -48,8 +56,27 @@ class EncodedMessage(NamedTuple):
     text: str
 
 
+class StagedRow(NamedTuple):
+    """A staged change as text, and the version of the row that holds it."""
+
+    version: str
+    payload: str
+
+
+class OpenedStep(NamedTuple):
+    """What a step begins with; the interrupt request is bound to its run.
+
+    If ``may_be_stopped`` is false, no budget of the session has been reached, and nothing is held.
+    """
+
+    state: SessionState
+    has_staged: bool
+    interrupt: InterruptRequest | None
+    may_be_stopped: bool = True
+
+
 def encode_messages(messages: Sequence[AnyMessage], limits: Limits) -> list[EncodedMessage]:
-    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with its path."""
+    """Check and encode messages in order. Raises `InvalidPayload` and `LimitExceeded` with their path."""
     roles = validation.messages(messages)
     texts = encode_all(messages, limit=limits.max_message_bytes, name="max_message_bytes", path="/messages")
     return [EncodedMessage(role, text) for role, text in zip(roles, texts, strict=True)]
@@ -71,14 +98,14 @@ def decode_staged(texts: Iterable[str]) -> list[StagedChanges]:
 
 def _staged(document: Any) -> StagedChanges:
     try:
-        staged = StagedChanges.from_dict(document)
+        staged = StagedChanges(**document)
         is_sound = (
             type(staged.tool_call_id) is str
             and type(staged.patches) is list
             and type(staged.merge_changes) in (dict, type(None))
             and type(staged.timestamp) in (int, type(None))
         )
-    except InvalidPayload:
+    except TypeError:
         is_sound = False
     if not is_sound:
         raise IntegrityFault("Stored staged changes cannot be read; other rows are not affected.")
@@ -86,7 +113,7 @@ def _staged(document: Any) -> StagedChanges:
 
 
 def without_thinking(message: Message) -> Message:
-    """The message without its ``thinking`` key and without content parts of type thinking or reasoning."""
+    """Return the message without its ``thinking`` key and content parts of type thinking or reasoning."""
     kept = {key: value for key, value in message.items() if key != "thinking"}
     if isinstance(kept.get("content"), list):
         kept["content"] = [part for part in kept["content"] if not _is_thinking(part)]
@@ -100,20 +127,38 @@ def _is_thinking(part: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session to create. The back end finds its root, which is stored as a column only."""
+    """A session to create. The back end looks up its root, which is stored only as a column."""
 
     session_id: str
     encoded: EncodedState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Reception:
+    """How a step of a turn receives due posts.
+
+    ``continued`` is the state that a step which finishes the session stores if posts are due. The commit sets
+    ``is_continued``.
+    """
+
+    continued: SessionState | None = None
+    is_continued: bool = False
+
+
+@dataclass(slots=True)
 class StepRequest:
-    """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps."""
+    """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps.
+
+    For a step of a handle, ``staged`` holds the changes that it staged itself, by tool call id, and
+    ``staged_rows`` their rows, if all of them are known.
+    """
 
     session_id: str
     checkpoint_id: str
     state: SessionState
     encoded: EncodedState
+    custom_state: dict[str, Any]
+    """The custom state of ``state``, and after `promote` also the staged changes."""
     messages: Sequence[EncodedMessage]
     step: StepInfo
     guard: Guard
@@ -121,28 +166,77 @@ class StepRequest:
     run_id: str | None = None
     operation_id: str | None = None
     keep: int | None = None
+    staged: Mapping[str, StagedChanges] | None = None
+    uses: Mapping[str, ApprovedCall] = field(default_factory=dict)
+    """The approvals that the step uses, by tool call id."""
+    reception: Reception | None = None
+    staged_rows: Sequence[StagedRow] = ()
 
     @property
     def name(self) -> str:
-        """What a repeat looks for: the operation id, or else the id of the checkpoint."""
+        """The key by which a repeat is found: the operation id, or otherwise the id of the checkpoint."""
         return self.operation_id or self.checkpoint_id
 
     def digest(self) -> str:
-        """A digest of the payload, which a repeat under the same operation id must have too."""
+        """Return a digest of the payload, which a repeat with the same operation id must match.
+
+        If the state has an intent, the digest covers the intent and the messages instead.
+        """
         digest = hashlib.sha256()
-        parts = (
+        intent = getattr(self.state, "_intent", None)
+        payload = (
             self.encoded.payload,
             self.encoded.envelope,
             self.step.step_id,
             str(self.step.step_count),
             str(self.step.stream_sequence),
             self.run_id or "",
-            *(message.text for message in self.messages),
         )
-        for part in parts:
+        parts = payload if intent is None else (intent,)
+        for part in (*parts, *(message.text for message in self.messages)):
             data = part.encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
+
+    def continued(self, reception: Reception, *, has_due_posts: bool) -> StepRequest:
+        """Return the request to commit: with due posts, one that does not finish the session."""
+        state = reception.continued
+        reception.is_continued = has_due_posts and state is not None
+        if state is None or not has_due_posts:
+            return self
+        encoded = encode_state(state, self.limits, self.session_id, step_count=self.step.step_count)
+        return replace(self, state=state, encoded=encoded)
+
+    def require_staged(self, stored: Iterable[StagedChanges]) -> None:
+        """Raise `ConflictError` unless all changes that the step staged itself are stored unchanged."""
+        if not are_stored(self.staged or {}, stored):
+            raise dropped_staging(self.step.step_id)
+
+    def promote(self, staged: Sequence[StagedChanges]) -> EncodedState:
+        """Return the encoded state with staged changes applied. Raises `PatchError` and `LimitExceeded`."""
+        before = self.custom_state = self.state.custom_state
+        if not staged:
+            return self.encoded
+        self.custom_state = with_staged(before, staged, limits=self.limits)
+        return with_custom_state(self.encoded, before, self.custom_state, self.limits)
+
+
+def set_intent(state: SessionState, intent: str | None) -> None:
+    """Make a text represent a state in the digest of its step, because a repeat starts from a later state."""
+    state._intent = intent
+
+
+def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChanges]) -> bool:
+    """Return whether all changes that a step staged are stored exactly as they were staged."""
+    found = {change.tool_call_id: change for change in stored}
+    return all(found.get(tool_call_id) == change for tool_call_id, change in staged.items())
+
+
+def dropped_staging(step_id: str) -> ConflictError:
+    return ConflictError(
+        f"Another worker began the step {shown_id(step_id)} and dropped what this one had staged; "
+        "let one worker drive the session: take its lock, or use turn()."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +250,7 @@ class BranchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """``None`` leaves ``step_count``, ``completion_reason`` or ``error`` unchanged."""
+    """An update of a run. ``None`` leaves ``step_count``, ``completion_reason`` or ``error`` unchanged."""
 
     status: RunStatus
     step_count: int | None = None
@@ -180,7 +274,7 @@ class EncodedRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuery:
-    """Filters are AND; ``None`` means no filter, except ``parent_session_id``: None = roots, UNSET = any."""
+    """Filters, joined by AND. ``None`` sets none; in ``parent_session_id``: None = roots, UNSET = any."""
 
     agent_type: str | None = None
     statuses: frozenset[SessionStatus] | None = None

@@ -20,8 +20,14 @@ from helix_store.core.types import (
     SessionStatus,
 )
 from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError, shown_id
-from helix_store.sessions.layout import SUSPENSION_FIELDS, remember_cleared, suspension_kind
-from helix_store.sessions.tool_calls import is_answered
+from helix_store.sessions.layout import (
+    SUSPENSION_FIELDS,
+    EncodedState,
+    remember_cleared,
+    settled_mode,
+    suspension_kind,
+)
+from helix_store.sessions.tool_calls import is_answered, kept_ownership
 
 __all__ = [
     "RESUMED_COLUMNS",
@@ -44,8 +50,11 @@ __all__ = [
     "standing_request",
     "taken_run",
     "unknown_ref",
+    "written_columns",
 ]
 
+DEFAULT_STEP: Final = "step-"
+"""The start of the id of a step that has no other id; its number follows."""
 SUPERSEDED: Final = "superseded"
 """The completion reason of a run that another run replaced."""
 
@@ -57,14 +66,14 @@ RESUMED_COLUMNS: Final[dict[str, Any]] = {
     **dict.fromkeys(SUSPENSION_FIELDS),
     "expires_at": None,
 }
-"""The columns that a resume writes. The expiry was for the suspension: it must not end an active session."""
+"""The columns that a resume writes. The expiry was the suspension's and must not end an active session."""
 
 
 def check_supersedes(running_token: int | None, *, supersede: bool, fencing_token: int | None) -> None:
     """Raise `ConflictError` unless a new run may replace the running one.
 
-    It may with ``supersede``, or with a newer token than that of the running run, whose worker has then lost
-    the lock. A run without a token counts as one with token 0.
+    It may do so with ``supersede``, or with a newer token than that of the running run, whose worker has then
+    lost the lock. A run without a token counts as having token 0.
     """
     if not supersede and (fencing_token is None or fencing_token <= (running_token or 0)):
         raise ConflictError(
@@ -73,12 +82,12 @@ def check_supersedes(running_token: int | None, *, supersede: bool, fencing_toke
 
 
 def taken_run(run_id: str) -> ConflictError:
-    """The error of a start under the id of a run that the session has."""
+    """Return the error for starting a run whose id the session already has."""
     return ConflictError(f"The run id {shown_id(run_id)} is taken; choose another one.", run_id=run_id)
 
 
 def unknown_ref(sub_session_id: str) -> NotFoundError:
-    """The error of an update of a ref that the session does not have."""
+    """Return the error for updating a ref that the session does not have."""
     return NotFoundError(
         f"The session has no sub-session ref with the id {shown_id(sub_session_id)}; add it first.",
         sub_session_id=sub_session_id,
@@ -94,8 +103,8 @@ def check_no_other_runs(running_run_id: str | None, run_id: str) -> None:
 def check_may_run(run_id: str, status: RunStatus | str, completion_reason: str | None) -> None:
     """Raise `ConflictError` if this run is set to running although it is over.
 
-    A run that waits or was interrupted may go on. One that was superseded may not: its worker has lost the
-    session, and would stop the next run from starting.
+    A run that waits or was interrupted may continue. A superseded run may not: its worker has lost the
+    session and would prevent the next run from starting.
     """
     if status in _OVER or (status != RunStatus.RUNNING and completion_reason == SUPERSEDED):
         raise ConflictError(f"The run {shown_id(run_id)} is over; start another run.", run_id=run_id)
@@ -117,26 +126,26 @@ def check_interruptible(run_id: str, status: RunStatus | str) -> None:
 
 
 def end_of_run(status: RunStatus, ended_at: datetime | None, now: datetime) -> datetime | None:
-    """The end time of a run with this status: the first one counts, and a running run has no end."""
+    """Return the end time of a run with this status: the first one counts, and a running run has no end."""
     if status is RunStatus.RUNNING:
         return None
     return now if ended_at is None else ended_at
 
 
 def standing_request(pending: InterruptRequest | None, wanted: InterruptRequest) -> InterruptRequest:
-    """The request to keep: the newer one, except that an interrupt never replaces an abort."""
+    """Return the request to keep: the newer one, except that an interrupt never replaces an abort."""
     if pending is not None and pending.kind == InterruptKind.ABORT and wanted.kind != InterruptKind.ABORT:
         return pending
     return wanted
 
 
 def is_stale(request: InterruptRequest, running_run_id: str | None) -> bool:
-    """Whether the request is bound to a run that has ended: then it is as good as deleted."""
+    """Return whether the request is bound to a run that has ended, so that it no longer counts."""
     return request.run_id not in (None, running_run_id)
 
 
 def is_bound_to(request: InterruptRequest, run_id: str | None) -> bool:
-    """Whether a check with this ``run_id`` returns the request; ``None`` returns every request."""
+    """Return whether a check with this ``run_id`` returns the request; ``None`` matches every request."""
     return run_id is None or request.run_id == run_id
 
 
@@ -154,7 +163,7 @@ class RefIdentity(Protocol):
 
 
 def check_same_ref(stored: RefIdentity, given: RefIdentity) -> None:
-    """Raise `ConflictError` when a ref is added again with another agent type, tool call or location."""
+    """Raise `ConflictError` if a ref is added again with another agent type, tool call or location."""
     if (stored.agent_type, stored.parent_tool_call_id, stored.location) != (
         given.agent_type,
         given.parent_tool_call_id,
@@ -166,12 +175,29 @@ def check_same_ref(stored: RefIdentity, given: RefIdentity) -> None:
         )
 
 
+def written_columns(
+    encoded: EncodedState, *, session_id: str, mode: str | None, ownership: str | None
+) -> dict[str, Any]:
+    """Return the head's columns for a whole state, written over a session with this mode and owner record.
+
+    Raises `ConflictError` if the mode differs.
+    """
+    columns = encoded.columns
+    return {
+        **columns,
+        "mode": settled_mode(mode, columns["mode"]),
+        "client_tool_call_ownership": kept_ownership(
+            columns["client_tool_call_ownership"], ownership, session_id
+        ),
+    }
+
+
 def branched_state(source: SessionState, *, new_session_id: str, title: str | None = None) -> SessionState:
-    """The first state of a branch. It shares no object with ``source``.
+    """Return the first state of a branch. It shares no object with ``source``.
 
     The branch is active and the root of a new tree. It copies the identity of the session, its custom state
-    and the completed client tool calls. It does not copy result, failure, pending calls, suspension, expiry
-    and workspace refs. The store sets versions, counts and times.
+    and the completed client tool calls. It does not copy the result, failure, pending calls, suspension,
+    expiry or workspace refs. The store sets versions, counts and times.
     """
     return SessionState(
         session_id=new_session_id,
@@ -200,11 +226,11 @@ class Suspension:
     calls: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def is_answered(self, pending: str | None) -> bool:
-        """Whether the session waits for calls that were all answered before it was suspended."""
+        """Return whether all calls that the session waits for were answered before it was suspended."""
         return self.kind == RunStatus.SUSPENDED_CLIENT_TOOL and is_answered(pending)
 
     def require_allowed(self, status: str) -> None:
-        """Raise `ConflictError` for a session that has ended: `resume` would make it active again."""
+        """Raise `ConflictError` if the session has ended: `resume` would make it active again."""
         if SessionStatus(status).is_terminal:
             raise ConflictError(
                 f"The session is {status} and cannot be suspended; start a new session or branch this one."
@@ -222,7 +248,7 @@ def checked_suspension(
     expires_at: Any,
     limits: Limits,
 ) -> Suspension:
-    """The suspension to write; without ``tracing`` or ``expires_at`` the stored value stays.
+    """Return the suspension to write; without ``tracing`` or ``expires_at``, the stored value is kept.
 
     Raises `InvalidPayload` and `LimitExceeded`.
     """
@@ -270,7 +296,7 @@ def require_suspended(columns: Mapping[str, Any]) -> None:
 
 
 def resumed_state(state: SessionState, *, version: int, at: datetime) -> SessionState:
-    """The state after resuming, with the continuation that the store has cleared and a save leaves out."""
+    """Return the state after resuming, with the continuation that the store cleared and a save omits."""
     state.status = SessionStatus.ACTIVE
     state.resume_count += 1
     state.expires_at = None

@@ -1,11 +1,11 @@
-"""The SQL statements of the state store, but for the step in one statement: that is in `step_sql`.
+"""The SQL statements of the state store, except the step in one statement, which is in `step_sql`.
 
-A statement for PostgreSQL alone holds its whole decision in its conditions. When one of them does not hold,
-it changes nothing, and the portable form decides: it locks first.
+A PostgreSQL-only statement expresses its whole decision in its conditions. If one of them does not hold, the
+statement changes nothing, and the portable form decides: it locks first.
 
-After a wait for a lock, PostgreSQL checks the conditions of an ``UPDATE`` again on the row as it is then.
-Everything else in the statement, also a subselect, is as it was at the start. So a condition decides on a
-column of the locked row.
+After a wait for a lock, PostgreSQL re-checks the conditions of an ``UPDATE`` on the row as it is then.
+Everything else in the statement, including a subselect, reflects the start. A condition therefore decides on
+a column of the locked row.
 """
 
 from __future__ import annotations
@@ -13,50 +13,70 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from helix_store.counters.sql import has_budgets, may_be_stopped
+from helix_store.engine.call_ids import recorded
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
-from helix_store.models import Checkpoint, Item, Lock, Message, Run, Session, StagedChange, SubSessionRef
+from helix_store.models import (
+    Checkpoint,
+    InterruptRequest,
+    Lock,
+    Message,
+    Operation,
+    Run,
+    Session,
+    StagedChange,
+    SubSessionRef,
+)
 from helix_store.sessions.layout import STATE_COLUMNS
-from helix_store.sessions.rules import SUPERSEDED
+from helix_store.sessions.rules import DEFAULT_STEP, SUPERSEDED
 
 __all__ = [
     "CHECKPOINT_COLUMNS",
     "COMPARE_AND_SET_STATUS",
-    "COPY_ITEMS",
     "COPY_MESSAGES",
     "CURRENT_COLUMNS",
-    "ENDED_RUN_COLUMNS",
+    "DELETE_STAGED",
     "END_LOCKED_RUN",
     "FENCE",
     "FENCE_HOLDS",
     "FOREST_KEYS",
+    "INTERRUPT_COLUMNS",
     "LATEST_CHECKPOINT",
+    "LOAD_CAPPED_STEP",
     "LOAD_STATE",
+    "LOAD_STEP",
     "MESSAGE_PAGE",
+    "RUN_COLUMNS",
     "SESSION_BY_ID",
+    "STAGED_CHANGES",
     "STAGE_CHANGE",
     "TAKE_STAGED",
     "TOUCH_SESSION",
     "TREE_KEYS",
+    "UNCHANGED",
     "end_run",
+    "mark_taken",
     "session_by_id",
+    "staged_version",
+    "start_run",
 ]
 
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
-_ITEM: Final = table(Item)
 _MESSAGE: Final = table(Message)
 _STAGED: Final = table(StagedChange)
 _REF: Final = table(SubSessionRef)
 _RUN: Final = table(Run)
+_INTERRUPT: Final = table(InterruptRequest)
 
 
 def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
-    """The condition for one session; ``session_id`` is the name of a parameter.
+    """Return the condition for one session; ``session_id`` is the name of a parameter.
 
-    PostgreSQL takes a tenant that came after its statistics for one without sessions. Any index that begins
-    with the tenant looks as good as that of the key then, and a look-up could read all that the tenant has.
-    So the planner does not see the tenant as a value: ``tenant = (SELECT …)`` is planned for any tenant.
+    PostgreSQL assumes that a tenant added after its statistics has no sessions. Any index that begins with
+    the tenant then looks as good as that of the key, and a look-up could read all rows of the tenant. To hide
+    the value from the planner, the tenant is a subselect: ``tenant = (SELECT …)`` is planned for any tenant.
     """
     prefix = f"{alias}." if alias else ""
     return f"{prefix}tenant = (SELECT %(tenant)s) AND {prefix}session_id = %({session_id})s"
@@ -69,6 +89,7 @@ SESSION_BY_ID: Final = session_by_id()
 
 CURRENT_COLUMNS: Final = (
     *STATE_COLUMNS,
+    "next_post_at",
     "base_key",
     "current_id",
     "current__payload",
@@ -78,7 +99,7 @@ CURRENT_COLUMNS: Final = (
     "current__base__payload",
     "current__base__version",
 )
-"""What the current state is read from, by the names of the ORM."""
+"""The columns of the current state, by the names of the ORM."""
 
 _CURRENT_SQL: Final = {
     "current__payload": "c.payload",
@@ -89,15 +110,46 @@ _CURRENT_SQL: Final = {
     "current__base__version": "b.version",
 }
 
-# With its session, a checkpoint is looked for in one part of a table that is partitioned by session.
-LOAD_STATE: Final = Statement(
-    postgresql=f"""
-        SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}
+INTERRUPT_COLUMNS: Final = ("kind", "reason", "run_id", "requested_at")
+
+
+def _load(more_columns: str = "", more_tables: str = "") -> Statement:
+    # With its session, a checkpoint is looked up in one partition of a table that is partitioned by session.
+    return Statement(
+        postgresql=f"""
+        SELECT {", ".join(_CURRENT_SQL.get(name, f"s.{name}") for name in CURRENT_COLUMNS)}{more_columns}
         FROM {_SESSION} AS s
         LEFT JOIN {_CHECKPOINT} AS c ON c.session_id = s.id AND c.id = s.current_id
-        LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id
+        LEFT JOIN {_CHECKPOINT} AS b ON b.session_id = c.session_id AND b.id = c.base_id{more_tables}
         WHERE {session_by_id("s")}"""
-)
+    )
+
+
+LOAD_STATE: Final = _load(f""",
+            {has_budgets("s.tenant")}""")
+"""The state, and whether its tenant has budgets."""
+
+
+def _load_step(may_be_stopped: str) -> Statement:
+    return _load(
+        f""",
+            EXISTS (
+                SELECT 1 FROM {_STAGED} AS g WHERE g.session_id = s.id
+                    AND g.step_id = coalesce(%(step_id)s::text, '{DEFAULT_STEP}' || (s.step_count + 1))
+            ), {", ".join(f"i.{name}" for name in INTERRUPT_COLUMNS)}, {may_be_stopped}""",
+        f"""
+        LEFT JOIN {_INTERRUPT} AS i ON i.session_id = s.id AND i.run_id = %(run_id)s AND EXISTS (
+            SELECT 1 FROM {_RUN} AS r
+            WHERE r.session_id = s.id AND r.run_id = i.run_id AND r.status = 'running'
+        )""",
+    )
+
+
+LOAD_STEP: Final = _load_step("false")
+"""The state, whether changes are staged for the step, the interrupt request that is bound to its run, and
+whether the budgets of the session must be checked."""
+LOAD_CAPPED_STEP: Final = _load_step(may_be_stopped("s"))
+"""`LOAD_STEP` for a session that has budgets."""
 
 CHECKPOINT_COLUMNS: Final = (
     "checkpoint_id",
@@ -115,11 +167,11 @@ CHECKPOINT_COLUMNS: Final = (
     "base__payload",
     "session__created_at",
 )
-"""What a checkpoint is read from, by the names of the ORM."""
+"""The columns of a checkpoint, by the names of the ORM."""
 
 _CHECKPOINT_SQL: Final = {"session__created_at": "s.created_at", "base__payload": "b.payload"}
 
-# As a join it would sort all checkpoints of the session.
+# A join would sort all checkpoints of the session.
 LATEST_CHECKPOINT: Final = Statement(
     postgresql=f"""
         SELECT {", ".join(_CHECKPOINT_SQL.get(name, f"c.{name}") for name in CHECKPOINT_COLUMNS)}
@@ -130,8 +182,16 @@ LATEST_CHECKPOINT: Final = Statement(
         WHERE {session_by_id("s")}"""
 )
 
-# A plan for a known range looks so much better than one for any range that the server would make it again for
-# each call, which costs more than reading a page.
+# This returns the session's row even without staged changes: one statement also finds out if it exists.
+STAGED_CHANGES: Final = Statement(
+    f"""
+        SELECT g.id, g.payload FROM {_SESSION} AS s
+        LEFT JOIN {_STAGED} AS g ON g.session_id = s.id AND g.step_id = %(step_id)s
+        WHERE {session_by_id("s")}"""
+)
+
+# A plan for a known range looks so much better than one for any range that the server would re-plan for each
+# call, which costs more than reading a page.
 MESSAGE_PAGE: Final = Statement(
     postgresql=f"""
         WITH page AS MATERIALIZED (
@@ -147,11 +207,11 @@ MESSAGE_PAGE: Final = Statement(
 
 
 def _trees(chosen: tuple[str, str], columns: str) -> Statement:
-    """The chosen sessions (``top``) and their local descendants, reachable by parent or by local ref.
+    """Return the chosen sessions (``top``) and their local descendants, by parent or by local ref.
 
-    UNION drops what was seen, so that a cycle ends. On SQLite, what is always true is marked as unlikely:
-    SQLite expects a tree to be huge, and with statistics it would build a Bloom filter of all sessions for
-    every walk.
+    UNION drops rows it has already seen, so that a cycle ends. On SQLite, a condition that is always true is
+    marked as unlikely: SQLite expects a huge tree, and with statistics it would build a Bloom filter of all
+    sessions for every walk.
     """
     return Statement(
         postgresql=f"""
@@ -197,89 +257,121 @@ FOREST_KEYS: Final = _trees(is_in_list("id", "keys", "bigint"), "top, id")
 
 # --- Writes under the session's lock ----------------------------------------------------------------
 
+
+def staged_version(row: str) -> str:
+    """Return the version of a row of a staged change: a row that is written again gets another ``xmin``."""
+    return f"{row}.id || ':' || {row}.xmin"
+
+
+def mark_taken(taken: str, *, session: str) -> str:
+    """Mark each staged change that was ``taken``, under the id of the call that staged it.
+
+    A call whose reply was lost finds the mark after the change is gone.
+    """
+    return f"""
+        INSERT INTO {table(Operation)} (session_id, operation_id, digest, checkpoint_id, version, created_at)
+        SELECT {session}, split_part(entry, ':', 1), '', 'staged', 0, %(at)s
+        FROM {taken}, unnest(string_to_array(rtrim({taken}.call_ids), ' ')) AS entry
+        ON CONFLICT (session_id, operation_id) DO NOTHING"""
+
+
+_OF_SESSION: Final = f"DELETE FROM {_STAGED} WHERE session_id = %(key)s"
+_OF_STEP: Final = f"{_OF_SESSION} AND step_id = %(step_id)s RETURNING id, payload"
+
+# On SQLite and Citus, rows keep no call ids: no change is staged in one statement there.
 TAKE_STAGED: Final = Statement(
-    f"DELETE FROM {_STAGED} WHERE session_id = %(key)s AND step_id = %(step_id)s RETURNING id, payload"
+    postgresql=f"""
+        WITH taken AS ({_OF_STEP}, call_ids), marked AS (
+            {mark_taken("taken", session="%(key)s")}
+        )
+        SELECT id, payload FROM taken""",
+    sqlite=_OF_STEP,
+    citus=(_OF_STEP,),
+)
+DELETE_STAGED: Final = Statement(
+    postgresql=f"""
+        WITH taken AS ({_OF_SESSION} RETURNING call_ids)
+        {mark_taken("taken", session="%(key)s")}""",
+    sqlite=_OF_SESSION,
+    citus=(_OF_SESSION,),
 )
 
 COPY_MESSAGES: Final = Statement(
     f"""
         INSERT INTO {_MESSAGE} (session_id, sequence, role, payload, created_at)
         SELECT %(target)s, sequence, role, payload, created_at FROM {_MESSAGE}
-        WHERE session_id = %(source)s AND sequence <= %(count)s ORDER BY sequence"""
+        WHERE session_id = %(source)s AND sequence <= %(message_count)s ORDER BY sequence"""
 )
 
-COPY_ITEMS: Final = Statement(
-    f"""
-        INSERT INTO {_ITEM} (session_id, lane, key, payload, created_at)
-        SELECT %(target)s, lane, key, payload, created_at FROM {_ITEM}
-        WHERE session_id = %(source)s AND created_at <= %(until)s ORDER BY lane, id"""
-)
-
-ENDED_RUN_COLUMNS: Final = tuple(field.attname for field in Run._meta.concrete_fields)
+RUN_COLUMNS: Final = tuple(field.attname for field in Run._meta.concrete_fields)
 
 
-def _end_run(source: str, key: str, *, is_fenced: bool) -> str:
-    """The end of a run. The first end time counts. With a fence, a superseded run stays as it is."""
+def _end_run(source: str, key: str, *, is_fenced: bool, records_call: bool = False) -> str:
+    """End a run. The first end time counts. With a fence, a superseded run is left unchanged."""
+    call = f", call_ids = {recorded('call_ids')}" if records_call else ""
     return f"""
         UPDATE {_RUN}
         SET status = %(status)s, ended_at = coalesce(ended_at, %(at)s),
             step_count = coalesce(%(step_count)s, step_count),
             completion_reason = coalesce(%(completion_reason)s, completion_reason),
-            error = coalesce(%(error)s, error)
+            error = coalesce(%(error)s, error){call}
         {source}
         WHERE session_id = {key} AND run_id = %(run_id)s
             {f"AND coalesce(completion_reason, '') <> '{SUPERSEDED}'" if is_fenced else ""}
-        RETURNING {", ".join(ENDED_RUN_COLUMNS)}"""
+        RETURNING {", ".join(RUN_COLUMNS)}"""
 
 
 END_LOCKED_RUN: Final = {
     is_fenced: Statement(_end_run("", "%(key)s", is_fenced=is_fenced)) for is_fenced in (False, True)
 }
-"""By whether the write has a fence."""
+"""Keyed by whether the write has a fence."""
 
-# A new version of the row with the same values: a single statement that waits for the row looks again.
+# A new row version with the same values makes a single statement that waits for the row look again.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
 
 
 # --- Writes in one statement -------------------------------------------------------------------------
 
-# Decided on the locked row: the status.
+# The status is decided on the locked row.
 COMPARE_AND_SET_STATUS: Final = Statement(
     postgresql=f"""
         UPDATE {_SESSION}
         SET status = %(status)s, failure_reason = %(failure_reason)s, version = version + 1,
-            updated_at = %(at)s
+            updated_at = %(at)s, call_ids = {recorded("call_ids", "(version + 1)::text")}
         WHERE {SESSION_BY_ID} AND status = ANY(%(expected)s)
         RETURNING version"""
 )
 
-# Decided on the locked row: that it exists. A conflict updates the row where it stands, so that a repeated
-# tool call keeps its place in the order.
+# The existence of the session is decided on the locked row. A conflict updates the row in place, so that a
+# repeated tool call keeps its place in the order.
 STAGE_CHANGE: Final = Statement(
     postgresql=f"""
         WITH head AS (
             SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID}
             FOR NO KEY UPDATE
         )
-        INSERT INTO {_STAGED} (session_id, step_id, tool_call_id, payload, created_at)
-        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s FROM head
+        INSERT INTO {_STAGED} AS known (session_id, step_id, tool_call_id, payload, created_at, call_ids)
+        SELECT id, %(step_id)s, %(tool_call_id)s, %(payload)s, %(at)s, {recorded("''")} FROM head
         ON CONFLICT (session_id, step_id, tool_call_id)
-        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at
-        RETURNING id"""
+        DO UPDATE SET payload = excluded.payload, created_at = excluded.created_at,
+            call_ids = {recorded("known.call_ids")}
+        RETURNING {staged_version("known")}, payload"""
 )
 
 # The share lock prevents a takeover until the transaction ends, as `hold_fence` does.
 FENCE: Final = f"""fence AS MATERIALIZED (
             SELECT token FROM {table(Lock)} WHERE tenant = %(tenant)s AND name = %(session_id)s FOR KEY SHARE
         ), """
+# True for the row version that the statement saw at its start. Every committed update changes xmin.
+UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID})"
 FENCE_HOLDS: Final = "NOT EXISTS (SELECT 1 FROM fence WHERE token > %(fencing_token)s::bigint)"
 
 
 @cache
 def end_run(*, is_fenced: bool) -> Statement:
-    """The end of a run, with the session locked as in the portable form.
+    """Return the statement that ends a run, locking the session as the portable form does.
 
-    Decided with the fence held: its token. On the run's row: that no other run has replaced it.
+    It checks the token while it holds the fence, and on the run's row that no other run has replaced it.
     """
     return Statement(
         postgresql=f"""
@@ -287,5 +379,31 @@ def end_run(*, is_fenced: bool) -> Statement:
             SELECT id AS key FROM {_SESSION}
             WHERE {SESSION_BY_ID} {f"AND {FENCE_HOLDS}" if is_fenced else ""}
             FOR NO KEY UPDATE
-        ){_end_run("FROM head", "head.key", is_fenced=is_fenced)}"""
+        ){_end_run("FROM head", "head.key", is_fenced=is_fenced, records_call=True)}"""
+    )
+
+
+@cache
+def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
+    """Return the statement that starts the run of an active session, unless another run or request exists.
+
+    ``UNCHANGED`` guards that there is no request. A run that is started meanwhile is a conflict.
+    """
+    conditions = [SESSION_BY_ID, "s.status = 'active'", UNCHANGED]
+    conditions += ["s.version = %(expected_version)s"] if is_expected else []
+    conditions += [FENCE_HOLDS] if is_fenced else []
+    return Statement(
+        postgresql=f"""
+        WITH {FENCE if is_fenced else ""}head AS (
+            SELECT id FROM {_SESSION} AS s WHERE {" AND ".join(conditions)}
+            FOR NO KEY UPDATE
+        )
+        INSERT INTO {_RUN} (session_id, run_id, turn, status, step_count, start_sequence, fencing_token,
+            started_at, call_ids)
+        SELECT head.id, %(run_id)s, 1 + coalesce((
+                SELECT turn FROM {_RUN} WHERE session_id = head.id ORDER BY turn DESC LIMIT 1
+            ), 0), 'running', 0, %(start_sequence)s, %(fencing_token)s, %(at)s, {recorded("''")}
+        FROM head WHERE NOT EXISTS (SELECT 1 FROM {_INTERRUPT} WHERE session_id = head.id)
+        ON CONFLICT DO NOTHING
+        RETURNING {", ".join(RUN_COLUMNS)}"""
     )

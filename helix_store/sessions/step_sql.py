@@ -1,7 +1,7 @@
-"""The step in one statement, and what it reads before.
+"""The step in one statement, and the statements that read its input.
 
-A condition of it decides on a column of the locked row, as every statement of `sql` does, or through
-``_UNCHANGED``: the row is the version that was there at the start.
+Each of its conditions decides on a column of the locked row, as every statement of `sql` does, or through
+``UNCHANGED``: the row is the version that existed at the start.
 """
 
 from __future__ import annotations
@@ -9,10 +9,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from helix_store.engine.clocks import POSTGRESQL
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Message, Run, Session, StagedChange
 from helix_store.sessions.layout import WRITTEN_COLUMNS
-from helix_store.sessions.sql import FENCE, FENCE_HOLDS, SESSION_BY_ID, session_by_id
+from helix_store.sessions.sql import (
+    FENCE,
+    FENCE_HOLDS,
+    SESSION_BY_ID,
+    UNCHANGED,
+    mark_taken,
+    session_by_id,
+    staged_version,
+)
 
 __all__ = ["MAX_SINGLE_MESSAGES", "STAGED_ROWS", "step_statement"]
 
@@ -22,15 +31,16 @@ _MESSAGE: Final = table(Message)
 _STAGED: Final = table(StagedChange)
 _RUN: Final = table(Run)
 
-# True for the version of the row that the statement saw at its start. Every committed update changes xmin.
-_UNCHANGED: Final = f"s.xmin = (SELECT xmin FROM {_SESSION} WHERE {SESSION_BY_ID})"
+# True if the step writes the recorded value, and at most appends to it: JSON keeps the order of keys. Other
+# calls record owners without a new version. The portable form merges what they recorded since the load.
+_KEEPS_OWNERS: Final = """(s.client_tool_call_ownership IS NULL OR starts_with(
+                %(client_tool_call_ownership)s::text, left(s.client_tool_call_ownership, -1)))"""
 
 MAX_SINGLE_MESSAGES: Final = 4
-"""Messages that a step may have to be sent each as parameters: an array has to be taken apart."""
+"""The maximum number of messages a step sends as single parameters: unpacking an array costs time."""
 
-# A row that is written again gets another xmin.
-_STAGED_VERSION: Final = "g.id || ':' || g.xmin"
-# By an expression: the index of the keys has this order too, and all rows of all steps.
+_STAGED_VERSION: Final = staged_version("g")
+# Sort by an expression: the keys' index has this order too, but also all rows of all steps.
 _STAGED_ORDER: Final = "ORDER BY g.id + 0"
 _STAGED_OF_STEP: Final = f"""{_STAGED} AS g
             WHERE g.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})
@@ -41,6 +51,8 @@ STAGED_ROWS: Final = Statement(
         {_STAGED_ORDER}"""
 )
 """The version and the payload of each staged change of a step, in staging order."""
+
+_MARK_TAKEN: Final = mark_taken("deleted_staging", session="deleted_staging.session_id")
 
 _ASSIGNED_BELOW: Final = frozenset({"tags", "metadata", "mode"})
 _CHECKPOINT_VALUES: Final = {
@@ -55,11 +67,11 @@ _CHECKPOINT_VALUES: Final = {
     "source": "'step'",
 }
 """Columns of a step's checkpoint whose value is not the parameter of the same name."""
-# By the name that PostgreSQL gives it: to ask with ``pg_get_serial_sequence`` takes as long as an insert.
+# This is the name that PostgreSQL assigns: calling ``pg_get_serial_sequence`` takes as long as an insert.
 _NEXT_CHECKPOINT_KEY: Final = f"nextval('\"{Checkpoint._meta.db_table}_id_seq\"')"
 
 
-# What `drop_checkpoints` does to all but the newest; the one that the step adds is not among those it sees.
+# This prunes like `drop_checkpoints`, but does not see the checkpoint that the step adds.
 _PRUNED: Final = f"""doomed AS (
             SELECT c.id FROM head, {_CHECKPOINT} AS c
             WHERE c.session_id = head.id AND c.kind = 'step' AND c.namespace = ''
@@ -94,26 +106,30 @@ def step_statement(
     is_of_run: bool,
     prunes: bool,
     ends: bool,
+    receives: bool = False,
 ) -> Statement:
-    """One step. A part that a step does not need costs as much as one that it does: there is a form for each.
+    """Return the statement for one step, in a form that contains only the parts that the step needs.
 
-    Returns one row with the new version, the checkpoint's key and, if the step ``ends`` the session, the
-    status that it had. Without ``merges`` it may return what is staged instead, in order, as rows of nulls,
-    the row's version and its payload: then nothing was written.
+    An unneeded part costs as much as a needed one. The statement returns one row with the new version, the
+    checkpoint's key and, if the step ``ends`` the session, its earlier status. Without ``merges``, it may
+    return the staged changes instead, in order, as rows of nulls, the row's version and its payload: then
+    nothing was written.
 
-    ``head`` decides, and every other part takes its rows from there. Decided on the locked row: the mode, the
-    version (the expected one, or else the row is `_UNCHANGED`), and for a delta the key of its base. With the
-    fence held, its token. Through `_UNCHANGED`: the status before the end. Through `_UNCHANGED` or the
-    version: that the run exists, that no state waits between checkpoints, and what is staged: a promote, a
-    restore or a save changes the version, and discarding touches the row. What is staged meanwhile stays for
-    the next promote. If the step prunes, also which checkpoints there are: deleting one touches the row, as
-    long as steps prune.
+    ``head`` decides, and every other part takes its rows from there. On the locked row it checks the mode,
+    the owners of calls, whether posts are due, the version (the expected one, or else that the row is
+    `UNCHANGED`), and for a delta the key of its base. While the fence is held, it checks the token.
+    `UNCHANGED` guards the status before the end. `UNCHANGED` or the version guards that the run exists,
+    that no state waits between checkpoints, and which changes are staged: a promote, a restore or a save
+    changes the version, and discarding touches the row. Changes staged meanwhile wait for the next promote.
+    If the step prunes, this also guards which checkpoints exist: deleting one touches the row, as long as
+    steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
-    conditions = ["s.version = %(expected_version)s"] if is_expected else [_UNCHANGED]
+    conditions = ["s.version = %(expected_version)s"] if is_expected else [UNCHANGED]
+    conditions.append(_KEEPS_OWNERS)
     of_step = "g.session_id = {}.id AND g.step_id = %(step_id)s"
     if is_expected and (merges or prunes or ends):
-        conditions.append(_UNCHANGED)
+        conditions.append(UNCHANGED)
     if merges:
         conditions.append(
             f"""(SELECT array_agg({_STAGED_VERSION} {_STAGED_ORDER}) FROM {_STAGED} AS g
@@ -122,6 +138,8 @@ def step_statement(
         taken = f"""deleted_staging AS (
             DELETE FROM {_STAGED} AS g USING head
             WHERE {of_step.format("head")} AND {_STAGED_VERSION} = ANY(%(staged)s::text[])
+            RETURNING head.id AS session_id, g.call_ids
+        ), marked_staging AS ({_MARK_TAKEN}
         ), """
         result = "SELECT version, current_id, earlier_status, NULL, NULL FROM head"
     else:
@@ -141,6 +159,8 @@ def step_statement(
     if is_fenced:
         fence = FENCE
         conditions.append(FENCE_HOLDS)
+    if receives:
+        conditions.append(f"(s.next_post_at IS NULL OR s.next_post_at > {POSTGRESQL.now})")
     if is_of_run:
         conditions.append(
             f"EXISTS (SELECT 1 FROM {_RUN} AS r WHERE r.session_id = s.id AND r.run_id = %(run_id)s)"
@@ -156,7 +176,7 @@ def step_statement(
             f"""(s.current_is_checkpoint OR EXISTS (
                 SELECT 1 FROM {_CHECKPOINT} AS c WHERE c.session_id = s.id AND c.kind = 'state'))"""
         )
-    # As at the start of the statement, which the row has not changed since.
+    # This is the status at the start of the statement; the row has not changed since then.
     earlier_status = f"(SELECT status FROM {_SESSION} WHERE {SESSION_BY_ID})" if ends else "NULL"
     assignments = ", ".join(f"{name} = %({name})s" for name in WRITTEN_COLUMNS if name not in _ASSIGNED_BELOW)
     values = ", ".join(_CHECKPOINT_VALUES.get(name, f"%({name})s") for name in checkpoint_columns)

@@ -2,21 +2,22 @@
 
 A session stores its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
 ``run_id``, ``requested_at``, ``deadline``, ``approval_id`` and, if given, ``on_expiry``; an answer adds
-``submitted_at`` and one of ``result``, ``error`` or ``approved`` with ``reason``. When the agent takes the
-answers they move to the *completed* calls, which are never deleted: a durable mark of each answered call.
-Times are epoch milliseconds. A call with an ``approval_id`` asks for an approval, any other for a result.
+``submitted_at``, ``actors`` if they are known, and one of ``result``, ``error`` or ``approved`` with
+``reason``. Every call has a ``digest``; `approvals` has the rules of its other keys. When the agent takes the
+answers, they move to the *completed* calls, which are never deleted: a durable mark of each answered call.
+Times are epoch milliseconds. A call with an ``approval_id`` requests an approval, any other call a result.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from helix_store.core import validation
-from helix_store.core.limits import UNLIMITED, Limits
+from helix_store.core.approvals import ApprovedCall, digest_of
+from helix_store.core.limits import AS_STORED, UNLIMITED, Limits
 from helix_store.core.payloads import (
     decode_object,
     encode,
@@ -24,23 +25,34 @@ from helix_store.core.payloads import (
     size_of,
 )
 from helix_store.core.types import (
+    UNSET,
     PendingToolCall,
     SessionStatus,
     SubmissionOutcome,
 )
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, shown_id
+from helix_store.sessions.answers import Answer
+from helix_store.sessions.approvals import (
+    EDITED_FROM,
+    approved_call,
+    approved_calls,
+    check_demands,
+    current_call,
+    edited,
+    encoded_approvals,
+    number_of_approvals,
+    require_permitted,
+)
 from helix_store.sessions.layout import earliest_deadline
 
 __all__ = [
-    "Answer",
     "ToolCalls",
-    "checked_answer",
     "checked_calls",
     "claimed_calls",
     "claimed_ownership",
-    "default_answer",
     "due_calls",
     "is_answered",
+    "kept_ownership",
     "owner_of",
     "readable_due_calls",
     "tree_of",
@@ -48,14 +60,15 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-_ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at")
-_DEADLINE_PASSED: Final = "deadline_passed"
+_ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at", "actors")
+_FIELDS_OF_ANSWERS: Final = (*_ANSWER_FIELDS, "approved_by", EDITED_FROM)
+"""The fields that only answers add to a call."""
 _SHARE_OF_COMPLETED: Final = 4
-"""Completed calls have at most one fourth of ``max_state_bytes``; the oldest shrink to a mark."""
+"""Completed calls take at most one fourth of ``max_state_bytes``; the oldest are reduced to a mark."""
 
 
 def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
-    """The entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
+    """Return the entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
 
     Unknown keys stay in the entry. An entry has at most ``max_message_bytes``.
     """
@@ -66,13 +79,14 @@ def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str,
         path = join_path("/calls", validation.identifier(tool_call_id, "tool_call_id"))
         entries[tool_call_id] = _checked_call(call, path, requested_at)
         encode(entries[tool_call_id], limit=limits.max_message_bytes, name="max_message_bytes", path=path)
+        entries[tool_call_id]["digest"] = digest_of(call["tool_name"], call.get("input"))
     return entries
 
 
 def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
     if type(call) is not dict:
         raise InvalidPayload(path=path, reason=f"expected a dict, got {type(call).__name__}")
-    for name in _ANSWER_FIELDS:
+    for name in _FIELDS_OF_ANSWERS:
         if name in call:
             raise InvalidPayload(
                 path=f"{path}/{name}", reason="a new call has no answer; use submit_tool_result"
@@ -92,11 +106,12 @@ def _checked_call(call: Any, path: str, requested_at: int) -> dict[str, Any]:
     }
     entry.update((name, value) for name, value in call.items() if name not in entry)
     _check_on_expiry(entry, f"{path}/on_expiry")
+    check_demands(entry, path)
     return entry
 
 
 def _deadline(value: Any, path: str, now: int) -> int:
-    """A time, or a duration from now."""
+    """Return a deadline given as a time, or as a duration from now."""
     if isinstance(value, timedelta):
         return validation.epoch_milliseconds(now + validation.milliseconds(value, path), path)
     return validation.epoch_milliseconds(value, path)
@@ -115,86 +130,33 @@ def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
         raise InvalidPayload(path=path, reason='an approval takes "fail" or "reject"')
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A checked answer; ``fields`` are those of the entry, without ``submitted_at``."""
-
-    fields: dict[str, Any]
-    approval_id: str | None = None
-
-    def require_fit(self, entry: Mapping[str, Any]) -> None:
-        """Raise `InvalidPayload` unless this answers a call of the entry's kind.
-
-        An approval takes a decision with its approval id, or an error; any other call takes a result or an
-        error.
-        """
-        expected = entry.get("approval_id")
-        if expected is None:
-            if "approved" in self.fields or self.approval_id is not None:
-                raise InvalidPayload(path="approval_id", reason="this call asks for a result, not approval")
-        elif "result" in self.fields:
-            raise InvalidPayload(path="approved", reason="this call asks for approval, not for a result")
-        elif self.approval_id != expected and ("approved" in self.fields or self.approval_id is not None):
-            raise InvalidPayload(path="approval_id", reason="it is not the approval id of this call")
-
-
-def checked_answer(
-    *, result: Any, error: Any, approval_id: Any, approved: Any, reason: Any, limits: Limits
-) -> Answer:
-    """A checked answer: a decision, an error, or a result, which may be ``None``.
-
-    Raises `InvalidPayload`, and `LimitExceeded` for an answer over ``max_message_bytes``.
-    """
-    validation.optional_identifier(approval_id, "approval_id")
-    fields: dict[str, Any]
-    if approved is not None:
-        if type(approved) is not bool:
-            raise InvalidPayload(path="approved", reason="expected True or False")
-        if result is not None or error is not None:
-            raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
-        fields = {"approved": approved, "reason": validation.reason(reason)}
-    elif reason is not None:
-        raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
-    elif error is None:
-        fields = {"result": result}
-    elif result is None:
-        fields = {"error": error}
-    else:
-        raise InvalidPayload(path="error", reason="an answer is a result or an error, not both")
-    for name, value in fields.items():
-        encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
-    return Answer(fields, approval_id)
-
-
-def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
-    """The arguments of the answer to an overdue call; ``None`` for a call without a default."""
-    default = call.on_expiry
-    if default == "fail":
-        return {"error": {"code": _DEADLINE_PASSED, "message": "Nobody answered before the deadline."}}
-    if default == "reject":
-        return {"approval_id": call.approval_id, "approved": False, "reason": _DEADLINE_PASSED}
-    if type(default) is dict and "result" in default:
-        return {"result": default["result"]}
-    return None
-
-
 class ToolCalls:
-    """The calls of one session: the pending ones and the completed ones, by tool call id."""
+    """The calls of one session, by tool call id: the pending ones, the completed ones, and the approved ones.
 
-    def __init__(self, pending: Mapping[str, Any], completed: Mapping[str, Any]) -> None:
+    What was approved is only needed to answer a call, and to use an approval.
+    """
+
+    def __init__(
+        self,
+        pending: Mapping[str, Any],
+        completed: Mapping[str, Any],
+        approved: Mapping[str, Any] | None = None,
+    ) -> None:
         self.pending = dict(pending)
         self.completed = dict(completed)
+        self.approved = dict(approved or {})
+        self._has_approved = False
 
     @classmethod
-    def stored(cls, pending: str | None, completed: str | None) -> ToolCalls:
-        """Those in the columns of a session. Raises `IntegrityFault`."""
-        return cls(_stored(pending), _stored(completed))
+    def stored(cls, pending: str | None, completed: str | None, approved: str | None = None) -> ToolCalls:
+        """Return the calls in the columns of a session. Raises `IntegrityFault`."""
+        return cls(_stored(pending), _stored(completed), approved_calls(approved))
 
     @property
     def answers(self) -> dict[str, dict[str, Any]]:
-        """The answers that were not taken yet."""
+        """The answers that have not been taken yet."""
         return {
-            tool_call_id: {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
+            tool_call_id: _answer_of(entry)
             for tool_call_id, entry in self.pending.items()
             if "submitted_at" in _entry(entry)
         }
@@ -209,7 +171,7 @@ class ToolCalls:
         }
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
-        """Add calls and return whether any is new. Raises `ConflictError` for another call with its id."""
+        """Add calls and return whether any is new. Raises `ConflictError` if an id has another call."""
         new = {}
         for tool_call_id, entry in entries.items():
             if tool_call_id in self.completed:
@@ -224,18 +186,53 @@ class ToolCalls:
     def answer(
         self, tool_call_id: str, answer: Answer, *, submitted_at: int, status: str
     ) -> SubmissionOutcome:
-        """Store the first answer to a pending call, unless the session has ended."""
+        """Store an answer to an open call, unless the session has ended. The first final answer counts.
+
+        Raises `NotPermitted` and `InvalidPayload`.
+        """
         entry = _entry(self.pending.get(tool_call_id))
         if tool_call_id in self.completed or "submitted_at" in entry:
             return SubmissionOutcome.ALREADY_COMPLETED
         if not entry or SessionStatus(status).is_terminal:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL
-        answer.require_fit(entry)
-        self.pending[tool_call_id] = {**entry, **answer.fields, "submitted_at": submitted_at}
+        call, actor = current_call(entry), answer.actor.id
+        if not answer.is_default:
+            require_permitted(tool_call_id, call, answer.actor)
+        if answer.digest not in (None, call["digest"]):
+            return SubmissionOutcome.CHANGED
+        answer.require_fit(call)
+        if answer.input is not UNSET:
+            call = edited(call, answer.input)
+        actors = [] if actor is None else [actor]
+        if answer.fields.get("approved") is True:
+            earlier = call.get("approved_by", [])
+            if actor in earlier:
+                return SubmissionOutcome.ALREADY_RECORDED
+            is_last = len(earlier) + 1 >= number_of_approvals(call)
+            actors = [*earlier, *actors]
+            if not is_last:
+                self.pending[tool_call_id] = {**call, "approved_by": actors}
+                return SubmissionOutcome.RECORDED
+            self._approve(tool_call_id, call, actors)
+        call.pop("approved_by", None)
+        call |= answer.fields | {"submitted_at": submitted_at}
+        self.pending[tool_call_id] = call | {"actors": actors} if actors else call
         return SubmissionOutcome.ACCEPTED
 
+    def approved_call(self, tool_call_id: str) -> ApprovedCall:
+        """Return what was approved. Raises `ApprovalUsed` and `NotApproved`."""
+        stored = self.pending if tool_call_id in self.pending else self.completed
+        return approved_call(tool_call_id, _entry(stored.get(tool_call_id)), self.approved)
+
+    def _approve(self, tool_call_id: str, call: Mapping[str, Any], actors: list[str]) -> None:
+        """Keep what was approved. After a rewind, a call may be approved again, but its use still counts."""
+        if "used_by" not in self.approved.get(tool_call_id, {}):
+            kept = {"tool_name": call.get("tool_name"), "input": call.get("input"), "digest": call["digest"]}
+            self.approved[tool_call_id] = {**kept, "actors": actors}
+            self._has_approved = True
+
     def take(self, only: Container[str] | None = None) -> dict[str, Any]:
-        """Move answered calls, or ``only`` these, to the completed ones and return their answers."""
+        """Move answered calls, or ``only`` those given, to the completed ones and return their answers."""
         taken = {
             tool_call_id: answer
             for tool_call_id, answer in self.answers.items()
@@ -247,13 +244,15 @@ class ToolCalls:
         return taken
 
     def kept(self, limits: Limits) -> dict[str, Any]:
-        """The completed calls as they are stored."""
+        """Return the completed calls in their stored form."""
         return _within(self.completed, limits.max_state_bytes // _SHARE_OF_COMPLETED)
 
     def columns(self, limits: Limits) -> dict[str, Any]:
-        """The columns of the session's head. Raises `LimitExceeded` when the pending calls are too large."""
+        """Return the columns of the session's head. Raises `LimitExceeded` if pending calls are too large."""
         completed = self.kept(limits)
+        approved = {"approved_tool_calls": encoded_approvals(self.approved)} if self._has_approved else {}
         return {
+            **approved,
             "pending_client_tool_calls": _column("pending_client_tool_calls", self.pending, limits),
             "pending_deadline": earliest_deadline(self.pending),
             "completed_client_tool_calls": _column("completed_client_tool_calls", completed, limits),
@@ -261,12 +260,20 @@ class ToolCalls:
 
 
 def _entry(value: Any) -> dict[str, Any]:
-    """The entry, or an empty dict for a value of another type, which a saved state may hold."""
+    """Return the entry, or an empty dict for a value of another type, which a saved state may hold."""
     return value if type(value) is dict else {}
 
 
+def _answer_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer in an entry; it has the input and its digest if the input was changed."""
+    answer = {name: entry[name] for name in _ANSWER_FIELDS if name in entry}
+    if EDITED_FROM in entry and entry.get("approved") is True:
+        answer |= {name: entry[name] for name in ("input", "digest")}
+    return answer
+
+
 def _stored(column: str | None) -> dict[str, Any]:
-    """What a column of calls, or of their owners, holds. Raises `IntegrityFault`."""
+    """Return the contents of a column of calls, or of their owners. Raises `IntegrityFault`."""
     return {} if column is None else decode_object(column)
 
 
@@ -275,14 +282,16 @@ def _text(value: Any) -> str | None:
 
 
 def _is_repeat(asked: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Whether two entries ask for the same; the time of the request does not count."""
-    ignored = {*_ANSWER_FIELDS, "requested_at"}
+    """Return whether two entries make the same request, regardless of when it was made."""
+    ignored = {*_FIELDS_OF_ANSWERS, "requested_at", "digest"}
+    if EDITED_FROM in asked:
+        asked = {**asked, "input": asked[EDITED_FROM]}
     first, second = ({k: v for k, v in call.items() if k not in ignored} for call in (asked, entry))
     return first == second
 
 
 def _within(completed: dict[str, Any], limit: int) -> dict[str, Any]:
-    """The completed calls within a size: the oldest answers shrink to a mark until the rest fits."""
+    """Return the completed calls within a size: the oldest are reduced to a mark until the rest fits."""
     sizes = {key: size_of(encode(answer, limit=UNLIMITED)) for key, answer in completed.items()}
     excess = sum(sizes.values()) - limit
     kept = dict(completed)
@@ -306,7 +315,7 @@ def _taken(tool_call_id: str, reason: str) -> ConflictError:
 
 
 def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """The calls in a column of pending calls that have no answer and a deadline up to ``now``.
+    """Return the calls in a column of pending calls that have no answer and are due by ``now``.
 
     Raises `IntegrityFault`.
     """
@@ -327,7 +336,7 @@ def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToo
 
 
 def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """`due_calls`; none, with a warning, for a row that cannot be read: other sessions have their calls."""
+    """Return `due_calls`, or none with a warning if the row is unreadable, so that other sessions go on."""
     try:
         return due_calls(session_id, pending, now)
     except IntegrityFault as fault:
@@ -336,23 +345,23 @@ def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[P
 
 
 def is_answered(pending: str | None) -> bool:
-    """Whether a column of pending calls has answers to take and no open call."""
+    """Return whether a column of pending calls has answers to take and no open call."""
     entries = [entry for value in _stored(pending).values() if (entry := _entry(value))]
     return bool(entries) and all("submitted_at" in entry for entry in entries)
 
 
 def tree_of(session_id: str, root_id: str | None) -> str:
-    """What all sessions of a tree have in common: their root, which a session without one is itself."""
+    """Return the id shared by all sessions of a tree: their root, or the session itself if it has no root."""
     return root_id or session_id
 
 
 def owner_of(ownership: str | None, tool_call_id: str) -> str | None:
-    """The owner of a call, from the ownership column of the root session."""
+    """Return the owner of a call, according to the root session's ownership column."""
     return _text(_stored(ownership).get(tool_call_id))
 
 
 def claimed_calls(owners: Mapping[str, Any], tool_call_ids: Iterable[str], owner_id: str) -> dict[str, Any]:
-    """The root's record of owners with these calls. Raises `ConflictError`."""
+    """Return the root's record of owners with these calls added. Raises `ConflictError`."""
     claimed = dict(owners)
     for tool_call_id in tool_call_ids:
         if claimed.setdefault(tool_call_id, owner_id) != owner_id:
@@ -363,7 +372,24 @@ def claimed_calls(owners: Mapping[str, Any], tool_call_ids: Iterable[str], owner
 def claimed_ownership(
     ownership: str | None, tool_call_ids: Mapping[str, Any], owner_id: str, limits: Limits
 ) -> str | None:
-    """The root's ownership column with these calls, or ``None`` if it has them. Raises `ConflictError`."""
+    """Return the ownership column with these calls, or ``None`` if it has them. Raises `ConflictError`."""
     owners = _stored(ownership)
     claimed = claimed_calls(owners, tool_call_ids, owner_id)
     return None if claimed == owners else _column("client_tool_call_ownership", claimed, limits)
+
+
+def kept_ownership(given: str | None, stored: str | None, session_id: str) -> str | None:
+    """Return the ownership column after a write of a session.
+
+    The session's entries for its own calls replace the stored ones. Entries recorded by others are kept: they
+    change no version, so the session may not have seen them. A record that cannot be read is replaced.
+    """
+    if stored is None or stored == given:
+        return given
+    try:
+        recorded = _stored(stored)
+    except IntegrityFault:
+        return given
+    of_others = {call: owner for call, owner in recorded.items() if owner != session_id}
+    kept = {**_stored(given), **of_others}
+    return _column("client_tool_call_ownership", kept, AS_STORED)

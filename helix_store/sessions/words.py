@@ -1,4 +1,4 @@
-"""The words of a session: of its title, its user, its tags and its id, as a search reads them."""
+"""The words of a session, as a search reads them: from its title, its user, its tags and its id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HAS_INDEX: Final = Statement(
 
 
 class Contains(Expression):
-    """Whether the title, the user, the tags or the id of a session contain a word, in letters of any case."""
+    """A condition: the title, user, tags or id of a session contain a word, in letters of any case."""
 
     conditional = True
     columns = ("title", "session_id", "user_id", "tags")

@@ -1,7 +1,6 @@
-"""What a back end of a stream manager implements: synchronous operations, and waiting for changes.
-
-Arguments are checked and chunks are encoded before they arrive here. Every write is atomic and raises
-`StreamNotFound` for an unknown stream; a guard is checked before anything is written.
+"""The interface of a stream manager's back end: synchronous operations, and waiting for changes. Arguments
+are checked and chunks are encoded before they arrive here. Every write is atomic and raises `StreamNotFound`
+for an unknown stream; a guard is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from helix_store.core.payloads import encode
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import InvalidQuery
-from helix_store.streams.rules import WRITER_LOST, StreamHead, StreamPage
+from helix_store.streams.rules import WRITER_LOST, StreamHead, StreamSlice
 
 __all__ = ["NewWriter", "PruneRequest", "StatusChange", "StreamBackend", "StreamWatch"]
 
@@ -35,7 +34,7 @@ class NewWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """The next status of a stream. After its end, ``keep_ms`` is how long the chunks are kept at least."""
+    """The next status of a stream. Its chunks are kept for at least ``keep_ms`` after its end."""
 
     status: StreamStatus
     output: str | None = None
@@ -45,7 +44,7 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """``older_than`` concerns streams that ended or failed; the storage's clock measures an age."""
+    """The arguments of a pruning; ``older_than`` is for ended and failed streams, by the storage's clock."""
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None
@@ -75,7 +74,7 @@ class PruneRequest:
 
 
 class StreamWatch(Protocol):
-    """Lets one reader read a stream and wait for its changes. The reader must close it."""
+    """A handle with which one reader reads a stream and waits for changes. The reader must close it."""
 
     async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
         """Run a query. Readers that wait for a query with the same key may share its result."""
@@ -122,6 +121,6 @@ class StreamBackend(Protocol):
 
     def info(self, stream_id: str) -> StreamInfo | None: ...
 
-    def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None: ...
+    def page(self, stream_id: str, after: int, limit: int) -> StreamSlice | None: ...
 
     def prune(self, request: PruneRequest) -> PrunedStreams: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -16,14 +15,14 @@ from django.db.models.functions import Now
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_call_id
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode
+from helix_store.core.payloads import decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread_to_the_end
-from helix_store.engine.clocks import database_moment
 from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
-from helix_store.engine.outcomes import committed_once
+from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.engine.rows import lock_row
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
@@ -50,7 +49,7 @@ from helix_store.streams.rules import (
     LARGEST_SEQUENCE,
     TERMINAL_STATUSES,
     StreamHead,
-    StreamPage,
+    StreamSlice,
     changes_status,
     seconds,
 )
@@ -111,8 +110,8 @@ class DatabaseStreams(DatabaseOperations):
         self._repeatable_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
-        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
-        began = time.monotonic()
+        call_id = new_call_id()
+        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts), "call_id": call_id}
 
         def write() -> Rows:
             if self.db.has_fast_writes:
@@ -121,9 +120,9 @@ class DatabaseStreams(DatabaseOperations):
             return self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
 
         def look_first() -> Rows:
-            return self._appended(stream_id, texts, began) or write()
+            return self._appended(stream_id, call_id, len(texts)) or write()
 
-        rows = committed_once(self.db, write, look_first, operation_id=lambda: stream_id)
+        rows = self.db.committed_once(write, look_first, operation_id=lambda: stream_id)
         if not rows:
             raise self._refusal(stream_id)
         ((key, last_sequence),) = rows
@@ -138,28 +137,24 @@ class DatabaseStreams(DatabaseOperations):
         for key, last_sequence in rows:
             before = last_sequence - len(texts)
             chunks = {"key": key, "before": before, "texts": json.dumps(texts, ensure_ascii=False)}
-            self.db.execute(sql.INSERT_CHUNKS, chunks)
+            self.db.execute(sql.INSERT_CHUNKS, {**chunks, "call_id": parameters["call_id"]})
         return rows
 
-    def _appended(self, stream_id: str, texts: Sequence[str], began: float) -> Rows:
-        """The row of an append whose reply was lost; none if it was not stored.
+    def _appended(self, stream_id: str, call_id: str, count: int) -> Rows:
+        """Return the row of an append whose reply was lost, or none if it was not stored.
 
-        The stream is locked. Raises `OutcomeUnknown` if others have written since, and the chunks are not the
-        last ones.
+        Locks the stream. Raises `OutcomeUnknown` if the stream was reset or pruned: its chunks may be gone.
         """
         head = _lock_head(self.db, stream_id)
         if head is None:
             return []
-        key, _ = head.identity
-        since = database_moment(self.db, began)
-        if not _streams(self.db).filter(pk=key, updated_at__gte=since).exists():
-            return []
-        chunks = StreamChunk.objects.using(self.db.alias).filter(
-            stream_id=key, sequence__gt=head.last_sequence - len(texts)
-        )
-        if list(chunks.order_by("sequence").values_list("payload", flat=True)) == list(texts):
-            return [(key, head.last_sequence)]
-        raise OutcomeUnknown(stream_id)
+        key, generation = head.identity
+        chunks = StreamChunk.objects.using(self.db.alias).filter(stream_id=key, call_id=call_id)
+        for sequence in chunks.values_list("sequence", flat=True):
+            return [(key, sequence + count - 1)]
+        if generation > 0 or head.floor > 0:
+            raise OutcomeUnknown(stream_id)
+        return []
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
         if not self._repeatable_write(sql.RENEW, stream_id, _lease(writer), Guard()):
@@ -212,7 +207,10 @@ class DatabaseStreams(DatabaseOperations):
 
     @writes
     def delete(self, stream_id: str) -> bool:
-        return _delete_stream(self.db, stream_id)[Stream] > 0
+        is_deleted = _delete_stream(self.db, stream_id)[Stream] > 0
+        if not is_deleted:
+            refuse_moved(self.db)
+        return is_deleted
 
     # Reading
 
@@ -227,8 +225,8 @@ class DatabaseStreams(DatabaseOperations):
             status=StreamStatus(stream.status),
             chunk_count=stream.last_sequence - stream.floor,
             last_sequence=stream.last_sequence,
-            output=None if stream.output is None else decode(stream.output),
-            error=None if stream.error is None else decode(stream.error),
+            output=decode_optional(stream.output),
+            error=decode_optional(stream.error),
             run_id=stream.run_id,
             agent_name=stream.agent_name,
             created_at=stream.created_at,
@@ -236,7 +234,7 @@ class DatabaseStreams(DatabaseOperations):
             ended_at=stream.ended_at,
         )
 
-    def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
+    def page(self, stream_id: str, after: int, limit: int) -> StreamSlice | None:
         is_joined = self.db.has_fast_reads
         rows = self.db.read(
             sql.JOINED_PAGE if is_joined else sql.PAGE,
@@ -254,7 +252,7 @@ class DatabaseStreams(DatabaseOperations):
             texts = [row[-1] for row in rows]
         if after >= head.floor:
             _check_complete(len(texts), after, min(after + limit, head.last_sequence))
-        return StreamPage(head, first_sequence or after + 1, tuple(texts))
+        return StreamSlice(head, first_sequence or after + 1, tuple(texts))
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
         return prune(self.db, self.db.tenant, request)
@@ -265,10 +263,11 @@ class DatabaseStreams(DatabaseOperations):
         return {"tenant": self.db.tenant, "stream_id": stream_id}
 
     def _locked_head(self, stream_id: str, guard: Guard) -> StreamHead:
-        """The head, locked until the transaction ends. The lock order requires the fence's row first."""
+        """Return the head, locked until the transaction ends; the fence's row must be locked first."""
         hold_fence(self.db, stream_id, guard)
         head = _lock_head(self.db, stream_id)
         if head is None:
+            refuse_moved(self.db)
             raise StreamNotFound(stream_id)
         return head
 
@@ -278,7 +277,7 @@ class DatabaseStreams(DatabaseOperations):
         """Run one statement that has the same effect twice."""
         of_stream = {**self._row(stream_id), **parameters}
         write = partial(self._write_with_fence, statement, stream_id, of_stream, guard)
-        return committed_once(self.db, write, write, operation_id=lambda: stream_id)
+        return self.db.committed_once(write, write, operation_id=lambda: stream_id)
 
     def _write_with_fence(
         self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
@@ -295,13 +294,16 @@ class DatabaseStreams(DatabaseOperations):
 
     @reads
     def _refusal(self, stream_id: str) -> HelixStoreError:
-        """The error for a stream that accepts no chunks."""
+        """Return the error for a stream that accepts no chunks."""
         is_known = _streams(self.db).filter(stream_id=stream_id).exists()
-        return StreamClosed() if is_known else StreamNotFound(stream_id)
+        if is_known:
+            return StreamClosed()
+        refuse_moved(self.db)
+        return StreamNotFound(stream_id)
 
 
 def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
-    """The ids of the existing streams that these sessions refer to."""
+    """Return the ids of the existing streams that these sessions refer to."""
     sessions = Session.objects.using(db.alias).filter(pk__in=session_keys, stream_id__isnull=False)
     streams = _streams(db).filter(stream_id__in=sessions.values("stream_id"))
     return list(streams.order_by("id").values_list("stream_id", flat=True))
@@ -320,7 +322,7 @@ def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[
 
 
 def _has_session(db: Database, stream_id: str) -> bool:
-    # In two parts, so that each is one look-up in an index, also where SQLite has no statistics.
+    # In two parts, so that each is one index look-up, even if SQLite has no statistics.
     sessions = Session.objects.using(db.alias).filter(tenant=db.tenant, stream_id=stream_id)
     return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
 
@@ -352,7 +354,7 @@ def _head(key: int, generation: int, status: str, last_sequence: int, floor: int
 
 
 def _check_complete(count: int, after: int, last: int) -> None:
-    """The head and its chunks are read at the same time, so a missing chunk was lost."""
+    """Check that no chunk is missing; the head and its chunks are read at the same time."""
     if count != max(0, last - after):
         raise IntegrityFault("A stream lacks chunks that it has numbered; other streams are not affected.")
 

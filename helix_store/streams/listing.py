@@ -12,7 +12,6 @@ from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import StreamStatus
-from helix_store.engine.clocks import database_now
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, InvalidQuery
@@ -38,7 +37,7 @@ _COLUMNS: Final = (
 
 
 class WriterState(StrEnum):
-    """What the lease of a stream says about its newest writer.
+    """The state of a stream's newest writer, according to its lease.
 
     A ``lost`` writer was silent for longer than its lease: pruning fails the stream. A stream without a lease
     has no writer: it ended, or its writer closed it.
@@ -53,8 +52,8 @@ class WriterState(StrEnum):
 class ListedStream(Serializable):
     """The head of a stream. ``chunk_count`` counts the stored chunks.
 
-    ``age_seconds`` is the time since the last change, by the clock of the database. ``run_id``,
-    ``agent_name`` and ``writer_id`` are those of the newest writer.
+    ``age_seconds`` is the time since the last change, by the database's clock. ``run_id``, ``agent_name`` and
+    ``writer_id`` are those of the newest writer.
     """
 
     tenant: str
@@ -89,7 +88,7 @@ def list_streams(
     limit: int = 50,
     cursor: str | None = None,
 ) -> StreamList:
-    """A page of streams, the newest first; ``tenant=None`` lists every tenant.
+    """Return a page of streams, newest first; ``tenant=None`` lists every tenant.
 
     ``limit`` is 1 to 200; a larger one means 200. For the next page pass ``next_cursor`` as ``cursor`` with
     the same filters. Two statements, which read no chunks. Raises `InvalidQuery` and `InvalidCursor`.
@@ -106,7 +105,7 @@ def list_streams(
     rows = Stream.objects.using(db.alias).filter(pk__lt=before)
     rows = rows.filter(**{name: value for name, value in equal.items() if value is not None})
     page = rows.order_by("-pk").values("pk", *_COLUMNS)[: length + 1]
-    now, found = db.query(lambda: (database_now(db), list(page)))
+    now, found = db.query(lambda: (db.now(), list(page)))
     has_more = len(found) > length
     keys = [row.pop("pk") for row in found[:length]]
     return StreamList(
@@ -116,7 +115,7 @@ def list_streams(
 
 
 def tenants_of_stream(stream_id: str, *, using: str | None = None) -> list[str]:
-    """The tenants that have a stream with this id, ordered. One look-up in an index for each tenant."""
+    """Return the tenants with a stream of this id, in order. One index look-up for each tenant."""
     conf.require_usable_prefix()
     name = validation.identifier(stream_id, "stream_id")
     return [tenant for (tenant,) in Database(using, "", None).read(sql.TENANTS_OF, {"stream_id": name})]

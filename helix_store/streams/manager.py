@@ -129,9 +129,8 @@ class StreamManagerBase:
         await self._set_status(stream_id, StatusChange(status=StreamStatus.PAUSED), fencing_token)
 
     async def reactivate_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
-        """Make a paused, ended or failed stream active; its sequences continue. Safe to repeat.
-
-        Removes its output and error. Raises `StreamNotFound`.
+        """Make a paused, ended or failed stream active; its sequences continue. Safe to repeat. Deletes its
+        output and error. Raises `StreamNotFound`.
         """
         await self._set_status(stream_id, StatusChange(status=StreamStatus.ACTIVE), fencing_token)
 
@@ -141,7 +140,7 @@ class StreamManagerBase:
         await self._backend.call(partial(self._backend.set_status, stream_id, change, fence))
 
     async def reset_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
-        """Remove every chunk and make the stream active; the next sequence is 1.
+        """Delete all chunks and make the stream active; the next sequence is 1.
 
         Open readers get `StreamTruncated`. Raises `StreamNotFound`.
         """
@@ -161,19 +160,19 @@ class StreamManagerBase:
         keep_chunks: int | None = None,
         dry_run: bool = False,
     ) -> PrunedStreams:
-        """`helix_store.retention.prune_streams` for the streams of this manager."""
+        """Call `helix_store.retention.prune_streams` for the streams of this manager."""
         request = PruneRequest.checked(older_than=older_than, keep_chunks=keep_chunks, dry_run=dry_run)
         return await self._backend.call(partial(self._backend.prune, request))
 
     # Reading
 
     async def get_info(self, stream_id: str) -> StreamInfo | None:
-        """The status, the counts and the times of a stream; ``None`` for an unknown one."""
+        """Return the status, the counts and the times of a stream, or ``None`` for an unknown one."""
         validation.identifier(stream_id, "stream_id")
         return await self._backend.call(partial(self._backend.info, stream_id))
 
     def read_after(self, stream_id: str, from_sequence: int, *, limit: int = 500) -> list[StoredChunk]:
-        """The next chunks after a position, at most ``limit``, for synchronous code; one query.
+        """Return the next chunks after a position, at most ``limit``, for synchronous code; one query.
 
         Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
         """
@@ -186,7 +185,7 @@ class StreamManagerBase:
         return page.chunks()
 
     async def create_reader(self, stream_id: str) -> AsyncIterator[dict[str, Any]] | None:
-        """The chunks from the start until the stream ends, fails or pauses; ``None`` for an unknown stream.
+        """Return a reader of the chunks from the start, or ``None`` for an unknown stream.
 
         Raises `StreamTruncated` if the first chunks were removed.
         """
@@ -196,7 +195,7 @@ class StreamManagerBase:
     async def create_resumable_reader(
         self, stream_id: str, *, from_sequence: int = 0
     ) -> ResumableReader | None:
-        """A reader of the chunks after ``from_sequence``, the last one seen; ``None`` for an unknown stream.
+        """Return a reader of the chunks after ``from_sequence``, or ``None`` for an unknown stream.
 
         Beyond the end the reader waits for new chunks. Raises `InvalidQuery`, and `StreamTruncated` if chunks
         after ``from_sequence`` were removed.

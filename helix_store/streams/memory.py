@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ from helix_store import conf
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode
+from helix_store.core.payloads import decode, decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.exceptions import StreamClosed, StreamNotFound
 from helix_store.locks.memory import LockTable
@@ -26,7 +28,7 @@ from helix_store.streams.backend import (
     StreamWatch,
 )
 from helix_store.streams.manager import StreamManagerBase
-from helix_store.streams.rules import TERMINAL_STATUSES, StreamHead, StreamPage, changes_status
+from helix_store.streams.rules import TERMINAL_STATUSES, StreamHead, StreamSlice, changes_status
 from helix_store.streams.watchers import Watcher, Watchers
 
 __all__ = ["InMemoryStreamManager", "MemoryStreams", "StreamTable"]
@@ -77,8 +79,8 @@ class StreamRecord:
             status=self.status,
             chunk_count=len(self.texts),
             last_sequence=self.last_sequence,
-            output=None if self.output is None else decode(self.output),
-            error=None if self.error is None else decode(self.error),
+            output=decode_optional(self.output),
+            error=decode_optional(self.error),
             run_id=self.run_id,
             agent_name=self.agent_name,
             created_at=self.created_at,
@@ -101,6 +103,17 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         super().__init__()
         self.watchers: Watchers[int, Watcher] = Watchers()
 
+    def saved(self) -> Callable[[], None]:
+        streams = {stream_id: copy.copy(stream) for stream_id, stream in self.items()}
+        for stream in streams.values():
+            stream.texts = stream.texts.copy()
+
+        def put_back() -> None:
+            self.clear()
+            self.update(streams)
+
+        return put_back
+
     def forget(self, stream_id: str) -> bool:
         """Delete a stream and wake its readers; ``False`` if it does not exist. The lock is held."""
         stream = self.pop(stream_id, None)
@@ -110,7 +123,7 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
 
 
 class InMemoryStreamManager(StreamManagerBase):
-    """Streams in the memory of one process, under the contract of the database's streams; for tests.
+    """Streams in the memory of one process, with the contract of the database streams; for tests.
 
     With the ``world`` of an `InMemoryLockManager` it checks the fencing tokens of that manager.
     """
@@ -143,7 +156,7 @@ class InMemoryStreamManager(StreamManagerBase):
                 self._backend.delete(stream_id)
 
     def get_all_stream_ids(self) -> list[str]:
-        """The ids of the tenant's streams, in the order of their creation."""
+        """Return the ids of the tenant's streams, in order of creation."""
         with self._lock:
             return list(self._streams)
 
@@ -152,7 +165,7 @@ class InMemoryStreamManager(StreamManagerBase):
         return None if info is None else info.status
 
     def get_chunks_sync(self, stream_id: str) -> list[dict[str, Any]]:
-        """The stored chunks; an empty list for an unknown stream."""
+        """Return the stored chunks, or an empty list for an unknown stream."""
         with self._lock:
             record = self._streams.get(validation.identifier(stream_id, "stream_id"))
             return [] if record is None else [decode(text) for text in record.texts]
@@ -166,7 +179,13 @@ class MemoryStreams:
         self._watchers = self._streams.watchers
 
     async def call(self, operation: Callable[[], R]) -> R:
-        return operation()
+        if not self._lock.acquire(blocking=False):
+            # A transaction may hold the lock until this event loop has gone on: do not wait for it here.
+            return await in_thread_to_the_end(operation)
+        try:
+            return operation()
+        finally:
+            self._lock.release()
 
     async def watch(self) -> StreamWatch:
         return _Watch(self._watchers)
@@ -244,14 +263,14 @@ class MemoryStreams:
             record = self._streams.get(stream_id)
             return None if record is None else record.info(stream_id)
 
-    def page(self, stream_id: str, after: int, limit: int) -> StreamPage | None:
+    def page(self, stream_id: str, after: int, limit: int) -> StreamSlice | None:
         with self._lock:
             record = self._streams.get(stream_id)
             if record is None:
                 return None
             start = max(0, after - record.floor)
             texts = tuple(record.texts[start : start + limit])
-            return StreamPage(record.head(), record.floor + start + 1, texts)
+            return StreamSlice(record.head(), record.floor + start + 1, texts)
 
     def prune(self, request: PruneRequest) -> PrunedStreams:
         with self._lock:

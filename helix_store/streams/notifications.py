@@ -1,7 +1,6 @@
-"""LISTEN and NOTIFY of PostgreSQL. They only wake readers: polling finds every change that they miss.
-
-A notification holds the surrogate key of a stream and its last sequence: no text of a user, a size that does
-not grow, and nothing that identifies a tenant.
+"""PostgreSQL's LISTEN and NOTIFY. They only wake readers: polling finds every change that they miss. A
+notification contains the surrogate key of a stream and its last sequence. It has no user text, does not grow,
+and does not identify a tenant.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ __all__ = ["Listener", "Notifier", "channel", "notify", "notify_after_commit", "
 
 _LINGER_SECONDS: Final = 1.0
 _SHORTEST_GAP_SECONDS: Final = 0.005
-"""Commits of notifications wait for one lock of the whole server, so they are collected for this long."""
+"""Commits with notifications wait for a server-wide lock, so notifications are collected for this long."""
 _PROBE_INTERVAL_SECONDS: Final = 5.0
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _CONNECT_TIMEOUT_SECONDS: Final = 5
 _STOP_CHECK_SECONDS: Final = 0.25
 _PROBE_KEY: Final = 0
-"""A key that no stream has."""
+"""A key that does not belong to a stream."""
 
 _logger = logging.getLogger(__name__)
 
 
 def channel() -> str:
-    """The channel of this table prefix. PostgreSQL keeps the channels of databases apart."""
+    """Return the channel of this table prefix. PostgreSQL keeps the channels of databases apart."""
     return conf.table_name("stream")
 
 
 def uses_notify(alias: str) -> bool:
-    """Whether notifications wake the readers of this database."""
+    """Return whether notifications wake the readers of this database."""
     return Database(alias, "").is_postgresql and conf.stream_options().notify
 
 
@@ -51,7 +50,7 @@ def uses_notify(alias: str) -> bool:
 
 
 class Notifier:
-    """Sends notifications from a thread with its own connection: of each stream only the newest."""
+    """A thread that sends the newest notification of each stream, with its own connection."""
 
     def __init__(self, alias: str) -> None:
         self._db = Database(alias, "")
@@ -80,7 +79,7 @@ class Notifier:
             connections.close_all()
 
     def _next_batch(self) -> dict[int, int]:
-        """The notifications since the last batch; an empty one when there was none for a while."""
+        """Return the notifications since the last batch, which is empty if there were none for a while."""
         self._has_pending.wait(_LINGER_SECONDS)
         with self._mutex:
             batch, self._pending = self._pending, {}
@@ -110,7 +109,7 @@ def notify(alias: str, key: int, last_sequence: int) -> None:
 
 
 def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
-    """`notify` after the commit of the open transaction, if this database uses notifications."""
+    """Call `notify` after the open transaction commits, if this database uses notifications."""
     if uses_notify(alias):
         after_commit(connections[alias], functools.partial(notify, alias, key, last_sequence))
 
@@ -123,9 +122,10 @@ _notifiers: Final = PerProcess(lambda: functools.cache(Notifier))
 
 
 class Listener:
-    """Listens on its own connection until `stop`, and replaces a connection that receives nothing.
+    """A thread that listens on its own connection until `stop`, and replaces a connection that receives
+    nothing.
 
-    The connection is one of ``listen_database``, if the project names one.
+    The connection uses ``listen_database``, if the project names one.
 
     ``changed`` is called with the key of a stream that has changed; ``missed`` is called when notifications
     may have been lost, so that any stream may have changed. A probe is a notification that every listener
@@ -218,7 +218,7 @@ class Listener:
 
 
 def _own_connection(alias: str) -> Any:
-    """A psycopg connection with the alias's settings, apart from Django's connections and from its pool."""
+    """Return a psycopg connection with the alias's settings, outside Django's connections and pool."""
     django_connection: Any = connections[alias]
     parameters = {"connect_timeout": _CONNECT_TIMEOUT_SECONDS, **django_connection.get_connection_params()}
     driver = django_connection.Database

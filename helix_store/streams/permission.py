@@ -1,4 +1,4 @@
-"""Who may read a stream: the answer of the callable that ``HELIX_STORE["STREAM_PERMISSION"]`` names."""
+"""The permission to read a stream, which the callable in ``HELIX_STORE["STREAM_PERMISSION"]`` decides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _warn_once: Final = cache(_logger.warning)
 
 
 def configured_permission() -> str | None:
-    """The dotted path of the callable; without one logs a warning, once per process."""
+    """Return the dotted path of the callable; if there is none, log a warning once per process."""
     permission = conf.stream_permission()
     if permission is None:
         _warn_once(NO_PERMISSION)
@@ -32,7 +32,7 @@ def configured_permission() -> str | None:
 
 
 async def permitted_tenant(request: HttpRequest, stream_id: str, *, permission: str) -> str | None:
-    """The tenant whose stream the request may read; ``None`` if access is denied.
+    """Return the tenant whose stream the request may read, or ``None`` if access is denied.
 
     ``True`` allows the tenant ``""``, a text that is not empty allows the tenant of that name. Every other
     answer denies access. An empty text denies it because a user without a tenant must not get the tenant

@@ -1,6 +1,5 @@
-"""Pruning: fail streams with a dead writer, and remove chunks by age and count, in small transactions.
-
-The row of a stream stays, with the floor that tells readers which chunks were removed.
+"""Pruning, which fails streams with a dead writer, and deletes chunks by age and count, in small
+transactions. The row of a stream stays, with the floor that tells readers which chunks were deleted.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ _NOTHING: Final = PrunedStreams(streams=0, chunks=0, failed=0)
 
 _BY_KEY: Final = F("id")
 _SORTED_BY_KEY: Final = F("id") + 0
-"""For a condition that few streams meet: an index finds them, and they are sorted.
-
-By the plain key, the database would read all streams in the order of the key.
+"""The order for a condition that few streams meet, so that the database finds them by an index and sorts
+them. With the plain key, it would read all streams in key order.
 """
 
 
 class _Rule(NamedTuple):
-    """The streams that it concerns keep so many of their newest chunks."""
+    """A rule: the streams that it applies to, and how many of their newest chunks they keep."""
 
     condition: Q
     keep: int
@@ -55,11 +53,11 @@ def prune_streams(
     keep_chunks: int | None = None,
     dry_run: bool = False,
 ) -> PrunedStreams:
-    """Fail streams with a dead writer, and remove chunks that are too old or too many.
+    """Fail streams with a dead writer, and delete chunks that are too old or too many.
 
     ``older_than`` is an age or a point in time: streams that ended or failed before it lose all of their
-    chunks, as do streams whose manager's ``retention`` is over. With ``keep_chunks`` every other stream keeps
-    that many of its newest chunks. The rows of the streams stay, so that readers of removed chunks get
+    chunks, as do streams whose manager's ``retention`` has passed. With ``keep_chunks`` every other stream
+    keeps that many of its newest chunks. The rows of the streams stay, so that readers of removed chunks get
     `StreamTruncated`. ``tenant=None`` prunes every tenant. ``dry_run=True`` only counts.
 
     Works in small transactions that lock one stream or one page of streams. Safe to repeat and to interrupt.
@@ -83,7 +81,7 @@ def prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStre
 
 
 def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[PrunedStreams]:
-    """`prune`, with the sum so far after each step."""
+    """Run `prune` and yield the sum so far after each step."""
     if request.dry_run:
         yield _would_prune(db, tenant, request)
         return
@@ -99,13 +97,16 @@ def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> It
 
 
 def _would_prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
-    """What `prune` would do."""
+    """Return what `prune` would do, with one statement for each rule.
+
+    Deleting millions of chunks and rolling that back would take as long as the real run.
+    """
     ((lost,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
     return replace(would_empty(db, _of_tenant(db, tenant), request), failed=int(lost))
 
 
 def would_empty(db: Database, streams: QuerySet[Stream], request: PruneRequest) -> PrunedStreams:
-    """How many chunks of these streams are too old or too many, and how many streams have them."""
+    """Return the number of chunks that are too old or too many, and of the streams that have them."""
     pruned = _NOTHING
     for rule in _rules(request):
         surplus = F("last_sequence") - rule.keep - F("floor")
@@ -131,7 +132,7 @@ def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> Itera
 
 
 def _is_expired(request: PruneRequest) -> Q:
-    """Streams that lose all of their chunks: they ended too long ago, by the clock of the database."""
+    """Select streams that lose all of their chunks, because they ended too long ago by its clock."""
     # Each part repeats the condition of the partial index that serves it.
     expired = Q(keep_until__isnull=False, is_emptied=False, keep_until__lte=Now())
     if request.older_than is not None:
@@ -158,7 +159,7 @@ def _of_tenant(db: Database, tenant: str | None) -> QuerySet[Stream]:
 
 
 def _each(db: Database, tenant: str | None, rule: _Rule) -> Iterator[int]:
-    """The keys of the streams that a rule concerns, read in pages."""
+    """Yield the keys of the streams that a rule concerns, read in pages."""
     streams = _of_tenant(db, tenant).filter(rule.condition)
     keys = streams.alias(position=rule.order).order_by("position").values_list("pk", flat=True)
     last = 0
@@ -179,7 +180,7 @@ def _remove(db: Database, key: int, rule: _Rule) -> int:
 
 
 def _remove_batch(db: Database, key: int, rule: _Rule) -> int:
-    """Remove the oldest chunks of a stream and return their number; 0 when nothing is left to remove.
+    """Delete the oldest chunks of a stream and return their number, or 0 if there are none to delete.
 
     The condition is checked again under the lock: the stream may have been reactivated. A locked stream is
     in use; the next run prunes it.

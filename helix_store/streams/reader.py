@@ -1,4 +1,4 @@
-"""Reading a stream from any position, also while it is written, without gaps or repetitions."""
+"""Reading a stream from any position, even while it is written, without gaps or repetitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helix_store.streams.backend import StreamBackend, StreamWatch
 from helix_store.streams.rules import (
     FIRST_PAGE_LENGTH,
     StreamHead,
-    StreamPage,
+    StreamSlice,
     next_page_length,
     require_same_stream,
 )
@@ -33,7 +33,7 @@ class ResumableReader:
     """Iterates over the chunks after a position until the stream ends, fails or pauses.
 
     ``status`` is the status of the stream when it was last read. Iterating raises `StreamTruncated` if
-    pruning or a reset removes chunks that were not read yet, and `StreamNotFound` if the stream is deleted.
+    pruning or a reset removes unread chunks, and `StreamNotFound` if the stream is deleted.
     The reader holds at most one page of chunks, even if its consumer is slow.
     Source: the stream manager of the in-memory store document.
     """
@@ -62,7 +62,7 @@ class ResumableReader:
         return self._after
 
     async def info(self) -> StreamInfo | None:
-        """Like `get_info` of the stream manager; ``None`` once the stream is deleted."""
+        """Return `get_info` of the stream manager, which is ``None`` once the stream is deleted."""
         query = partial(self._backend.info, self._stream_id)
         return await self._watch.read(query, ("info", self._head.identity))
 
@@ -86,7 +86,7 @@ class ResumableReader:
                     yield StoredChunk(decode(stored.text), stored.sequence)
 
     async def texts(self, *, heartbeat: float | None = None) -> AsyncGenerator[StoredText | None, None]:
-        """The same chunks in encoded form, and ``None`` after every ``heartbeat`` seconds without a chunk."""
+        """Yield the chunks in encoded form, and ``None`` after ``heartbeat`` seconds without a chunk."""
         length = FIRST_PAGE_LENGTH
         try:
             while True:
@@ -104,7 +104,7 @@ class ResumableReader:
         finally:
             self._watch.close()
 
-    async def _next_page(self, length: int) -> StreamPage:
+    async def _next_page(self, length: int) -> StreamSlice:
         key = (self._head.identity, self._after, length)
         read = partial(self._backend.page, self._stream_id, self._after, length)
         page = await self._watch.read(read, key)

@@ -23,16 +23,14 @@ R = TypeVar("R")
 
 _THREADS: Final = 4
 LINGER_SECONDS: Final = 1.0
-"""How long the threads of streams keep their connections without a reader."""
+"""The time for which the threads of streams keep their connections without a reader."""
 _CLOSE_TIMEOUT_SECONDS: Final = 5.0
 
 
 class ReaderPool:
-    """Runs queries on at most four threads, and closes their connections once they are not used any more.
-
-    Readers that wait for a query with the same key share it while it has not begun. A query that has begun is
-    not shared: a write that woke a reader was committed before the reader asks, but perhaps after that query
-    began.
+    """A pool that runs queries on at most four threads, and closes their connections when they are no longer
+    used. Readers that wait for a query with the same key share it until it begins. A running query is not
+    shared, because it may have begun before the commit of the write that woke the reader.
     """
 
     def __init__(self, linger_seconds: float = LINGER_SECONDS) -> None:
@@ -91,7 +89,7 @@ class ReaderPool:
 
 
 def _close(executor: ThreadPoolExecutor) -> None:
-    """End an idle executor; each of its threads closes its connections before."""
+    """End an idle executor, after each of its threads has closed its connections."""
     # A connection must be closed by its thread. The barrier keeps each thread from taking a second task.
     barrier = threading.Barrier(_THREADS, timeout=_CLOSE_TIMEOUT_SECONDS)
     # Raised while the interpreter exits, which ends the threads as well.
@@ -121,5 +119,5 @@ _pool: Final = PerProcess(ReaderPool)
 
 
 def reader_pool() -> ReaderPool:
-    """The pool of this process."""
+    """Return the pool of this process."""
     return _pool.get()

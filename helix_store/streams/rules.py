@@ -1,4 +1,4 @@
-"""The rules of streams without a storage: status changes, positions, chunks and pages."""
+"""Storage-independent rules of streams: status changes, positions, chunks and pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "TERMINAL_STATUSES",
     "WRITER_LOST",
     "StreamHead",
-    "StreamPage",
+    "StreamSlice",
     "changes_status",
     "duration_ms",
     "encode_chunks",
@@ -40,7 +40,7 @@ __all__ = [
 
 LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
-"""The number of chunks to read while their size is unknown."""
+"""The number of chunks to read before their size is known."""
 TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
 WRITER_LOST: Final = {
     "code": "writer_lost",
@@ -56,7 +56,7 @@ _SET_SEQUENCE: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__[
 
 
 class StreamHead(NamedTuple):
-    """The row of a stream without its chunks: two heads differ when a reader has something new to see.
+    """The row of a stream without its chunks. Two heads differ if a reader has something new to see.
 
     ``identity`` is the key of the stream and the number of its resets: a stream that was deleted and created
     again, or reset, has another one. Chunks up to ``floor`` were removed.
@@ -82,7 +82,7 @@ class StreamHead(NamedTuple):
             raise StreamTruncated(1)
 
 
-class StreamPage(NamedTuple):
+class StreamSlice(NamedTuple):
     """A head and the encoded chunks that follow a position, both read at the same time."""
 
     head: StreamHead
@@ -103,7 +103,7 @@ class StreamPage(NamedTuple):
         return stored
 
 
-def require_same_stream(page: StreamPage | None, stream_id: str, identity: tuple[int, int]) -> StreamPage:
+def require_same_stream(page: StreamSlice | None, stream_id: str, identity: tuple[int, int]) -> StreamSlice:
     """Return the page if it belongs to the stream that the reader started with.
 
     Raises `StreamNotFound` if the stream was deleted, and `StreamTruncated` if it was reset or replaced.
@@ -116,7 +116,7 @@ def require_same_stream(page: StreamPage | None, stream_id: str, identity: tuple
 
 
 def changes_status(current: StreamStatus, wanted: StreamStatus) -> bool:
-    """Whether a stream changes its status; ``False`` if it has the wanted one already.
+    """Return whether a stream's status changes; it does not if the stream already has it.
 
     A stream that ended or failed can only become active again; otherwise raises `StreamClosed`.
     """
@@ -161,7 +161,7 @@ def page_length(value: Any) -> int:
 
 
 def next_page_length(texts: Sequence[str]) -> int:
-    """The number of chunks to read next, so that a page stays small whatever the size of the chunks."""
+    """Return the number of chunks to read next, so that a page stays small even if chunks are large."""
     if not texts:
         return FIRST_PAGE_LENGTH
     average = sum(map(len, texts)) // len(texts) + 1
@@ -169,7 +169,7 @@ def next_page_length(texts: Sequence[str]) -> int:
 
 
 def seconds(value: Any, name: str) -> float:
-    """Seconds from a number or a timedelta, above 0 and at most seven days. Raises `InvalidPayload`."""
+    """Return seconds from a number or a timedelta of at most seven days. Raises `InvalidPayload`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if type(number) not in (int, float) or not 0 < number <= LONGEST_SECONDS:
         raise InvalidPayload(path=name, reason="expected seconds above 0, at most seven days")
@@ -177,7 +177,7 @@ def seconds(value: Any, name: str) -> float:
 
 
 def duration_ms(value: Any, name: str) -> int:
-    """Whole milliseconds of an age. Raises `InvalidPayload`."""
+    """Return the whole milliseconds of an age. Raises `InvalidPayload`."""
     if not isinstance(value, timedelta) or not validation.is_age(value):
         raise InvalidPayload(path=name, reason="expected a timedelta from 0 to a hundred years")
     return value // timedelta(milliseconds=1)

@@ -1,7 +1,7 @@
-"""The SQL of streams. Every clock is that of the database.
+"""The SQL of streams, which uses only the database's clock.
 
-The update of the head locks it until the commit, so readers see sequences in the order of the commits. Each
-condition of a write is on that row: PostgreSQL checks it again after a wait.
+The update of the head locks it until the commit, so readers see sequences in the order of the commits. All
+conditions of a write are on that row, so that PostgreSQL checks them again after a wait.
 """
 
 from __future__ import annotations
@@ -83,11 +83,13 @@ def _advance(clock: Clock) -> str:
         RETURNING id, last_sequence"""
 
 
+_CALL_ID: Final = "CASE WHEN part.number = 1 THEN %(call_id)s END"
+
 APPEND: Final = Statement(
     f"""
     WITH head AS ({_advance(POSTGRESQL)}), written AS (
-        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
-        SELECT head.id, head.last_sequence - %(count)s + part.number, part.payload
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload, call_id)
+        SELECT head.id, head.last_sequence - %(count)s + part.number, part.payload, {_CALL_ID}
         FROM head, unnest(%(texts)s::text[]) WITH ORDINALITY AS part(payload, number)
     )
     SELECT id, last_sequence FROM head"""
@@ -99,12 +101,14 @@ ADVANCE: Final = with_clock(_advance, locks=_LOCK_ACTIVE)
 
 INSERT_CHUNKS: Final = Statement(
     postgresql=f"""
-        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
-        SELECT %(key)s, %(before)s + part.number, part.payload
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload, call_id)
+        SELECT %(key)s, %(before)s + part.number, part.payload, {_CALL_ID}
         FROM json_array_elements_text(%(texts)s::json) WITH ORDINALITY AS part(payload, number)""",
     sqlite=f"""
-        INSERT INTO {_CHUNK} (stream_id, sequence, payload)
-        SELECT %(key)s, %(before)s + 1 + part.key, part.value FROM json_each(%(texts)s) AS part""",
+        INSERT INTO {_CHUNK} (stream_id, sequence, payload, call_id)
+        SELECT %(key)s, %(before)s + 1 + part.key, part.value,
+            CASE WHEN part.key = 0 THEN %(call_id)s END
+        FROM json_each(%(texts)s) AS part""",
 )
 """Store chunks under the sequences after ``before``.
 
@@ -167,8 +171,7 @@ JOINED_PAGE: Final = Statement(
     WHERE {_ALIASED_STREAM_BY_ID}"""
 )
 """`PAGE` in one row, for PostgreSQL: the payloads are joined by line breaks, which no payload contains.
-
-To transfer many rows takes longer than to find them.
+Transferring many rows takes longer than finding them.
 """
 
 TENANTS_OF: Final = Statement(
@@ -193,7 +196,7 @@ TENANTS_OF: Final = Statement(
 
 
 def _is_lost(clock: Clock) -> str:
-    """Active streams whose writer's lease has expired, of one tenant or of all of them."""
+    """Select active streams whose writer's lease has expired, of one tenant or of all."""
     of_tenant = "(CAST(%(tenant)s AS varchar) IS NULL OR tenant = %(tenant)s)"
     return f"status = 'active' AND lease_expires_at <= {clock.now} AND {of_tenant}"
 
@@ -223,4 +226,4 @@ SEND_NOTIFICATIONS: Final = Statement(
     SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, payload)
     FROM unnest(%(payloads)s::text[]) AS payload"""
 )
-"""For PostgreSQL. Polling finds what a crash loses, so the commit does not wait for the disk."""
+"""For PostgreSQL. The commit does not wait for the disk, because polling finds what a crash loses."""

@@ -1,4 +1,4 @@
-"""Server-sent events: their text, and the release of the request's thread while they are sent."""
+"""Server-sent events, and the release of the request's thread while they are sent."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _LONGEST_RESPONSE: Final = 4 * 1024 * 1024
 """After this many bytes a response ends, and the browser connects again.
 
 A server without back-pressure, such as Daphne, keeps everything that a client does not read. 20 clients that
-read nothing of 60 MB cost it 1,190 MiB without this bound.
+read none of 60 MB cost it 1,190 MiB without this limit.
 """
 # An immediate first line shows proxies and browsers that the connection works. It also sets the pause before
-# the browser connects again, in milliseconds, which the end of a long response has shortened.
+# the browser reconnects, in milliseconds, which the end of a long response shortens.
 _BEGINNING: Final = b": stream\nretry: 3000\n\n"
 _CONTINUE: Final = b"retry: 500\n\n"
 _HEARTBEAT: Final = b": heartbeat\n\n"
@@ -74,10 +74,9 @@ _logger = logging.getLogger(__name__)
 
 
 async def events_of(reader: ResumableReader, *, heartbeat: float) -> AsyncGenerator[bytes, None]:
-    """One event per chunk, a comment after every ``heartbeat`` seconds without one, and the last event.
-
-    Without a last event the browser connects again and resumes: after the longest response, and if the
-    database cannot be read.
+    """Yield an event per chunk, a comment after every ``heartbeat`` seconds without one, and the last event.
+    A response that reaches its longest duration, or cannot read the database, ends without a last event, so
+    the browser reconnects and resumes.
     """
     yield _BEGINNING
     length = 0
@@ -113,14 +112,14 @@ async def _last_event(reader: ResumableReader) -> bytes:
 
 
 def truncated_event(oldest: int) -> bytes:
-    """The event for a position below the floor; ``oldest`` is the first sequence that is stored."""
+    """Return the event for a position below the floor; ``oldest`` is the first sequence that is stored."""
     return _event("truncated", {"oldest": oldest})
 
 
 def _chunk_event(stored: StoredText) -> bytes:
     text = stored.text
     if text.startswith("~"):
-        # The stored form of a chunk that UTF-8 cannot hold; JSON escapes can.
+        # UTF-8 cannot represent the stored form of such a chunk, but JSON escapes can.
         text = json.dumps(decode(text), separators=(",", ":"))
     return f"id: {stored.sequence}\ndata: {text}\n\n".encode()
 

@@ -1,4 +1,4 @@
-"""Following one stream from synchronous surroundings: what is there, and what comes until it ends."""
+"""Following one stream from synchronous code: its stored chunks, and new ones until it ends."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ from helix_store.streams.manager import StreamManagerBase
 __all__ = ["StreamTail"]
 
 _CHECK_SECONDS: Final = 0.2
-"""How long a request to stop may wait for the next chunk."""
+"""The longest time that a request to stop waits for the next chunk."""
 
 
 class StreamTail:
-    """Reads a stream from a position on; without one from the oldest chunk that is stored.
-
-    ``position`` is the last sequence that was handled, to go on from. ``info`` is the stream when it was last
-    looked at.
+    """A reader from a position, by default from the oldest stored chunk. ``position`` is the last sequence
+    that was handled, from which to continue. ``info`` is the stream as it was last read.
     """
 
     def __init__(self, streams: StreamManagerBase, info: StreamInfo, *, after: int | None = None) -> None:
         self._streams = streams
         self.info = info
         self.removed = info.last_sequence - info.chunk_count
-        """How many of the first chunks are not stored any more."""
+        """The number of first chunks that are no longer stored."""
         self.position = self.removed if after is None else after
 
     @classmethod
     async def of(cls, streams: StreamManagerBase, stream_id: str, *, after: int | None = None) -> Self:
-        """Raises `StreamNotFound`."""
+        """Begin to follow a stream. Raises `StreamNotFound`."""
         return cls(streams, await _info(streams, stream_id), after=after)
 
     async def chunks(
         self, *, follow: bool, is_stopped: Callable[[], bool]
     ) -> AsyncGenerator[StoredChunk, None]:
-        """The chunks, until the stream ends, fails or pauses, or ``is_stopped`` returns true.
+        """Yield the chunks, until the stream ends, fails or pauses, or ``is_stopped`` returns true.
 
-        A chunk is handled when the next one is asked for. With ``follow=False`` only the chunks that were
-        stored at the start. Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
+        A chunk counts as handled when the next one is requested. ``follow=False`` yields only the chunks that
+        were stored at the start. Raises `InvalidQuery`, `StreamNotFound` and `StreamTruncated`.
         """
         stream_id, last = self.info.stream_id, self.info.last_sequence
         reader = await self._streams.create_resumable_reader(stream_id, from_sequence=self.position)

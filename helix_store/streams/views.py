@@ -26,9 +26,12 @@ from helix_store.streams.sse import events_of, truncated_event, without_request_
 
 __all__ = ["stream_events"]
 
+_NOT_CACHED: Final = "private, no-store"
+"""Only the users whom the project allows may read a stream, so shared caches must not store it."""
+
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
+    "Cache-Control": _NOT_CACHED,
     # Without it, nginx buffers the events.
     "X-Accel-Buffering": "no",
 }
@@ -40,7 +43,7 @@ _logger = logging.getLogger(__name__)
 @transaction.non_atomic_requests
 @require_GET
 async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBase:
-    """The chunks of a stream as they are written: ``id`` is the sequence and ``data`` the chunk.
+    """Return the chunks of a stream as events: ``id`` is the sequence and ``data`` the chunk.
 
     Starts after ``Last-Event-ID`` or, without it, after ``?from=``. The last event is ``end``, ``fail``,
     ``paused`` or ``truncated``. A response that ends without a last event is continued by the next request.
@@ -81,8 +84,8 @@ async def stream_events(request: HttpRequest, stream_id: str) -> HttpResponseBas
 
 
 def _position(request: HttpRequest) -> int:
-    """The position of the request. Raises `InvalidQuery`."""
-    # A browser that connects again sends the header with the first address, so the header is newer.
+    """Return the position of the request. Raises `InvalidQuery`."""
+    # A browser that reconnects sends the header with the first address, so the header is newer.
     text = request.headers.get("Last-Event-ID") or request.GET.get("from") or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise InvalidQuery("A position must be a whole number.", path="from")
@@ -92,5 +95,5 @@ def _position(request: HttpRequest) -> int:
 def _refusal(status: HTTPStatus, reason: str = "") -> HttpResponse:
     text = f"{status.phrase}: {reason}" if reason else status.phrase
     response = HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")
-    response["Cache-Control"] = "no-store"
+    response["Cache-Control"] = _NOT_CACHED
     return response

@@ -14,7 +14,7 @@ W = TypeVar("W", bound="Watcher")
 
 
 class Watcher:
-    """One reader of one event loop. Arm it before reading, so that no later change is missed."""
+    """One reader in one event loop. Arm it before reading, so that it does not miss a later change."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

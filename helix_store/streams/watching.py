@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 async def watch_stream(db: Database, interval: float) -> StreamWatch:
     """Start watching a stream; ``interval`` is the time between two polls, in seconds.
 
-    In the caller's open transaction, only the caller's thread sees the chunks that are not committed.
+    Inside the caller's transaction, only the caller's thread sees its uncommitted chunks.
     """
     if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
@@ -122,7 +122,7 @@ class _Poller:
         self._watchers.remove(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] -= 1
-            # Without the intervals that no watcher has.
+            # Without intervals that no watcher uses.
             self._intervals = +self._intervals
         self._intervals_changed.set()
 
@@ -152,7 +152,7 @@ class _Poller:
             connections.close_all()
 
     def _wait_for_interval(self) -> bool:
-        """Wait for the shortest interval of a watcher; ``False`` when there has been none for a while."""
+        """Wait for the shortest interval of a watcher; return ``False`` if no one has watched for a while."""
         began_at = time.monotonic()
         while True:
             with self._mutex:
@@ -165,7 +165,7 @@ class _Poller:
             self._intervals_changed.clear()
 
     def _started_or_stopped(self, listener: Listener | None) -> Listener | None:
-        """The listener, as the settings of now require it."""
+        """Return the listener that the current settings require."""
         if not uses_notify(self._db.alias):
             if listener is not None:
                 listener.stop()
@@ -175,7 +175,7 @@ class _Poller:
         return listener
 
     def _poll(self) -> None:
-        """Read the heads of all watched streams, and wake the watchers that have seen another head."""
+        """Read the heads of all watched streams, and wake the watchers of heads that have changed."""
         keys = self._watchers.keys()
         heads: dict[int, StreamHead] = {}
         for start in range(0, len(keys), _KEYS_PER_QUERY):

@@ -92,7 +92,7 @@ class StreamWriter:
         await self._backend.call(partial(self._backend.renew, self._stream_id, self._writer))
 
     async def close(self) -> None:
-        """Stop writing and end the lease; the stream keeps its status. Safe to repeat, also after errors."""
+        """Stop writing and end the lease; the stream keeps its status. Safe to repeat, even after errors."""
         await self._stop_renewing()
         self._is_closed = True
         if self._has_lease:
@@ -110,7 +110,7 @@ class StreamWriter:
             await self.close()
         else:
             await self._stop_renewing()
-            # The lease runs out, so that prune_streams fails the stream.
+            # The lease expires, and then prune_streams fails the stream.
             self._is_closed, self._has_lease = True, False
 
     async def _renew_often(self) -> None:

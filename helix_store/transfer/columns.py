@@ -1,11 +1,11 @@
-"""Columns as values of JSON, and back: the same text for the same row of either database."""
+"""Conversion of columns to values of JSON and back, with the same text for the same row of any database."""
 
 from __future__ import annotations
 
 import base64
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,12 +15,14 @@ from typing import Any, Final
 from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
-from helix_store.app_tables import RECORD_KEY
+from helix_store.catalogue import RECORD_KEY, Table
+from helix_store.core.limits import Limits
 from helix_store.core.usage import MAX_COST_UNITS, cost_units
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.models.fields import CostField, MomentField
+from helix_store.transfer.accepted import Rule, rule_of
 
-__all__ = ["Column", "Reference", "Table"]
+__all__ = ["Column", "RecordFormat", "Reference"]
 
 _Reader = Callable[[Any], Any]
 _Writer = Callable[[Any], Any] | None
@@ -28,56 +30,46 @@ _COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 Reference = tuple[str, str, int]
-"""A checkpoint within its session: kind, namespace, version. It stands for a key of the database."""
+"""A checkpoint within its session: kind, namespace, version. It represents a key of the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a record. ``write`` is ``None`` where the value is one of JSON already."""
+    """A column of a record. ``write`` is ``None`` if the value is already a value of JSON."""
 
     name: str
     is_nullable: bool
     write: _Writer
     read: _Reader
+    rule: Rule | None
 
     @classmethod
     def of(cls, field: models.Field[Any, Any]) -> Column:
         write, read = _codec(field)
-        return cls(field.name, field.null, write, read)
+        return cls(field.name, field.null, write, read, rule_of(field))
 
 
-class Table:
-    """A table as records of one name. Every column is exported but ``without`` and ``reference``.
+class RecordFormat:
+    """The rows of a table as records. A reference to a checkpoint is a `Reference` in a record."""
 
-    ``reference`` names a foreign key to a checkpoint of the same session, which a record holds as a
-    `Reference`. ``parent`` is the column of the session or tenant of a table of another app.
-    """
-
-    def __init__(
-        self,
-        record: str,
-        model: type[models.Model],
-        *,
-        without: Iterable[str],
-        reference: str | None = None,
-        parent: str | None = None,
-    ) -> None:
-        left_out = {*without, reference}
-        self.record = record
-        self.parent = parent
-        self.model = model
-        self.reference = reference
+    def __init__(self, table: Table) -> None:
+        left_out = {*table.implied, *table.not_exported, table.reference}
+        self.record = table.record
+        self.model = table.model
+        self.parent = table.parent
+        self.reference = table.reference
+        self._check = table.check_import
         self.columns = tuple(
-            Column.of(field) for field in model._meta.concrete_fields if field.name not in left_out
+            Column.of(field) for field in table.model._meta.concrete_fields if field.name not in left_out
         )
         self.names = frozenset(column.name for column in self.columns)
         self.selected = tuple(column.name for column in self.columns)
-        if reference is not None:
+        if self.reference is not None:
             parts = ("kind", "namespace", "version", "session_id")
-            self.selected += (f"{reference}_id", *(f"{reference}__{part}" for part in parts))
+            self.selected += (f"{self.reference}_id", *(f"{self.reference}__{part}" for part in parts))
 
     def record_of(self, values: tuple[Any, ...], session_key: int | None) -> dict[str, Any]:
-        """The record of a row of ``selected``. Nulls are left out. Raises `IntegrityFault`."""
+        """Return the record of a row of ``selected``, without nulls. Raises `IntegrityFault`."""
         record: dict[str, Any] = {RECORD_KEY: self.record}
         for column, value in zip(self.columns, values, strict=False):
             if value is not None:
@@ -94,14 +86,17 @@ class Table:
         return record
 
     def record_from(self, row: models.Model, reference: Reference | None = None) -> dict[str, Any]:
-        """The record of a row that is not stored yet. Raises `IntegrityFault`."""
+        """Return the record of a row that is not stored yet. Raises `IntegrityFault`."""
         values = tuple(getattr(row, column.name) for column in self.columns)
         if self.reference is not None:
             values += (None,) * 5 if reference is None else (0, *reference, 0)
         return self.record_of(values, 0)
 
-    def values_of(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns of a record, checked, without the reference. Raises `InvalidPayload`."""
+    def values_of(self, record: Mapping[str, Any], limits: Limits | None) -> dict[str, Any]:
+        """Return the checked columns of a record, without the reference. Raises `InvalidPayload`.
+
+        With ``limits``, accepts only values that the stores accept, and can also raise `LimitExceeded`.
+        """
         values = {}
         for column in self.columns:
             value = record.get(column.name)
@@ -110,6 +105,8 @@ class Table:
                     values[column.name] = column.read(value)
                 except (TypeError, ValueError, OverflowError) as exc:
                     raise InvalidPayload(path=f"/{column.name}", reason=str(exc)) from None
+                if limits is not None and column.rule is not None:
+                    column.rule(values[column.name], f"/{column.name}", limits)
             elif column.is_nullable:
                 values[column.name] = None
             else:
@@ -119,10 +116,12 @@ class Table:
             name = min(unknown)
             path = f"/{name}" if name.isidentifier() else ""
             raise InvalidPayload(path=path, reason=f"a {self.record} has no such column")
+        if self._check is not None:
+            self._check(values)
         return values
 
     def reference_of(self, record: Mapping[str, Any]) -> Reference | None:
-        """The checkpoint that a record refers to. Raises `InvalidPayload`."""
+        """Return the checkpoint that a record refers to. Raises `InvalidPayload`."""
         match record.get(self.reference or ""):
             case None:
                 return None
@@ -135,7 +134,7 @@ class Table:
 
 
 def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
-    """How a field's values are written and read. A new class of fields must be added here."""
+    """Return the functions that write and read a field's values. Add every new class of fields here."""
     match field:
         case models.JSONField():
             return _sorted, _document
@@ -158,7 +157,7 @@ def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
 
 
 def _sorted(value: Any) -> Any:
-    """A document with sorted keys: PostgreSQL keeps no order of them."""
+    """Return a document with sorted keys: PostgreSQL does not keep their order."""
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list) else value
@@ -193,7 +192,7 @@ def _whole_number(least: int, most: int, value: Any) -> int:
 
 
 def _base64_text(value: Any) -> str:
-    # A driver of PostgreSQL may return a memoryview.
+    # PostgreSQL drivers may return a memoryview.
     return base64.b64encode(value).decode("ascii")
 
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
-from helix_store.app_tables import AppTable, registered_tables
+from helix_store.catalogue import Table, declared, tables
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset
 from helix_store.exceptions import shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.trees import forest_keys
-from helix_store.transfer.layout import (
-    LOCKS,
-    SESSIONS,
-    STREAM_PARTS,
-    STREAMS,
-    USAGE_ENTRIES,
-    Part,
-    app_part,
-    parts_of_sessions,
-    tables,
-)
+from helix_store.transfer.columns import RecordFormat
+from helix_store.transfer.layout import ExportedPart, formats, parts_of
 from helix_store.transfer.pages import Pace
 from helix_store.transfer.records import Counts, Problem, Record, Unit
 from helix_store.transfer.sql import filled_parts
@@ -40,17 +31,14 @@ _MOST_ROWS: Final = 1_000
 
 _Values = tuple[Any, ...]
 _Found = dict[Any, list[_Values]] | None
-"""The rows of a part by their parent; ``None`` when they are to be read page by page."""
-
-_LOCK_PART: Final = Part(LOCKS, "tenant", ("name",))
-_KEPT_PART: Final = Part(USAGE_ENTRIES, "recorded_for", ("timestamp", "id"), {"session": None})
+"""The rows of a part by their parent; ``None`` if they must be read page by page."""
 
 
 class DatabaseSource:
-    """The sessions of a tenant, or of all tenants for ``None``; with ``session_ids`` those alone.
+    """The sessions of a tenant, or of all tenants for ``None``; with ``session_ids``, only these sessions.
 
-    With a session come its stream, its lock, and the usage of a deleted session of that id; ``with_trees``
-    its sub-sessions too, and theirs.
+    A session includes its stream, its lock, and the usage of a deleted session with the same id;
+    ``with_trees`` also includes its sub-sessions with theirs.
     """
 
     def __init__(
@@ -66,7 +54,7 @@ class DatabaseSource:
         self._session_ids = None if session_ids is None else sorted(set(session_ids))
         self._with_trees = with_trees
         self._trees: dict[str, list[str]] | None = None
-        self._paces: defaultdict[Part, Pace] = defaultdict(partial(Pace, _MOST_ROWS))
+        self._paces: defaultdict[ExportedPart, Pace] = defaultdict(partial(Pace, _MOST_ROWS))
 
     @property
     def session_count(self) -> int:
@@ -81,25 +69,37 @@ class DatabaseSource:
 
     def units(self) -> Iterator[Unit]:
         for tenant in self._tenants_with_locks():
-            yield self._locks_of(tenant)
-        for table in registered_tables("tenant"):
+            yield self._unit_of_rows(tenant, declared(Lock), self._locks().filter(tenant=tenant))
+        for table in tables("tenant"):
             yield from self._rows_of_tenants(table)
-        yield from self._heads_with_parts(SESSIONS, self._sessions(), parts_of_sessions())
-        yield from self._heads_with_parts(STREAMS, self._streams(), STREAM_PARTS)
+        yield from self._heads_with_parts("session", self._sessions())
+        yield from self._heads_with_parts("stream", self._streams())
         for tenant, session_id in self._deleted_sessions():
             yield self._kept_usage_of(tenant, session_id)
 
-    def unit(self, kind: str, tenant: str, name: str) -> Unit | None:
-        """The unit that is stored under this name, or ``None``."""
+    def unit(self, kind: Any, tenant: str, name: str) -> Unit | None:
+        """Return the unit that is stored under this name, or ``None``."""
         if kind == "kept_usage":
             kept = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=name, session=None)
             return self._kept_usage_of(tenant, name) if self._db.query(kept.exists) else None
-        table, parts = (SESSIONS, parts_of_sessions()) if kind == "session" else (STREAMS, STREAM_PARTS)
-        heads = self._rows(table.model).filter(**{"tenant": tenant, f"{kind}_id": name})
-        return next(self._heads_with_parts(table, heads, parts, at_once=1), None)
+        heads = self._rows(formats()[kind].model).filter(**{"tenant": tenant, f"{kind}_id": name})
+        return next(self._heads_with_parts(kind, heads, at_once=1), None)
+
+    def units_of(self, table: Table, chosen: Q) -> Iterator[Unit]:
+        """Yield the units with these rows of a table that names the tenant; for usage, only kept entries."""
+        rows = self._rows(table.model).filter(chosen)
+        if table.model is Session:
+            yield from self._heads_with_parts("session", rows)
+        elif table.model is Stream:
+            yield from self._heads_with_parts("stream", rows)
+        elif table.model is UsageEntry:
+            for tenant, session_id in self._distinct(rows.filter(session=None), "tenant", "recorded_for"):
+                yield self._kept_usage_of(tenant, session_id)
+        else:
+            yield self._unit_of_rows(self._db.tenant, table, rows)
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Unknown ids, and rows that no session or stream has."""
+        """Report unknown ids, and rows that belong to no session or stream."""
         if self._session_ids is not None:
             found = set(self._db.query(lambda: list(self._sessions().values_list("session_id", flat=True))))
             found |= set(
@@ -109,7 +109,7 @@ class DatabaseSource:
                 if session_id not in found:
                     yield Problem(text=f"There is no session with the id {shown_id(session_id)}.")
         elif self._tenant is None:
-            for table in tables().values():
+            for table in tables():
                 stored = self._db.query(self._rows(table.model).count)
                 if stored > exported[table.record]:
                     text = f"{stored - exported[table.record]} rows of {table.model.__name__} are not in it:"
@@ -117,17 +117,12 @@ class DatabaseSource:
 
     # --- Units -------------------------------------------------------------------------------------
 
-    def _locks_of(self, tenant: str) -> Unit:
-        rows = partial(self._pages, _LOCK_PART, self._locks().filter(tenant=tenant))
-        return Unit("locks", tenant, "", lambda: _with_head({"record": "locks", "tenant": tenant}, rows))
-
     def _kept_usage_of(self, tenant: str, session_id: str) -> Unit:
-        rows = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=session_id)
-        head = {"record": "kept_usage", "tenant": tenant, "session_id": session_id}
-        pages = partial(self._pages, _KEPT_PART, rows)
-        return Unit("kept_usage", tenant, session_id, lambda: _with_head(head, pages))
+        rows = self._rows(UsageEntry).filter(tenant=tenant, recorded_for=session_id, session=None)
+        table = declared(UsageEntry)
+        return self._unit_of("kept_usage", tenant, session_id, table, rows, session_id=session_id)
 
-    def _rows_of_tenants(self, table: AppTable) -> Iterator[Unit]:
+    def _rows_of_tenants(self, table: Table) -> Iterator[Unit]:
         rows = self._rows(table.model)
         if self._tenant is not None:
             rows = rows.filter(tenant=self._tenant)
@@ -136,66 +131,82 @@ class DatabaseSource:
                 return
             rows = table.of_sessions(rows, self._sessions())
         for (tenant,) in self._distinct(rows, "tenant"):
-            head = {"record": "tenant_rows", "tenant": tenant, "of": table.record}
-            pages = partial(self._pages, app_part(table), rows.filter(tenant=tenant))
-            yield Unit("tenant_rows", tenant, table.record, partial(_with_head, head, pages))
+            yield self._unit_of_rows(tenant, table, rows.filter(tenant=tenant))
+
+    def _unit_of_rows(self, tenant: str, table: Table, rows: QuerySet[Any]) -> Unit:
+        if table.model is Lock:
+            return self._unit_of("locks", tenant, "", table, rows)
+        return self._unit_of("tenant_rows", tenant, table.record, table, rows, of=table.record)
+
+    def _unit_of(
+        self, kind: str, tenant: str, name: str, table: Table, rows: QuerySet[Any], **identity: str
+    ) -> Unit:
+        """Return a unit of rows from one table, without a row that begins the unit."""
+        (part,) = parts_of(table)
+
+        def records() -> Iterator[Record]:
+            yield {"record": kind, "tenant": tenant, **identity}
+            yield from self._pages(part, rows)
+
+        return Unit(kind, tenant, name, records)
 
     def _heads_with_parts(
-        self, table: Any, heads: QuerySet[Any], parts: tuple[Part, ...], *, at_once: int | None = None
+        self, kind: Literal["session", "stream"], heads: QuerySet[Any], *, at_once: int | None = None
     ) -> Iterator[Unit]:
-        """Units in the order of their ids. The parts of many are read together while they are few."""
-        identity = f"{table.record}_id"
+        """Yield units in the order of their ids, reading the parts of many together while they are few."""
+        head, parts = formats()[kind], parts_of(*tables(kind))
+        identity = f"{kind}_id"
         last: tuple[str, str] | None = None
         size = at_once or _MOST_UNITS
-        while batch := self._db.query(partial(self._batch, table, heads, identity, last, size)):
+        while batch := self._db.query(partial(self._batch, head, heads, identity, last, size)):
             keys = [row[0] for row in batch]
             found = self._of_one(parts, keys[0]) if len(keys) == 1 else self._of_all(parts, keys)
             for key, tenant, name, *values in batch:
-                records = partial(self._records, table, key, tuple(values), parts, found)
-                yield Unit(table.record, tenant, name, records)
+                records = partial(self._records, head, key, tuple(values), parts, found)
+                yield Unit(kind, tenant, name, records)
             if len(batch) < size:
                 return
             last = batch[-1][1:3]
             size = max(1, size // 2) if None in found else min(_MOST_UNITS, size * 2)
 
     def _batch(
-        self, table: Any, heads: QuerySet[Any], identity: str, last: tuple[str, str] | None, size: int
+        self, head: RecordFormat, heads: QuerySet[Any], identity: str, last: tuple[str, str] | None, size: int
     ) -> list[_Values]:
         if last is not None:
-            heads = heads.filter(after_keyset(table.model, {"tenant": last[0], identity: last[1]}))
-        rows = heads.order_by("tenant", identity).values_list("pk", "tenant", identity, *table.selected)
+            heads = heads.filter(after_keyset(head.model, {"tenant": last[0], identity: last[1]}))
+        rows = heads.order_by("tenant", identity).values_list("pk", "tenant", identity, *head.selected)
         return list(rows[:size])
 
     def _records(
         self,
-        table: Any,
+        head: RecordFormat,
         key: int,
         values: _Values,
-        parts: Sequence[Part],
+        parts: Sequence[ExportedPart],
         found: Sequence[_Found],
     ) -> Iterator[Record]:
-        yield table.record_of(values, key)
+        yield head.record_of(values, key)
         for part, of_all in zip(parts, found, strict=True):
             if of_all is None:
-                rows = self._rows(part.table.model).filter(**{part.parent: key})
+                rows = self._rows(part.format.model).filter(**{part.format.parent: key})
                 yield from self._pages(part, rows, key)
             else:
                 for row in of_all.get(key, ()):
-                    yield part.table.record_of(row, key)
+                    yield part.format.record_of(row, key)
 
     # --- Parts -------------------------------------------------------------------------------------
 
-    def _of_one(self, parts: tuple[Part, ...], key: int) -> list[_Found]:
+    def _of_one(self, parts: tuple[ExportedPart, ...], key: int) -> list[_Found]:
         (filled,) = self._db.read(filled_parts(parts), {"key": key})
         return [None if is_filled else {} for is_filled in filled]
 
-    def _of_all(self, parts: Sequence[Part], keys: Sequence[int]) -> list[_Found]:
+    def _of_all(self, parts: Sequence[ExportedPart], keys: Sequence[int]) -> list[_Found]:
         return [self._found(part, keys) for part in parts]
 
-    def _found(self, part: Part, keys: Sequence[int]) -> _Found:
-        pace = self._paces[part]
-        rows = self._rows(part.table.model).filter(**{f"{part.parent}__in": keys}, **part.only)
-        page = rows.order_by(part.parent, *part.order).values_list(part.parent, *part.table.selected)
+    def _found(self, part: ExportedPart, keys: Sequence[int]) -> _Found:
+        pace, parent = self._paces[part], part.format.parent
+        rows = self._rows(part.format.model).filter(**{f"{parent}__in": keys}, **part.only)
+        page = rows.order_by(parent, *part.order).values_list(parent, *part.format.selected)
         values = self._db.query(lambda: list(page[: pace.rows]))
         is_all = len(values) < pace.rows
         pace.measure(values)
@@ -203,22 +214,22 @@ class DatabaseSource:
             return None
         return {parent: [row[1:] for row in group] for parent, group in groupby(values, key=itemgetter(0))}
 
-    def _pages(self, part: Part, rows: QuerySet[Any], key: int | None = None) -> Iterator[Record]:
-        """The rows of one parent, in pages."""
+    def _pages(self, part: ExportedPart, rows: QuerySet[Any], key: int | None = None) -> Iterator[Record]:
+        """Yield the rows of one parent, page by page."""
         pace, width = self._paces[part], len(part.order)
         rows = rows.filter(**part.only).order_by(*part.order)
-        selected = rows.values_list(*part.order, *part.table.selected)
+        selected = rows.values_list(*part.order, *part.format.selected)
         last: _Values | None = None
         while True:
             page = selected
             if last is not None:
                 page = page.filter(
-                    after_keyset(part.table.model, dict(zip(part.order, last[:width], strict=True)))
+                    after_keyset(part.format.model, dict(zip(part.order, last[:width], strict=True)))
                 )
             size = pace.rows
             values = self._db.query(partial(_listed, page, size))
             for row in values:
-                yield part.table.record_of(row[width:], key)
+                yield part.format.record_of(row[width:], key)
             if len(values) < size:
                 return
             last = values[-1]
@@ -229,15 +240,15 @@ class DatabaseSource:
     def _rows(self, model: type[Model]) -> QuerySet[Any]:
         return model._base_manager.using(self._db.alias)
 
-    def _chosen(self, model: type[Model], id_column: str) -> QuerySet[Any]:
+    def _chosen(self, model: type[Model]) -> QuerySet[Any]:
         rows = self._rows(model)
         if self._tenant is not None:
             rows = rows.filter(tenant=self._tenant)
         if self._session_ids is not None:
-            rows = rows.filter(self._is_chosen(id_column, self._session_ids))
+            rows = rows.filter(self._is_chosen(declared(model).session_id, self._session_ids))
         return rows
 
-    def _is_chosen(self, id_column: str, session_ids: list[str]) -> Q:
+    def _is_chosen(self, id_column: str | None, session_ids: list[str]) -> Q:
         if not self._with_trees:
             return Q(**{f"{id_column}__in": session_ids})
         if self._trees is None:
@@ -248,7 +259,7 @@ class DatabaseSource:
         return is_chosen
 
     def _walked(self, session_ids: list[str]) -> dict[str, list[str]]:
-        """The ids of the trees of these sessions, by tenant."""
+        """Return the ids of these sessions' trees, by tenant."""
         tops = self._rows(Session).filter(session_id__in=session_ids)
         if self._tenant is not None:
             tops = tops.filter(tenant=self._tenant)
@@ -260,13 +271,13 @@ class DatabaseSource:
         return trees
 
     def _sessions(self) -> QuerySet[Any]:
-        return self._chosen(Session, "session_id")
+        return self._chosen(Session)
 
     def _locks(self) -> QuerySet[Any]:
-        return self._chosen(Lock, "name")
+        return self._chosen(Lock)
 
     def _kept_usage(self) -> QuerySet[Any]:
-        return self._chosen(UsageEntry, "recorded_for").filter(session=None)
+        return self._chosen(UsageEntry).filter(session=None)
 
     def _streams(self) -> QuerySet[Any]:
         streams = self._rows(Stream)
@@ -284,7 +295,7 @@ class DatabaseSource:
         return self._distinct(self._kept_usage(), "tenant", "recorded_for")
 
     def _distinct(self, rows: QuerySet[Any], *names: str) -> Iterator[_Values]:
-        """The different values of columns, each found by a look-up from the one before."""
+        """Yield the distinct values of columns, each found by a look-up from the previous one."""
         last: _Values | None = None
         while True:
             following = rows.order_by(*names).values_list(*names)
@@ -299,8 +310,3 @@ class DatabaseSource:
 
 def _listed(rows: QuerySet[Any, Any], size: int) -> list[_Values]:
     return list(rows[:size])
-
-
-def _with_head(head: Record, rows: Callable[[], Iterator[Record]]) -> Iterator[Record]:
-    yield head
-    yield from rows()

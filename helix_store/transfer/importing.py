@@ -1,4 +1,4 @@
-"""Importing units into a database: each in one transaction, and never over what is stored."""
+"""Import of units into a database: each in one transaction, and never over stored data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import Any, Final
 from django.db import IntegrityError
 from django.db.models import Model
 
+from helix_store.budgets.database import count_again
+from helix_store.catalogue import declared
+from helix_store.core.limits import Limits
+from helix_store.counters.counting import add_usage
 from helix_store.engine.database import Database
 from helix_store.engine.errors import violated_constraint
-from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
-from helix_store.models import CheckpointKind, Session, UsageEntry
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded, shown_id
+from helix_store.models import Checkpoint, CheckpointKind, Lock, Session, UsageEntry
 from helix_store.transfer import sql
-from helix_store.transfer.columns import Reference, Table
+from helix_store.transfer.columns import RecordFormat, Reference
 from helix_store.transfer.database import DatabaseSource
-from helix_store.transfer.layout import CHECKPOINTS, LOCKS, USAGE_ENTRIES, tables
+from helix_store.transfer.layout import format_of, formats
 from helix_store.transfer.merging import merge_rows
 from helix_store.transfer.records import Counts, Problem, Record, Unit, digest_of
 from helix_store.transfer.summary import ImportSummary
@@ -26,6 +30,9 @@ from helix_store.transfer.summary import ImportSummary
 __all__ = ["import_units"]
 
 _BASE_KINDS: Final = frozenset({CheckpointKind.BASE.value, CheckpointKind.STEP.value})
+_BUDGETS: Final = "budget"
+_COUNTERS: Final = "budget_counter"
+_NOTHING: Final = {"spent_usd": "0.000000000000", "spent_tokens": 0}
 _ROWS: Final = 200
 _CHARACTERS: Final = 4_000_000
 
@@ -39,16 +46,24 @@ def import_units(
     is_stopped: Callable[[], bool] | None = None,
     reads_back: bool = False,
     transact: Callable[[Database, Callable[[], Any]], Any] = Database.transaction,
+    is_trusted: bool = False,
 ) -> ImportSummary:
-    """Store units, each in one transaction, and return what was done. A repeat stores nothing twice.
+    """Store units, each in one transaction, and return a summary. A repeat stores nothing twice.
 
-    What is stored already is compared: if it is identical, the unit is skipped; if not, it is a problem, and
-    nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
-    refuses is a problem too, and does not stop the import. With a ``tenant``, units of other tenants are left
-    out. ``progress`` is called after each unit, and ``is_stopped`` is asked before each. With ``reads_back``,
-    a unit is stored only if it is read back as it was written. ``transact`` runs the transactions.
+    Units that are stored already are compared: an identical unit is skipped; a different one is a problem,
+    and nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
+    refuses is also a problem, and does not stop the import. With a ``tenant``, units of other tenants are
+    left out. ``progress`` is called after each unit, and ``is_stopped`` before each. With ``reads_back``, a
+    unit is stored only if it reads back as it was written. ``transact`` runs the transactions. Budgets count
+    the usage that is stored.
+
+    Ids, texts and payloads must be values that the stores accept today. Units that are ``is_trusted`` come
+    from another database of the project, where limits may have been larger when they were stored. They are
+    all that the tenant has, so the counters of its budgets are stored as they are.
     """
-    importer = _Importer(Database(using, tenant or ""), reads_back=reads_back, transact=transact)
+    importer = _Importer(
+        Database(using, tenant or ""), reads_back=reads_back, transact=transact, is_trusted=is_trusted
+    )
     for unit in units:
         if is_stopped is not None and is_stopped():
             return importer.summary
@@ -58,17 +73,26 @@ def import_units(
             importer.store(unit)
         if progress is not None:
             progress(importer.summary)
+    importer.note_missing_roots()
     importer.summary.is_complete = True
     return importer.summary
 
 
 class _Importer:
     def __init__(
-        self, db: Database, *, reads_back: bool, transact: Callable[[Database, Callable[[], Any]], Any]
+        self,
+        db: Database,
+        *,
+        reads_back: bool,
+        transact: Callable[[Database, Callable[[], Any]], Any],
+        is_trusted: bool,
     ) -> None:
         self._db = db
         self._transact = partial(transact, db)
         self._reads_back = reads_back
+        self._is_trusted = is_trusted
+        self._limits = None if is_trusted else db.limits
+        self._roots: dict[tuple[str, str], Unit] = {}
         self._stored = DatabaseSource(db.alias, tenant=db.tenant or None)
         self._position = 0
         self.summary = ImportSummary()
@@ -76,7 +100,7 @@ class _Importer:
     def store(self, unit: Unit) -> None:
         try:
             stored = self._store(unit)
-        except InvalidPayload as exc:
+        except (InvalidPayload, LimitExceeded) as exc:
             self._problem(unit, f"cannot be imported: {exc}", at=self._position)
             return
         except IntegrityFault as exc:
@@ -98,7 +122,7 @@ class _Importer:
             self.summary.identical[unit.kind] += 1
 
     def _store(self, unit: Unit) -> Counts | None:
-        """What was written: nothing if the unit is stored already, and ``None`` if another one is."""
+        """Return the written rows: none if the unit is stored already, ``None`` if a different one is."""
         if unit.kind == "locks":
             return self._raise_tokens(unit)
         if unit.kind == "tenant_rows":
@@ -110,7 +134,7 @@ class _Importer:
         return Counter() if is_identical else None
 
     def _is_identical(self, unit: Unit) -> bool | None:
-        """Whether what is stored under the name of the unit is the same; ``None`` if nothing is."""
+        """Return whether the stored unit of the same name is identical; ``None`` if there is none."""
         if unit.kind == "tenant_rows":
             return None
         stored = self._stored.unit(unit.kind, unit.tenant, unit.name)
@@ -126,13 +150,17 @@ class _Importer:
         records = self._counted(unit)
         head = next(records)
         if unit.kind == "kept_usage":
-            kept = _Rows(self._db.alias, None, unit)
+            kept = _Rows(self._db.alias, None, unit, self._limits, is_counted=not self._is_trusted)
             kept.add_all(records)
             return kept.counts
-        table = tables()[unit.kind]
-        (row,) = _create(self._db.alias, table.model, [table.values_of(head)])
+        table = formats()[unit.kind]
+        (row,) = _create(self._db.alias, table.model, [table.values_of(head, self._limits)])
         current = table.reference_of(head)
-        rows = _Rows(self._db.alias, row.pk, unit, current=current)
+        if unit.kind == "session" and row.root_session_id not in (None, unit.name):
+            self._roots.setdefault((unit.tenant, row.root_session_id), unit)
+        rows = _Rows(
+            self._db.alias, row.pk, unit, self._limits, current=current, is_counted=not self._is_trusted
+        )
         rows.add_all(records)
         if current is not None:
             self._position = 0
@@ -146,7 +174,7 @@ class _Importer:
         next(records)
         raised = 0
         while batch := list(islice(records, _ROWS)):
-            locks = [LOCKS.values_of(record) for record in batch]
+            locks = [format_of(declared(Lock)).values_of(record, self._limits) for record in batch]
             raised += self._transact(partial(self._raise_batch, unit, locks))
         return Counter({"lock": raised} if raised else {})
 
@@ -167,21 +195,39 @@ class _Importer:
     # --- Rows of a tenant --------------------------------------------------------------------------
 
     def _merge(self, unit: Unit) -> Counts:
-        """Add the rows that are not stored. Sessions share them, so that a unit is seldom all or nothing."""
+        """Add the rows that are not stored. Sessions share them, so a unit is rarely all or nothing."""
         records = self._counted(unit)
         next(records)
         added, differing = 0, 0
         while batch := list(islice(records, _ROWS)):
-            merged = self._transact(partial(merge_rows, self._db, unit, batch))
+            merged = self._transact(partial(self._merge_batch, unit, batch))
             added, differing = added + merged[0], differing + merged[1]
         if differing:
             self._problem(unit, f"have {differing} rows that are stored already, and differ; they stay")
         return Counter({unit.name: added} if added else {})
 
+    def _merge_batch(self, unit: Unit, batch: Sequence[Record]) -> tuple[int, int]:
+        if self._is_trusted or unit.name not in (_BUDGETS, _COUNTERS):
+            return merge_rows(self._db, unit, batch, self._limits)
+        if unit.name == _COUNTERS:
+            # The usage in this database counts, not that of the other one.
+            return merge_rows(self._db, unit, [record | _NOTHING for record in batch], self._limits)[0], 0
+        merged = merge_rows(self._db, unit, batch, self._limits)
+        for record in batch:
+            count_again(Database(self._db.alias, unit.tenant), record["name"])
+        return merged
+
+    def note_missing_roots(self) -> None:
+        """Report trees whose root is not stored: their sessions cannot ask a person anything."""
+        for (tenant, root_id), unit in self._roots.items():
+            root = Session.objects.using(self._db.alias).filter(tenant=tenant, session_id=root_id)
+            if not self._db.query(root.exists):
+                self._problem(unit, f"belongs to the tree of {shown_id(root_id)}, which is not stored")
+
     # --- Problems ----------------------------------------------------------------------------------
 
     def _counted(self, unit: Unit) -> Iterator[Record]:
-        """The records of a unit; each is on the line after the one before."""
+        """Yield the records of a unit; each is on the line after the previous one."""
         self._position = 0
         for record in unit.records():
             yield record
@@ -193,33 +239,43 @@ class _Importer:
 
 
 class _Rows:
-    """The rows of a unit, inserted in batches, with the keys of the checkpoints that others refer to."""
+    """The rows of a unit, inserted in batches, and the keys of the checkpoints that others refer to."""
 
-    def __init__(self, alias: str, key: int | None, unit: Unit, *, current: Reference | None = None) -> None:
+    def __init__(
+        self,
+        alias: str,
+        key: int | None,
+        unit: Unit,
+        limits: Limits | None,
+        *,
+        current: Reference | None = None,
+        is_counted: bool = False,
+    ) -> None:
         self.counts: Counts = Counter()
         self._alias = alias
         self._key = key
-        self._parent = "stream_id" if unit.kind == "stream" else "session_id"
         self._unit = unit
-        self._tables = tables()
+        self._limits = limits
+        self._formats = formats()
         self._current = current
+        self._is_counted = is_counted
         self._current_key: int | None = None
         self._bases: dict[Reference, int] = {}
-        self._table: Table | None = None
+        self._table: RecordFormat | None = None
         self._waiting: list[dict[str, Any]] = []
         self._characters = 0
 
     def add_all(self, records: Iterable[Record]) -> None:
         for record in records:
-            self._add(self._tables[record["record"]], record)
+            self._add(self._formats[record["record"]], record)
         self._flush()
 
     def current_key(self) -> int:
-        """The key of the checkpoint of the current state. Raises `InvalidPayload`."""
+        """Return the key of the current state's checkpoint. Raises `InvalidPayload`."""
         return _found(self._current_key, "/current")
 
-    def _add(self, table: Table, record: Record) -> None:
-        values = {**table.values_of(record), table.parent or self._parent: self._key}
+    def _add(self, table: RecordFormat, record: Record) -> None:
+        values = {**table.values_of(record, self._limits), table.parent: self._key}
         self._check_owner(values)
         base = table.reference_of(record)
         if table is not self._table or len(self._waiting) == _ROWS or self._characters > _CHARACTERS:
@@ -234,16 +290,18 @@ class _Rows:
         self.counts[table.record] += 1
 
     def _check_owner(self, values: Mapping[str, Any]) -> None:
-        """Usage names its tenant and session itself, because it stays when the session is deleted."""
+        """Check the tenant and session of usage, which holds both because it outlives its session."""
         for name, owner in (("tenant", self._unit.tenant), ("recorded_for", self._unit.name)):
             if values.get(name, owner) != owner:
                 raise InvalidPayload(path=f"/{name}", reason="the record belongs to something else")
 
     def _flush(self) -> None:
         if self._table is not None and self._waiting:
-            waiting = self._without_kept() if self._table is USAGE_ENTRIES else self._waiting
+            waiting = self._without_kept() if self._table.model is UsageEntry else self._waiting
             rows = _create(self._alias, self._table.model, waiting)
-            if self._table is CHECKPOINTS:
+            if self._table.model is UsageEntry and self._is_counted:
+                add_usage(Database(self._alias, self._unit.tenant), [row.pk for row in rows])
+            if self._table.model is Checkpoint:
                 for row in rows:
                     reference = (row.kind, row.namespace, row.version)
                     if row.base_id is None and row.kind in _BASE_KINDS:
@@ -254,7 +312,7 @@ class _Rows:
         self._characters = 0
 
     def _without_kept(self) -> list[dict[str, Any]]:
-        """The entries of usage to insert. Those kept of a deletion of the session become its own again."""
+        """Return the usage entries to insert. The session takes back entries that its deletion had kept."""
         key = self._key
         if key is None:
             return self._waiting
@@ -271,12 +329,14 @@ class _Rows:
             else:
                 new.append(values)
         if same:
-            UsageEntry.objects.using(self._alias).filter(pk__in=same).update(session=key)
+            UsageEntry.objects.using(self._alias).filter(pk__in=same).update(session=key, tree_id=None)
         return new
 
 
 def _is_row(row: Model, values: Mapping[str, Any]) -> bool:
-    return all(getattr(row, name) == value for name, value in values.items() if name != "session_id")
+    """Compare what an entry has both with its session and without it."""
+    compared = (name for name in values if name not in ("session_id", "tree_id"))
+    return all(getattr(row, name) == values[name] for name in compared)
 
 
 def _found(key: int | None, path: str) -> int:

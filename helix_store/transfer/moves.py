@@ -1,46 +1,67 @@
-"""Moving a tenant to another database, in phases that a killed command leaves and the next one goes on from.
+"""Moving a tenant to another database, in phases: a repeat continues where a killed command stopped.
 
 ====================== ==================== ================ ===========================================
 phase                  the tenant is        writes           a repeat
 ====================== ==================== ================ ===========================================
-(no fence)             in the source        in the source    puts the fence up
-``copying``            in the source        refused          copies what is missing, and compares
-``copied``             in both, equal       refused, then    is for the person who changes the router
+(no fence)             in the source        in the source    begins
+``copying``            in the source        in the source,   copies what is missing or has changed
+                                            logged
+``fenced``             in the source        refused          copies the last changes, and compares
+``copied``             in both, equal       refused, then    does nothing until the router is changed
                                             in the target
 ``deleting``           in the target        in the target    deletes the rest of the source
-``moved``              in the target        in the target    (the fence refuses writers that are late)
-``aborting``           in the source        refused          deletes the rest of the copy
+``moved``              in the target        in the target    (the fence refuses late writers)
+``aborting``           in the source        as before        deletes the rest of the copy
 ====================== ==================== ================ ===========================================
 
-The fence is up in the source in every phase. It holds the phase, so that the two cannot disagree. While rows
-are copied, and while a copy is deleted, a fence is up in the target too, in the phase ``arriving``: a cleanup
-of all databases must not change what is compared.
+Everything is copied, read back and compared while writers continue. Triggers log what they change, and that
+is copied and compared again, until little is left. Only the last changes are copied behind the fence.
+
+From the phase ``fenced`` on, the fence is up in the source. It stores the phase, so the two cannot disagree.
+While rows are copied, and while a copy is deleted, a fence is up in the target too, in the phase
+``arriving``: a cleanup of all databases must not change the compared rows. If the tenant returns to a
+database that still has the fence of an earlier move, that fence stays, in the phase ``returning``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.models import Model, QuerySet
+from django.db.models import Q, QuerySet
 
-from helix_store.app_tables import registered_tables
+from helix_store import conf
+from helix_store.catalogue import Table, declared, tables
 from helix_store.core import validation
 from helix_store.core.serialization import Serializable
 from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
-from helix_store.exceptions import InvalidQuery, StoreUnavailable, shown_id
-from helix_store.models import Lock, Session, Stream, UsageEntry
+from helix_store.exceptions import (
+    InvalidQuery,
+    NotSupportedOnBackend,
+    StoreBusy,
+    StoreUnavailable,
+    shown_id,
+)
+from helix_store.models import Session, UsageEntry
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.trees import delete_locked_sessions
 from helix_store.transfer.database import DatabaseSource
 from helix_store.transfer.fences import (
     ARRIVING,
+    COPYING,
+    FENCED,
+    RETURNING,
     Fence,
+    changes_of,
     fence_of,
+    forget_marked_changes,
+    mark_changes,
+    missing_rights,
     put_up,
     set_phase,
     take_down,
@@ -48,31 +69,35 @@ from helix_store.transfer.fences import (
     unfenced,
 )
 from helix_store.transfer.importing import import_units
+from helix_store.transfer.merging import at_places
+from helix_store.transfer.records import Unit
 from helix_store.transfer.summary import ExportSummary, ImportSummary
 from helix_store.transfer.writing import write_export
 
 __all__ = ["MoveReport", "TenantMove", "find_move"]
 
 _ROWS: Final = 100
+_ATTEMPTS: Final = 5
+_IN_TARGET: Final = (ARRIVING, RETURNING)
+_Chosen: TypeAlias = tuple[Table, Q]
 
 
 @dataclass(slots=True)
 class MoveReport(Serializable):
-    """Where a move stands. ``records`` and ``sha256`` are those of both databases, when they are equal."""
+    """The progress of a move. ``records`` counts the rows of both databases, if they are equal."""
 
     tenant: str
     source: str
     target: str
     phase: str
     records: dict[str, int] = field(default_factory=dict)
-    sha256: str | None = None
     problems: list[str] = field(default_factory=list)
 
 
 def find_move(tenant: str) -> Fence | None:
-    """The move of a tenant that has begun and has not ended, in whichever database it was.
+    """Return the move of a tenant that has begun and has not ended, in whichever database its fence is.
 
-    A database that is not available does not hide a move that goes on between others.
+    An unavailable database does not hide a move in progress between others.
     """
     found: list[Fence] = []
     failure: StoreUnavailable | None = None
@@ -82,7 +107,7 @@ def find_move(tenant: str) -> Fence | None:
         except StoreUnavailable as exc:
             failure = failure or exc
         else:
-            if fence is not None and fence.phase != ARRIVING:
+            if fence is not None and fence.phase not in _IN_TARGET:
                 found.append(fence)
     found.sort(key=lambda fence: fence.phase == "moved")
     if failure is not None and (not found or found[0].phase == "moved"):
@@ -93,10 +118,10 @@ def find_move(tenant: str) -> Fence | None:
 class TenantMove:
     """The move of one tenant. One process at a time may drive it.
 
-    ``force`` does not ask the router where the tenant is: for a project that passes ``using`` itself. Then an
-    abort does not compare what it deletes, and does without a target that cannot be reached.
-    ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` when the move
-    is in another phase.
+    With ``force``, the router is not asked where the tenant is, for a project that passes ``using`` itself.
+    An abort then does not compare the rows it deletes, and works without a target that cannot be reached.
+    ``progress`` is called with a text. Every call is safe to repeat, and raises `InvalidQuery` if the move is
+    in another phase.
     """
 
     def __init__(
@@ -117,22 +142,24 @@ class TenantMove:
         self._is_stopped = is_stopped or (lambda: False)
 
     def copy(self) -> MoveReport:
-        """Refuse the tenant's writers in the source, copy its rows to the target, and compare both whole.
+        """Copy the tenant's rows to the target, and then refuse its writers and copy their last changes.
 
-        The copy is complete in the phase ``copied``. Otherwise the report tells the problems, and the source
-        stays what the router names.
+        Before that, all rows are read once: if a session is damaged, nothing begins.
+
+        When the copy is complete, the phase is ``copied``. Otherwise the report lists the problems, and the
+        tenant stays in the source.
         """
         fence = fence_of(self._source)
         if fence is None or fence.phase == "moved":
             self._require_a_start()
-            if fence is not None:
-                take_down(self._source)
-            self._say("Refusing the writers of the tenant…")
+            if damaged := self._fingerprint(self._source).problems:
+                # Nothing is copied: a person has to repair the sessions first.
+                return self._report(problems=[str(problem) for problem in damaged])
             self._close_target()
             try:
-                put_up(self._source, self._target.alias, "copying")
+                put_up(self._source, self._target.alias, COPYING)
             except Exception:
-                self._open_target()
+                self._leave_target()
                 raise
         elif fence.target != self._target.alias:
             raise InvalidQuery(
@@ -140,25 +167,23 @@ class TenantMove:
             )
         elif fence.phase == "copied":
             return self._report()
-        self._require_phase("copying")
-        # Again, behind the fence: a writer may have been faster.
-        self._require_exports()
+        phase = self._require_phase(COPYING, FENCED)
         self._close_target()
-        problems = self._copied_rows()
-        if self._is_stopped():
-            return self._report(problems=["It was stopped; run it again to go on."])
-        source, is_equal = self._compared()
-        problems += [str(problem) for problem in source.problems]
-        if not is_equal:
-            problems.append("What is in the two databases differs; the tenant stays where it is.")
-        if problems:
-            return self._report(problems=problems)
+        try:
+            if phase == COPYING:
+                self._copy_beside_writers()
+            # Check again behind the fence: a writer may have been faster.
+            self._require_exports()
+            self._copy_changes()
+            records = self._compared()
+        except _Incomplete as exc:
+            return self._report(problems=exc.problems)
         self._open_target()
-        self._advance("copied", after=("copying",))
-        return self._report(records=dict(sorted(source.counts.items())), sha256=source.sha256)
+        self._advance("copied", after=(FENCED,))
+        return self._report(records=records)
 
     def finish(self) -> MoveReport:
-        """Delete the tenant's rows in the source. The fence stays, and refuses writers that are late."""
+        """Delete the tenant's rows in the source. The fence remains and refuses late writers."""
         self._require_phase("copied", "deleting", "moved")
         if not self._force and alias_of(self.tenant) == self._source.alias:
             raise InvalidQuery(
@@ -166,7 +191,7 @@ class TenantMove:
                 " processes again that do not read the change.",
                 path="finish",
             )
-        # An abort may have begun to delete the copy, or was stopped before it did.
+        # An abort may have begun to delete the copy, or may have stopped before it did.
         self._advance("deleting", after=("copied", "deleting", "moved"))
         self._open_target()
         if self._delete(self._source):
@@ -176,9 +201,9 @@ class TenantMove:
     def abort(self) -> MoveReport:
         """Delete the copy in the target, and let writers use the source again.
 
-        With ``force``, also without a target that cannot be reached; what was copied stays in it.
+        With ``force``, the target need not be reachable; rows copied there then remain in it.
         """
-        phase = self._require_phase("copying", "copied", "aborting")
+        phase = self._require_phase(COPYING, FENCED, "copied", "aborting")
         if self._force and not self._can_reach_target():
             take_down(self._source)
             return self._report(
@@ -190,22 +215,29 @@ class TenantMove:
                 " the move, or change the router back first.",
                 path="abort",
             )
+        if phase == "copied" and not self._force:
+            self._close_target()
+            if self._fingerprint(self._source).sha256 != self._fingerprint(self._target).sha256:
+                self._open_target()
+                raise InvalidQuery(
+                    f"The rows in {self._target.alias!r} have changed since they were copied, and would be"
+                    " lost: finish the move, and move the tenant back.",
+                    path="abort",
+                )
+        try:
+            self._advance("aborting", after=(COPYING, FENCED, "copied", "aborting"))
+        except InvalidQuery:
+            # Another process is finishing the move: the tenant is in the target.
+            self._open_target()
+            raise
         self._close_target()
-        if phase == "copied" and not self._force and not self._compared()[1]:
-            self._open_target()
-            raise InvalidQuery(
-                f"The rows in {self._target.alias!r} have changed since they were copied, and would be lost:"
-                " finish the move, and move the tenant back.",
-                path="abort",
-            )
-        self._advance("aborting", after=("copying", "copied", "aborting"))
         if self._delete(self._target):
-            self._open_target()
+            self._leave_target()
             take_down(self._source)
         return self._report()
 
     def release(self) -> MoveReport:
-        """Remove the fence of a move that has ended, when no process has the old answer of the router."""
+        """Remove the fence of an ended move, once no process uses the old answer of the router."""
         self._require_phase("moved")
         take_down(self._source)
         return self._report()
@@ -220,23 +252,32 @@ class TenantMove:
                 raise InvalidQuery(f"The app is not in a database {alias!r}: {', '.join(known)}.", path="to")
         if source == target:
             raise InvalidQuery(f"The tenant is in {target!r} already.", path="to")
+        for db in (self._source, self._target):
+            if conf.is_citus(db.connection.settings_dict):
+                raise NotSupportedOnBackend(
+                    f"{db.alias!r} is on Citus, which refuses the triggers of a move; nothing was changed."
+                    " Move the schema of the alias with citus_schema_move."
+                )
+        if missing := [right for db in (self._source, self._target) for right in missing_rights(db)]:
+            raise InvalidQuery(
+                f"A move puts triggers on the tables: {'; '.join(missing)}. Run the command as their owner.",
+                path="database",
+            )
         if different := _migrations(self._source) ^ _migrations(self._target):
             raise InvalidQuery(
                 f"Only one of the two databases has the migrations {', '.join(sorted(different))}.", path="to"
             )
         self._require_exports()
         fence = fence_of(self._target)
-        if fence is not None and fence.phase not in ("moved", ARRIVING):
+        if fence is not None and fence.phase not in ("moved", *_IN_TARGET):
             raise InvalidQuery(f"The tenant is moved from {target!r} at the moment.", path="to")
         if any(rows.exists() for rows in _rows(self._target)):
             raise InvalidQuery(
                 f"The database {target!r} has rows of the tenant {shown_id(self.tenant)} already.", path="to"
             )
-        if fence is not None:
-            take_down(self._target)
 
     def _require_exports(self) -> None:
-        """No rows may go with the tenant's sessions that are not copied."""
+        """Refuse a move if rows that are not copied would be deleted with the tenant's sessions."""
         for child in unfenced():
             rows = child.related_model._base_manager.using(self._source.alias)
             if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
@@ -247,13 +288,21 @@ class TenantMove:
                 )
 
     def _close_target(self) -> None:
-        if fence_of(self._target) is None:
-            put_up(self._target, self._source.alias, ARRIVING)
+        """Refuse writers in the target. The fence of an earlier move becomes this one, without a gap."""
+        fence = fence_of(self._target)
+        if fence is None or fence.phase == "moved":
+            put_up(self._target, self._source.alias, ARRIVING if fence is None else RETURNING)
 
     def _open_target(self) -> None:
+        """Let writers use the target: the tenant is there."""
         fence = fence_of(self._target)
-        if fence is not None and fence.phase == ARRIVING:
+        if fence is not None and fence.phase in _IN_TARGET:
             take_down(self._target)
+
+    def _leave_target(self) -> None:
+        """Undo `_close_target`: the tenant is not there."""
+        if not set_phase(self._target, "moved", after=(RETURNING,)):
+            self._open_target()
 
     def _can_reach_target(self) -> bool:
         try:
@@ -281,38 +330,101 @@ class TenantMove:
 
     # --- Rows ----------------------------------------------------------------------------------------
 
-    def _copied_rows(self) -> list[str]:
-        """Copy, and return what could not be. What an earlier attempt has stored is compared."""
+    def _copy_beside_writers(self) -> None:
+        """Copy all rows, then the changes until few are left, and refuse the writers."""
+        self._copy_rows()
+        before, changes = None, self._copy_changes()
+        # If writers are faster than the copy, another pass does not help.
+        while changes > _ROWS and (before is None or changes < before):
+            before, changes = changes, self._copy_changes()
+        self._say("Refusing the writers of the tenant…")
+        for _ in range(_ATTEMPTS):
+            try:
+                return put_up(self._source, self._target.alias, FENCED)
+            except StoreBusy:
+                self._copy_changes()
+        return put_up(self._source, self._target.alias, FENCED)
+
+    def _copy_rows(self) -> None:
+        """Copy the rows that the target lacks. Those of an earlier attempt are compared."""
         source = DatabaseSource(self._source.alias, tenant=self.tenant)
+        total = source.session_count
 
         def tell(done: ImportSummary) -> None:
             if done.sessions % _ROWS == 0:
                 self._say(f"{done.sessions:,} of {total:,} sessions")
 
-        with source.reading():
-            total = source.session_count
+        self._copy(lambda changed: source.units(), progress=tell)
+
+    def _copy_changes(self) -> int:
+        """Copy again what the log of changes names, and return its length."""
+        source = DatabaseSource(self._source.alias, tenant=self.tenant)
+        return self._copy(
+            lambda changed: chain.from_iterable(source.units_of(table, rows) for table, rows in changed)
+        )
+
+    def _copy(self, units_of: Callable[[list[_Chosen]], Iterable[Unit]], **options: Any) -> int:
+        """Delete the copies of all that has changed, copy units, and return the number of changes.
+
+        All reads see the source at one moment, so the target has only rows of this moment, from the first
+        inserted unit on. Raises `_Incomplete`; a repeat deletes and copies the same again.
+        """
+        mark_changes(self._source)
+        with self._source.snapshot():
+            changes = changes_of(self._source)
+            changed = list(self._chosen(changes))
+            for table, rows in changed:
+                copies = table.model._base_manager.using(self._target.alias).filter(rows)
+                # A session's rows in other tables go as well, but not those that several sessions share.
+                through_the_fence(self._target, copies.delete)
             summary = import_units(
-                source.units(),
+                units_of(changed),
                 self._target.alias,
                 tenant=self.tenant,
-                progress=tell,
                 is_stopped=self._is_stopped,
+                reads_back=True,
                 transact=through_the_fence,
+                is_trusted=True,
+                **options,
             )
-        return [str(problem) for problem in summary.problems]
+        if summary.problems:
+            raise _Incomplete(list(map(str, summary.problems)))
+        if not summary.is_complete:
+            raise _Incomplete(["It was stopped; run it again to go on."])
+        forget_marked_changes(self._source)
+        return sum(map(len, changes.values()))
 
-    def _compared(self) -> tuple[ExportSummary, bool]:
-        """What is in the source, and whether the target has the same."""
-        source, target = (self._fingerprint(db) for db in (self._source, self._target))
-        return source, source.counts == target.counts and source.sha256 == target.sha256
+    def _chosen(self, changes: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[_Chosen]:
+        """Yield tables with a condition for some of their rows, until all changes are covered."""
+        for table in _tables_of_tenants():
+            names = changes.get(table.record, ())
+            for start in range(0, len(names), _ROWS):
+                places = [dict(zip(table.order, name, strict=False)) for name in names[start : start + _ROWS]]
+                if not all(places):
+                    yield table, Q(tenant=self.tenant)
+                    continue
+                yield table, at_places(self.tenant, table.order, places)
+                if table.model is Session:
+                    session_ids = [place["session_id"] for place in places]
+                    yield declared(UsageEntry), Q(tenant=self.tenant, recorded_for__in=session_ids)
+
+    def _compared(self) -> dict[str, int]:
+        """Return the number of rows of each table. Raises `_Incomplete` if the target has other numbers.
+
+        Each unit was compared when it was copied. The numbers show rows that the source never had.
+        """
+        source, target = (_counted(db) for db in (self._source, self._target))
+        if source != target:
+            raise _Incomplete(["What is in the two databases differs; the tenant stays where it is."])
+        return source
 
     def _fingerprint(self, db: Database) -> ExportSummary:
-        """The counts and the hash of an export of the tenant: equal for equal rows in any two databases."""
+        """Return the counts and hash of an export of the tenant: equal for equal rows in any databases."""
         self._say(f"Reading {db.alias!r} to compare…")
         return write_export(DatabaseSource(db.alias, tenant=self.tenant), _Nowhere())
 
     def _delete(self, db: Database) -> bool:
-        """Delete the rows of the tenant in small transactions; ``False`` when it was stopped."""
+        """Delete the rows of the tenant in small transactions; return ``False`` if stopped."""
 
         def some_sessions() -> bool:
             keys = list(next(_rows(db)).values_list("pk", flat=True)[:_ROWS])
@@ -336,28 +448,46 @@ class TenantMove:
         return True
 
 
+class _Incomplete(Exception):
+    """The copy cannot go on now. The phase of the move stays."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
 class _Nowhere:
-    """A file that keeps nothing. What is written to it is hashed by the export itself."""
+    """A file that discards all data. The export itself hashes what it writes."""
 
     def write(self, data: bytes, /) -> None:
         pass
 
 
 def _migrations(db: Database) -> set[str]:
-    """The applied migrations of the apps whose tables are copied."""
-    labels = {"helix_store", *(each.model._meta.app_label for each in registered_tables())}
+    """Return the applied migrations of the apps whose tables are copied."""
+    labels = {each.model._meta.app_label for each in tables()}
     applied = db.query(lambda: MigrationRecorder(db.connection).applied_migrations())
     return {f"{label}.{name}" for label, name in applied if label in labels}
 
 
+def _tables_of_tenants() -> list[Table]:
+    return [each for each in tables() if each.names_tenant]
+
+
 def _rows(db: Database) -> Iterator[QuerySet[Any]]:
-    """The rows that have the tenant themselves, each in the order of an index by tenant; sessions first."""
-    # In the order of the key, PostgreSQL may pass the rows of all other tenants to come to the first one.
-    own: list[tuple[type[Model], tuple[str, ...]]] = [
-        (Session, ("session_id",)),
-        (UsageEntry, ("entry_id",)),
-        (Stream, ("stream_id",)),
-        (Lock, ("name",)),
-    ]
-    for model, order in (*own, *((each.model, each.order) for each in registered_tables("tenant"))):
-        yield model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant)).order_by(*order)
+    """Yield the rows that hold a tenant, each table in the order of an index by tenant, sessions first."""
+    # In key order, PostgreSQL might read the rows of all other tenants before it finds the first one.
+    for each in _tables_of_tenants():
+        rows = each.model._base_manager.using(db.alias).filter(tenant=tenant_parameter(db.tenant))
+        yield rows.order_by(*each.order)
+
+
+def _counted(db: Database) -> dict[str, int]:
+    """Return the number of the tenant's rows in each table that has some."""
+
+    def count(each: Table) -> int:
+        path = "tenant" if each.names_tenant else f"{each.parent_field.name}__tenant"
+        return each.model._base_manager.using(db.alias).filter(**{path: db.tenant}).count()
+
+    counts = db.query(lambda: {each.record: count(each) for each in tables()})
+    return {record: number for record, number in sorted(counts.items()) if number}

@@ -1,4 +1,4 @@
-"""Reading an export: each unit is checked against its count and hash before it is given out."""
+"""Reader of an export: each unit is checked against its count and hash before it is returned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final
 
+from helix_store import conf
+from helix_store.core.limits import MAX_CALL_BYTES
 from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
-from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, tables, units
+from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, formats, units
 from helix_store.transfer.records import Counts, Problem, Record, Unit, named
 
 __all__ = ["ExportFile", "NotAnExport"]
@@ -30,8 +33,8 @@ class NotAnExport(HelixStoreError):
 class ExportFile:
     """An export in a binary file, which is read once from its start.
 
-    After `units`, ``problems`` has what is missing or altered, ``counts`` what the units had, and
-    ``is_complete`` tells whether the trailer was found and is that of all lines.
+    After `units` has ended, ``problems`` lists missing or altered data, ``counts`` counts the units' records,
+    and ``is_complete`` tells whether the trailer was found and matches all lines.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -47,7 +50,7 @@ class ExportFile:
         self.is_complete = False
 
     def units(self) -> Iterator[Unit]:
-        """The units that are as they were written. Raises `NotAnExport` for another file."""
+        """Yield the units that are unaltered. Raises `NotAnExport` if the file is not an export."""
         self._read_header()
         try:
             yield from self._units()
@@ -56,8 +59,13 @@ class ExportFile:
 
     def _units(self) -> Iterator[Unit]:
         has_ended = False
-        for line in self._file:
+        longest = _longest_line()
+        while line := self._file.readline(longest + 1):
             self._number += 1
+            if len(line) > longest:
+                self._drop_unit()
+                self._problem(f"the line has more than {longest:,} bytes; what follows was not read")
+                return
             if has_ended:
                 self._problem("there is more after the trailer")
                 self.is_complete = False
@@ -156,7 +164,7 @@ class ExportFile:
             self.is_complete = True
 
     def _close_unit(self) -> None:
-        """A unit that is open has no end."""
+        """Close a unit without an end, if one is open."""
         if self._unit is not None:
             self._problem(f"the {self._unit}, from line {self._unit.line}, has no end before this line")
         self._drop_unit()
@@ -172,7 +180,7 @@ class ExportFile:
 
 
 class _OpenUnit:
-    """The lines of a unit so far, in memory while they are few."""
+    """The lines of a unit so far, in memory while there are few of them."""
 
     def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
         self.kind = kind
@@ -207,20 +215,26 @@ class _OpenUnit:
             yield record
 
 
+def _longest_line() -> int:
+    """Return more bytes than a record has: several columns, whose text grows up to threefold in JSON."""
+    limits = conf.limits()
+    return MAX_CALL_BYTES + 24 * max(int(getattr(limits, field.name)) for field in fields(limits))
+
+
 def _kind_of(name: str) -> str:
-    if name and name not in tables():
+    if name and name not in formats():
         return f"a record {shown_id(name)}, and no app in INSTALLED_APPS has registered a table of that name"
     return f"a {name.replace('_', ' ')}" if name else "no record"
 
 
 def _shown(text: Any) -> str:
-    """A text of the file without what a terminal obeys."""
+    """Return a text of the file without characters that control a terminal."""
     text = str(text)[:_LONGEST_SHOWN]
     return text if text.isprintable() else ascii(text)
 
 
 def _name_of(line: bytes) -> str:
-    """The name of the record, or ``""`` for a line that is none."""
+    """Return the name of the record, or ``""`` if the line is not a record."""
     match = _RECORD.match(line)
     return match[1].decode() if match and line.endswith(b"}\n") else ""
 

@@ -16,7 +16,7 @@ from helix_store.exceptions import shown_id
 __all__ = ["Counts", "Problem", "Record", "Source", "Unit", "digest_of", "line_of", "named"]
 
 Record = dict[str, Any]
-"""An object of JSON; ``record`` is the name of its kind, and comes first."""
+"""A JSON object; ``record`` is the name of its kind and comes first."""
 
 _in_utf8: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _in_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -26,8 +26,8 @@ _in_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).enco
 class Unit:
     """A record and its parts: a session, a stream, the locks of a tenant, the usage of a deleted session.
 
-    ``records`` reads them from the start at each call, until the next unit is read. ``sha256`` is that of
-    their lines, where it is known.
+    Each call of ``records`` reads them from the start, until the next unit is read. ``sha256`` is the hash of
+    their lines, if it is known.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(Serializable):
-    """What could not be exported or imported; ``line`` is that of the file, where there is one."""
+    """A failure to export or import something; ``line`` is its line in the file, if there is one."""
 
     text: str
     line: int | None = None
@@ -53,27 +53,27 @@ class Problem(Serializable):
 
 
 class Source(Protocol):
-    """Where sessions come from: a database of this app, or a store of another one.
+    """A source of sessions: a database of this app, or a store of another one.
 
     The records of a unit are those of `helix_store.transfer.layout`, in its order. The same data must always
-    be the same records, in the same order.
+    yield the same records, in the same order.
     """
 
     @property
     def session_count(self) -> int:
-        """How many sessions there are, for the progress."""
+        """The number of sessions, for showing progress."""
         ...
 
     def reading(self) -> AbstractContextManager[None]:
-        """A context in which all units show one moment."""
+        """Return a context in which all units show the same moment."""
         ...
 
     def units(self) -> Iterator[Unit]:
-        """All units in order. The records of one are read before the next one is asked for."""
+        """Yield all units in order. Read the records of a unit before you ask for the next one."""
         ...
 
     def left_out(self, exported: Counts) -> Iterable[Problem]:
-        """What was asked for, or is stored, but is in no unit; after all units, with their counts."""
+        """Yield problems for requested or stored data in no unit; ``exported`` counts the read units."""
         ...
 
 
@@ -82,7 +82,7 @@ Counts = Counter[str]
 
 
 def line_of(record: Record) -> bytes:
-    """A record as a line. Raises `TypeError` or `ValueError` for what is no JSON."""
+    """Return a record as a line. Raises `TypeError` or `ValueError` if JSON cannot represent it."""
     try:
         return _in_utf8(record).encode() + b"\n"
     except UnicodeEncodeError:
@@ -90,7 +90,7 @@ def line_of(record: Record) -> bytes:
 
 
 def digest_of(unit: Unit) -> str:
-    """The SHA-256 of the lines of a unit."""
+    """Return the SHA-256 of a unit's lines."""
     if unit.sha256 is not None:
         return unit.sha256
     digest = hashlib.sha256()
@@ -100,6 +100,6 @@ def digest_of(unit: Unit) -> str:
 
 
 def named(kind: str, tenant: str, name: str) -> str:
-    """A unit as a message names it."""
+    """Return the name of a unit for a message."""
     text = kind.replace("_", " ") + (f" {shown_id(name)}" if name else "")
     return f"{text} of tenant {shown_id(tenant)}" if tenant else text

@@ -1,4 +1,4 @@
-"""The SQL of exports and imports that the ORM does not say, or says too slowly."""
+"""SQL of exports and imports that the ORM cannot express, or not as fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from helix_store.engine.clocks import with_clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock
-from helix_store.transfer.layout import Part
+from helix_store.transfer.layout import ExportedPart
 
 __all__ = ["RAISE_TOKEN", "TOKEN", "filled_parts"]
 
@@ -19,20 +19,20 @@ _RAISE: Final = f"""
     WHERE {_LOCK}.token < excluded.token AND ({_LOCK}.expires_at IS NULL OR {_LOCK}.expires_at <= {{now}})
     RETURNING id"""
 
-# A clock that is older than a wait finds the lock held: it errs to the safe side.
+# A clock older than a wait finds the lock held, which errs on the safe side.
 RAISE_TOKEN: Final = with_clock(lambda clock: _RAISE.format(now=clock.now))
-"""Create a free lock, or raise the token of a free one; no row when it is held, or its token is as high."""
+"""Create a free lock, or raise the token of one; return no row if it is held or its token is as high."""
 
 TOKEN: Final = Statement(f"SELECT token FROM {_LOCK} WHERE tenant = %(tenant)s AND name = %(name)s")
 
 
-def _is_filled(part: Part) -> str:
+def _is_filled(part: ExportedPart) -> str:
     conditions = "".join(f" AND {name} = '{value}'" for name, value in part.only.items())
-    parent = part.table.model._meta.get_field(part.parent).column  # type: ignore[union-attr]
-    return f"EXISTS (SELECT 1 FROM {table(part.table.model)} WHERE {parent} = %(key)s{conditions})"
+    parent = part.format.model._meta.get_field(part.format.parent).column  # type: ignore[union-attr]
+    return f"EXISTS (SELECT 1 FROM {table(part.format.model)} WHERE {parent} = %(key)s{conditions})"
 
 
 @cache
-def filled_parts(parts: tuple[Part, ...]) -> Statement:
-    """Whether each part of one session or stream has a row. Most parts of most sessions have none."""
+def filled_parts(parts: tuple[ExportedPart, ...]) -> Statement:
+    """Return a statement that reports which parts of one session or stream have rows; most have none."""
     return Statement(f"SELECT {', '.join(map(_is_filled, parts))}")

@@ -1,4 +1,4 @@
-"""What an export or an import did."""
+"""The results of an export or an import."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["ExportSummary", "ImportSummary"]
 
 @dataclass(slots=True)
 class ExportSummary:
-    """``counts`` are those of complete units, by the name of the record; ``failed`` counts the other units.
+    """Counts of complete units in ``counts``, by the name of the record, and of other units in ``failed``.
 
-    ``sha256`` is that of the file without its last line; ``None`` for an export that was stopped.
+    ``sha256`` is the hash of the file without its last line, or ``None`` if the export was stopped.
     """
 
     counts: Counts = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class ExportSummary:
 
 @dataclass(slots=True)
 class ImportSummary:
-    """Units by kind: ``imported``, ``identical`` to what was stored, of another tenant, or with a problem.
+    """Units by kind: ``imported``, ``identical`` to stored ones, of another tenant, or with a problem.
 
     ``records`` counts the rows that were written, by the name of their record.
     """
@@ -53,7 +53,7 @@ class ImportSummary:
 
     @property
     def sessions(self) -> int:
-        """The sessions that are stored as in the file."""
+        """The number of sessions that are stored as in the file."""
         return self.imported["session"] + self.identical["session"]
 
     def to_dict(self) -> dict[str, Any]:

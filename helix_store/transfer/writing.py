@@ -1,4 +1,4 @@
-"""Writing an export: a header, units with the count and hash of each, and a trailer with those of all."""
+"""Writer of an export: a header, units with the count and hash of each, and a trailer with the totals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helix_store.transfer.summary import ExportSummary
 __all__ = ["write_export"]
 
 _UNREADABLE: Final = (IntegrityFault, TypeError, ValueError, ArithmeticError, RecursionError)
-"""What a stored value raises that is not of its column's type."""
+"""The errors that a stored value raises if it does not have its column's type."""
 
 
 class _Writable(Protocol):
@@ -32,8 +32,8 @@ def write_export(
     """Write all units of a source to a binary file, in constant memory.
 
     All reads see one moment of the database, and lock nothing. A unit with an unreadable row ends with a
-    record ``failed``, is a problem in the summary, and does not stop the export. ``progress`` is called
-    after each unit. ``is_stopped`` is asked between units; a stopped export has no trailer, and importing it
+    record ``failed``, is a problem in the summary, and does not stop the export. ``progress`` is called after
+    each unit. ``is_stopped`` is called between units; a stopped export has no trailer, and importing it
     reports that.
     """
     writer = _Writer(file)

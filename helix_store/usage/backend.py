@@ -14,7 +14,7 @@ __all__ = ["EntryFilter", "PlacedEntry", "TimeSeriesQuery", "UsageOperations", "
 
 
 class PlacedEntry(NamedTuple):
-    """An entry and its number in the order of recording, which orders entries with the same timestamp."""
+    """An entry and its recording number, which orders entries with the same timestamp."""
 
     entry: UsageEntry
     ordinal: int
@@ -22,7 +22,7 @@ class PlacedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Filters of the entries of a session; ``None`` is no filter. Steps are inclusive."""
+    """Filters of a session's entries; ``None`` means no filter. Steps are inclusive."""
 
     kinds: frozenset[UsageKind] | None = None
     first_step: int | None = None
@@ -31,10 +31,9 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """A page of entries. Filters are combined with AND; ``None`` is no filter.
-
-    ``agent_type`` and ``user_id`` are those of the session. ``date_from`` is inclusive, ``date_to`` is
-    exclusive. ``after`` is the timestamp and the ordinal of the last entry of the previous page.
+    """A page of entries. Filters are combined with AND; ``None`` means no filter. ``agent_type`` and
+    ``user_id`` are those of the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is
+    the timestamp and the ordinal of the last entry of the previous page.
     """
 
     agent_type: str | None = None
@@ -62,8 +61,8 @@ class TimeSeriesQuery:
 class UsageOperations(Protocol):
     """The operations of a back end. Arguments are checked already, and entries have ids and costs.
 
-    The entries of a session id are those of the existing session. Without such a session they are the
-    entries that were kept of a deleted one.
+    The entries of a session id are those of the existing session, or the kept entries of a deleted session if
+    it does not exist.
     """
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
@@ -73,23 +72,23 @@ class UsageOperations(Protocol):
     def select(
         self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
-        """The entries of a session by timestamp, then in the order of recording."""
+        """Return the entries of a session by timestamp, then in the order of recording."""
         ...
 
     def rollup(self, session_id: str, *, include_sub_agents: bool) -> UsageRollup | None:
-        """The sums of a session or of its tree; ``None`` for an unknown session."""
+        """Return the sums of a session or of its tree, or ``None`` for an unknown session."""
         ...
 
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
-        """The page, the total if ``query.count``, and whether more entries follow."""
+        """Return the page, the total if ``query.count``, and whether more entries follow."""
         ...
 
     def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
-        """The sums of each bucket and group, ordered by start and group."""
+        """Return the sums of each bucket and group, ordered by start and group."""
         ...
 
     def exists(self, session_id: str) -> bool:
-        """Whether the session has entries."""
+        """Return whether the session has entries."""
         ...
 
     def delete(self, session_id: str) -> int:

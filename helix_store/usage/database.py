@@ -10,6 +10,7 @@ from django.db.models import Count, QuerySet
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.budgets import BudgetPeriod
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
     TokenCounts,
@@ -21,6 +22,8 @@ from helix_store.core.usage import (
     cost_from_units,
     cost_units,
 )
+from helix_store.counters.counting import change_counters, delete_usage
+from helix_store.counters.rules import Spender, Spent, period_of
 from helix_store.engine.database import Database, DatabaseOperations, reads, writes
 from helix_store.engine.expressions import (
     ExactSum,
@@ -31,10 +34,9 @@ from helix_store.engine.expressions import (
     summed,
     tenant_parameter,
 )
-from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import SessionNotFound
 from helix_store.models import UsageEntry as UsageRow
+from helix_store.sessions.database.locking import missing_session
 from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
@@ -70,12 +72,12 @@ _FIELDS: Final = {
     "custom_name": "name",
     "custom_unit": "unit",
 }
-"""The columns with the value of a field of an entry, and the name of that field."""
+"""The columns that hold a field of an entry, and the name of the field."""
 
 _ENTRY_COLUMNS: Final = tuple(
     field.attname
     for field in UsageRow._meta.concrete_fields
-    if field.attname not in ("tenant", "session_id", "session_agent_type", "user_id")
+    if field.attname not in ("tenant", "session_id", "session_agent_type", "user_id", "tree_id")
 )
 
 
@@ -105,24 +107,31 @@ class DatabaseUsage(DatabaseOperations):
             if not self._record_one(entry):
                 self._record_all(entries)
 
-        # An entry that is known is not recorded twice.
-        committed_once(self.db, record, record, operation_id=lambda: entry.id)
+        # A known entry is not recorded twice.
+        self.db.committed_once(record, record, operation_id=lambda: entry.id)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """Record in one statement; ``False`` both for a known id and for an unknown session."""
+        """Record in one statement; return ``False`` for a known id or an unknown session."""
         columns = _columns_of(entry)
         parameters = {"tenant": self.db.tenant, **columns}
         return bool(self.db.write(sql.insert_entry(tuple(columns)), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
-        copied = self._kept_sessions(entries)
+        kept = self._kept_sessions(entries)
+        counted: set[str] = set()
         for batch in _batches(entries, sql.ROWS_PER_STATEMENT):
-            rows = [copied[entry.session_id] | _columns_of(entry) for entry in batch]
-            self.db.execute(sql.insert_entries(len(rows)), rows_parameter(self.db, sql.COLUMNS, rows))
+            rows = [kept[entry.session_id][1] | _columns_of(entry) for entry in batch]
+            inserted = self.db.execute(
+                sql.insert_entries(len(rows)), rows_parameter(self.db, sql.COLUMNS, rows)
+            )
+            counted.update(entry_id for entry_id, has_budgets in inserted if has_budgets)
+        if counted:
+            spent = [_spent(entry, *kept[entry.session_id]) for entry in entries if entry.id in counted]
+            change_counters(self.db, spent)
 
-    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, dict[str, Any]]:
-        """The columns that entries copy from their sessions, by session id.
+    def _kept_sessions(self, entries: Sequence[UsageEntry]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return the root, and the columns that entries copy from their sessions, by session id.
 
         The sessions cannot be deleted until the commit. Raises `SessionNotFound`.
         """
@@ -130,10 +139,13 @@ class DatabaseUsage(DatabaseOperations):
         rows = self.db.execute(
             sql.KEEP_SESSIONS, {"tenant": self.db.tenant, "session_ids": list_parameter(self.db, names)}
         )
-        found = {name: dict(zip(sql.SESSION_COLUMNS, columns, strict=True)) for name, *columns in rows}
+        found = {
+            name: (root_id, dict(zip(sql.SESSION_COLUMNS, columns, strict=True)))
+            for name, root_id, *columns in rows
+        }
         for name in names:
             if name not in found:
-                raise SessionNotFound(name)
+                raise missing_session(self.db, name)
         return found
 
     @reads
@@ -208,10 +220,10 @@ class DatabaseUsage(DatabaseOperations):
 
     @writes
     def delete(self, session_id: str) -> int:
-        count, _ = self._kept(session_id).delete()
+        count = delete_usage(self.db, self._kept(session_id))
         key = self._key(session_id)
         if key is not None:
-            count += self._rows.filter(session_id=key).delete()[0]
+            count += delete_usage(self.db, self._rows.filter(session_id=key))
         return count
 
     @property
@@ -227,11 +239,11 @@ class DatabaseUsage(DatabaseOperations):
         return self._kept(session_id) if key is None else self._rows.filter(session_id=key)
 
     def _kept(self, session_id: str) -> QuerySet[UsageRow]:
-        """Entries of deleted sessions with this id."""
+        """Return the kept entries of deleted sessions with this id."""
         return self._of_tenant.filter(recorded_for=session_id, session__isnull=True)
 
     def _key(self, session_id: str) -> int | None:
-        """The key of a session; ``None`` for an unknown session."""
+        """Return the key of a session, or ``None`` for an unknown session."""
         return first_row(session_with_id(self.db, session_id).values_list("pk", flat=True))
 
 
@@ -273,8 +285,19 @@ def _token_counts(counts: Iterable[int]) -> TokenCounts:
     return TokenCounts(**dict(zip(_TOKENS, counts, strict=True)))
 
 
+def _spent(entry: UsageEntry, root_id: str, copied: Mapping[str, Any]) -> Spent:
+    """Return what an entry adds to counters; ``copied`` are the columns that it copies from its session."""
+    day = period_of(BudgetPeriod.DAY, validation.milliseconds_to_datetime(entry.timestamp))
+    return Spent(
+        Spender(root_id, copied["user_id"], copied["session_agent_type"]),
+        day,
+        0 if entry.cost_usd is None else cost_units(entry.cost_usd),
+        0 if entry.tokens is None else entry.tokens.total,
+    )
+
+
 def _columns_of(entry: UsageEntry) -> dict[str, Any]:
-    """The columns of an entry, without nulls and without `SESSION_COLUMNS`. The reverse of `_entry`."""
+    """Return the columns of an entry, without nulls and `SESSION_COLUMNS`; the reverse of `_entry`."""
     columns = {column: getattr(entry, field) for column, field in _FIELDS.items()}
     columns |= {
         "kind": entry.kind.value,
@@ -285,7 +308,7 @@ def _columns_of(entry: UsageEntry) -> dict[str, Any]:
         "cost_usd": None if entry.cost_usd is None else cost_units(entry.cost_usd),
     }
     if entry.tokens is not None:
-        columns |= {f"{name}_tokens": count for name, count in entry.tokens.to_dict().items()}
+        columns |= {f"{name}_tokens": getattr(entry.tokens, name) for name in _TOKENS}
     return {name: value for name, value in columns.items() if value is not None}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -13,7 +12,7 @@ from helix_store.core import validation
 from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.ids import new_id
 from helix_store.core.serialization import Serializable
-from helix_store.core.types import UsageKind, as_value
+from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
     MAX_COST_UNITS,
     TokenCounts,
@@ -24,7 +23,7 @@ from helix_store.core.usage import (
 )
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_entry", "plain_amount"]
+__all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_cost", "checked_entry", "plain_amount"]
 
 T = TypeVar("T", bound=Serializable)
 
@@ -34,68 +33,50 @@ MAX_AMOUNT: Final = 1e300
 MAX_EXACT_AMOUNT: Final = 2**53
 """The largest whole custom amount: amounts are stored and summed as floats, which are exact up to it."""
 
-_TOKEN_FIELDS: Final = tuple(field.name for field in fields(TokenCounts))
-
 
 def checked_entry(entry: UsageEntry | AnyUsageEntry, path: str = "") -> UsageEntry:
-    """The entry as a read returns it, with an id. Raises `InvalidPayload` with a path below ``path``."""
+    """Return the entry as a read would, with an id. Raises `InvalidPayload` with a path below ``path``."""
     try:
-        return _checked(as_value(UsageEntry, entry))
+        return _checked(entry if isinstance(entry, UsageEntry) else UsageEntry.from_dict(entry))
     except InvalidPayload as exc:
         raise InvalidPayload(path=path + exc.path, reason=exc.reason) from exc
 
 
 def plain_amount(amount: float) -> int | float:
-    """An amount as a read returns it: a whole amount as ``int``."""
+    """Return an amount as a read would: a whole amount as ``int``."""
     return int(amount) if amount <= MAX_EXACT_AMOUNT and amount == int(amount) else float(amount)
 
 
 def _checked(entry: UsageEntry) -> UsageEntry:
     kind = validation.enum(UsageKind, entry.kind, "kind")
-    own_fields = _OWN_FIELDS[kind]
-    for name in _ALL_OWN_FIELDS - own_fields.keys():
+    rules = _RULES[kind]
+    for name in _ALL_OWN_FIELDS - rules.keys():
         if getattr(entry, name) is not None:
             raise InvalidPayload(path=name, reason=f"an entry of kind {kind} has no such field")
-    own = {name: check(getattr(entry, name), name) for name, check in own_fields.items()}
-    return replace(
-        entry,
-        kind=kind,
-        session_id=validation.identifier(entry.session_id, "session_id"),
-        step_count=validation.whole_number(entry.step_count, "step_count"),
-        timestamp=validation.epoch_milliseconds(entry.timestamp, "timestamp"),
-        source=_source(entry.source, "source"),
-        run_id=validation.optional_identifier(entry.run_id, "run_id"),
-        id=new_id() if entry.id is None else validation.identifier(entry.id, "id"),
-        cost_usd=_cost(entry.cost_usd, "cost_usd"),
-        **own,
-    )
+    return replace(entry, kind=kind, **validation.fields(entry, rules))
 
 
 def _source(value: Any, name: str) -> UsageSource:
-    source = _part(UsageSource, value, name)
-    return UsageSource(
-        type=validation.identifier(source.type, f"{name}/type"),
-        name=validation.identifier(source.name, f"{name}/name"),
-    )
+    return UsageSource(**validation.fields(_part(UsageSource, value, name), _SOURCE_RULES, f"{name}/"))
 
 
 def _tokens(value: Any, name: str) -> TokenCounts:
-    counts = _part(TokenCounts, value, name)
-    given = {field: getattr(counts, field) for field in _TOKEN_FIELDS}
-    return TokenCounts(
-        **{
-            field: 0 if count is None else validation.whole_number(count, f"{name}/{field}")
-            for field, count in given.items()
-        }
-    )
+    return TokenCounts(**validation.fields(_part(TokenCounts, value, name), _TOKEN_RULES, f"{name}/"))
+
+
+def _count(value: Any, name: str) -> int:
+    return 0 if value is None else validation.whole_number(value, name)
+
+
+def _id(value: Any, name: str) -> str:
+    return new_id() if value is None else validation.identifier(value, name)
 
 
 def _part(cls: type[T], value: Any, name: str) -> T:
     try:
-        part: T = as_value(cls, value)
+        return value if isinstance(value, cls) else cls.from_dict(value)
     except InvalidPayload as exc:
         raise InvalidPayload(path=name + exc.path, reason=exc.reason) from exc
-    return part
 
 
 def _success(value: Any, name: str) -> bool:
@@ -114,8 +95,8 @@ def _amount(value: Any, name: str) -> int | float:
     return plain_amount(value)
 
 
-def _cost(value: Any, name: str) -> Decimal | None:
-    """A cost, rounded to the stored decimal places. A float means its shortest decimal form."""
+def checked_cost(value: Any, name: str) -> Decimal | None:
+    """Return a cost, rounded to the stored decimal places. A float stands for its shortest decimal form."""
     if value is None:
         return None
     if type(value) not in (Decimal, int, float, str):
@@ -130,9 +111,8 @@ def _cost(value: Any, name: str) -> Decimal | None:
     return cost_from_units(cost_units(cost))
 
 
-_Check = Callable[[Any, str], Any]
-_CALL: Final[dict[str, _Check]] = {"success": _success, "duration_ms": validation.milliseconds}
-_OWN_FIELDS: Final[dict[UsageKind, dict[str, _Check]]] = {
+_CALL: Final[dict[str, validation.Rule]] = {"success": _success, "duration_ms": validation.milliseconds}
+_OWN_FIELDS: Final[dict[UsageKind, dict[str, validation.Rule]]] = {
     UsageKind.TOKENS: {"model": validation.identifier, "tokens": _tokens},
     UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},
     UsageKind.SUBAGENT: {
@@ -147,4 +127,19 @@ _OWN_FIELDS: Final[dict[UsageKind, dict[str, _Check]]] = {
         "unit": partial(validation.optional_identifier, empty=True),
     },
 }
+_RULES: Final = {
+    kind: {
+        **own,
+        "session_id": validation.identifier,
+        "step_count": validation.whole_number,
+        "timestamp": validation.epoch_milliseconds,
+        "source": _source,
+        "run_id": validation.optional_identifier,
+        "id": _id,
+        "cost_usd": checked_cost,
+    }
+    for kind, own in _OWN_FIELDS.items()
+}
+_SOURCE_RULES: Final = {"type": validation.identifier, "name": validation.identifier}
+_TOKEN_RULES: Final = {field.name: _count for field in fields(TokenCounts)}
 _ALL_OWN_FIELDS: Final = frozenset(name for own_fields in _OWN_FIELDS.values() for name in own_fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from helix_store.core import validation
 from helix_store.core.usage import (
@@ -14,6 +15,7 @@ from helix_store.core.usage import (
     UsageRollup,
     cost_from_units,
 )
+from helix_store.counters.rules import Spender
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
@@ -32,6 +34,7 @@ class StoredEntry:
     ordinal: int
     agent_type: str | None
     user_id: str | None
+    root_id: str | None
 
 
 @dataclass(slots=True)
@@ -44,14 +47,25 @@ class UsageLedger(MemoryTable):
     _ids: set[str] = field(default_factory=set)
     _recorded: int = 0
 
-    def add(self, entry: UsageEntry, *, agent_type: str | None, user_id: str | None) -> None:
+    def saved(self) -> Callable[[], None]:
+        ledger = copy.deepcopy(self)
+
+        def put_back() -> None:
+            for each in fields(self):
+                setattr(self, each.name, getattr(ledger, each.name))
+
+        return put_back
+
+    def add(
+        self, entry: UsageEntry, *, agent_type: str | None, user_id: str | None, root_id: str | None
+    ) -> None:
         """Record an entry, unless its id is known."""
         entry_id = str(entry.id)
         if entry_id in self._ids:
             return
         self._ids.add(entry_id)
         self._recorded += 1
-        stored = StoredEntry(entry, self._recorded, agent_type, user_id)
+        stored = StoredEntry(entry, self._recorded, agent_type, user_id, root_id)
         self.current.setdefault(entry.session_id, []).append(stored)
 
     def of(self, session_id: str) -> Sequence[StoredEntry]:
@@ -62,7 +76,7 @@ class UsageLedger(MemoryTable):
             yield from entries
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
-        """Delete a session's entries, or keep them apart from those of a later session with the same id."""
+        """Delete a session's entries, or keep them separate from a later session with the same id."""
         entries = self.current.pop(session_id, [])
         if keep_usage and entries:
             self.kept.setdefault(session_id, []).extend(entries)
@@ -102,7 +116,7 @@ class InMemoryUsageStore(UsageStoreBase):
             self._ledger.clear()
 
     def get_all_session_ids(self) -> list[str]:
-        """The ids of the sessions with entries, in the order of their first entries."""
+        """Return the ids of the sessions with entries, in the order of their first entries."""
         with self._scope.lock:
             ledger = self._ledger
             return list(dict.fromkeys((*ledger.kept, *ledger.current)))
@@ -129,15 +143,17 @@ class MemoryUsage:
     def record(self, entries: Sequence[UsageEntry]) -> None:
         with self._scope.lock:
             spenders = [self._spender(entry) for entry in entries]
-            for entry, (agent_type, user_id) in zip(entries, spenders, strict=True):
-                self._ledger.add(entry, agent_type=agent_type, user_id=user_id)
+            for entry, spender in zip(entries, spenders, strict=True):
+                self._ledger.add(entry, **spender._asdict())
 
-    def _spender(self, entry: UsageEntry) -> tuple[str | None, str | None]:
-        """The agent type and the user of the entry's session."""
+    def _spender(self, entry: UsageEntry) -> Spender:
         if not self._knows_sessions:
-            return (entry.source.name if entry.source.type == "agent" else None), None
+            agent_type = entry.source.name if entry.source.type == "agent" else None
+            return Spender(root_id=None, user_id=None, agent_type=agent_type)
         columns = self._scope.require(entry.session_id).columns
-        return columns["agent_type"], columns["user_id"]
+        return Spender(
+            columns["root_session_id"] or entry.session_id, columns["user_id"], columns["agent_type"]
+        )
 
     def select(
         self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int

@@ -1,6 +1,6 @@
 """Token prices of the library ``genai-prices`` (extra ``prices``), if it is installed.
 
-The library contains its price list: no network request is sent.
+The library contains its price list, so no network request is sent.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ __all__ = ["token_cost"]
 
 
 def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
-    """The cost in dollars at the price of that time; ``None`` when it is unknown.
-
-    It is unknown for an unknown model, for a total without prompt and completion tokens, and for more cached
-    tokens than prompt tokens. A model may contain its provider before a slash or colon (``openai/gpt-4o``).
+    """Return the cost in dollars at the price of that time, or ``None`` if it is unknown: for an unknown
+    model, for a total without prompt and completion tokens, and for more cached tokens than prompt tokens. A
+    model may contain its provider before a slash or colon (``openai/gpt-4o``).
     """
     library = _library()
     if library is None or (tokens.total and not tokens.prompt and not tokens.completion):

@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.types import Timestamp
+from helix_store.core.serialization import exact_cost
+from helix_store.core.types import Timestamp, UsageKind, UserId
 from helix_store.core.usage import (
     TokenCounts,
     UsageGroup,
@@ -18,14 +19,14 @@ from helix_store.core.usage import (
     UsageTotal,
     cost_from_units,
     cost_units,
-    exact_cost,
 )
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import summed
 from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.models import UsageEntry
 from helix_store.usage import sql
 
-__all__ = ["csv_rows", "time_zone", "usage_report"]
+__all__ = ["csv_rows", "time_zone", "unpriced_entries", "usage_report"]
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _FORMULA_STARTS: Final = ("=", "+", "-", "@")
@@ -37,7 +38,7 @@ def usage_report(
     using: str | None = None,
     tenant: str | None = None,
     agent_type: str | None = None,
-    user_id: str | None = None,
+    user_id: UserId | None = None,
     model: str | None = None,
     date_from: Timestamp | None = None,
     date_to: Timestamp | None = None,
@@ -49,18 +50,17 @@ def usage_report(
     ``by`` is ``session``, ``tree``, ``model``, ``agent_type``, ``user`` or ``day``. ``tenant=None`` means
     every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are those of the session at
     the time of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` decides where a day
-    begins. The groups with the highest costs come first; days are in their order. With ``limit`` only so many
-    of the highest groups, or of the last days, are returned.
-
-    Every entry is in one group. An entry of a deleted session is in the group of its session id, which is
-    also its tree. One statement, in which the database computes the sums. Raises `InvalidQuery`.
+    begins. The groups with the highest costs come first; days are in order. ``limit`` returns only that many
+    of the highest groups, or of the last days. Every entry is in one group. Entries of a deleted session are
+    in the group of their session id, which is also their tree. One statement; the database computes the sums.
+    Raises `InvalidQuery`.
     """
     conf.require_usable_prefix()
     grouping = _grouping(by)
     given = {
         "tenant": None if tenant is None else validation.tenant(tenant),
         "agent_type": validation.optional_identifier(agent_type, "agent_type"),
-        "user_id": validation.optional_identifier(user_id, "user_id"),
+        "user_id": validation.user_id(user_id),
         "model": validation.optional_identifier(model, "model"),
         "date_from": None if date_from is None else validation.aware_datetime(date_from, "date_from"),
         "date_to": None if date_to is None else validation.aware_datetime(date_to, "date_to"),
@@ -72,14 +72,26 @@ def usage_report(
     }
     db = Database(using, "", None)
     statement = sql.report(grouping, tuple(filters))
-    # Not prepared: how many entries a filter leaves depends on its values.
+    # Not prepared, because the number of entries that a filter selects depends on its values.
     return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
 
 
-def csv_rows(report: UsageReport) -> Iterator[list[str]]:
-    """The names of the columns, then a row for each group, as text. Costs are exact.
+def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str = "") -> int:
+    """Count a session's token entries without a cost, without those of its sub-sessions."""
+    db = Database(using, validation.tenant(tenant), None)
+    entries = UsageEntry.objects.using(db.alias).filter(
+        session__tenant=db.tenant,
+        session__session_id=validation.identifier(session_id, "session_id"),
+        kind=UsageKind.TOKENS,
+        cost_usd=None,
+    )
+    return db.query(entries.count)
 
-    A stored text that a spreadsheet would take for a formula begins with an apostrophe.
+
+def csv_rows(report: UsageReport) -> Iterator[list[str]]:
+    """Yield the names of the columns, then a row for each group, as text. Costs are exact.
+
+    A stored text that a spreadsheet would treat as a formula gets an apostrophe in front.
     """
     counts = ("entry_count", "tool_calls", "unpriced")
     yield [
@@ -107,7 +119,7 @@ def _inert(text: str | None) -> str:
 
 
 def time_zone(zone: ZoneInfo | str) -> ZoneInfo:
-    """A time zone by its name, such as ``Asia/Tokyo``. Raises `InvalidQuery`."""
+    """Return a time zone by its name, such as ``Asia/Tokyo``. Raises `InvalidQuery`."""
     try:
         found = zone if isinstance(zone, ZoneInfo) else ZoneInfo(zone)
     except (KeyError, OSError, TypeError, ValueError) as exc:

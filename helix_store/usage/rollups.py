@@ -54,7 +54,7 @@ class UsageSum:
 
 
 def sum_of(entry: UsageEntry) -> UsageSum:
-    """The sum of a single entry."""
+    """Return the sum of a single entry."""
     return UsageSum(
         kind=entry.kind,
         name=entry.model or entry.tool_name or entry.agent_type or entry.type or "",
@@ -69,7 +69,7 @@ def sum_of(entry: UsageEntry) -> UsageSum:
 
 
 def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
-    """The rollup of one session or of a tree of sessions."""
+    """Return the rollup of one session or of a tree of sessions."""
     tokens_by_model: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
     by_tool: defaultdict[str, CallStats] = defaultdict(CallStats)
     sub_agents: defaultdict[str, CallStats] = defaultdict(CallStats)
@@ -104,7 +104,7 @@ def rollup(sums: Iterable[UsageSum], *, session_count: int) -> UsageRollup:
 
 
 def bucket_start(time: datetime, bucket: UsageTimeBucket) -> datetime:
-    """The start of the bucket that contains a time, in UTC."""
+    """Return the start of the bucket that contains a time, in UTC."""
     start = time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if bucket is UsageTimeBucket.HOUR:
         return start
@@ -115,7 +115,7 @@ def bucket_start(time: datetime, bucket: UsageTimeBucket) -> datetime:
 
 
 def time_series(sums: Iterable[UsageBucket]) -> list[UsageBucket]:
-    """One bucket for each start and group, in this order; a bucket without a group comes first."""
+    """Return a bucket for each start and group, in this order; a bucket without a group comes first."""
     merged: dict[tuple[datetime, bool, str], UsageBucket] = {}
     for part in sums:
         key = (part.start, part.group is not None, part.group or "")

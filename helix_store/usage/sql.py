@@ -1,4 +1,4 @@
-"""The SQL of the usage ledger. An insertion leaves out every entry whose id is known.
+"""The SQL of the usage ledger. An insertion skips every entry whose id is known.
 
 An entry takes its columns from the locked row of its session, and the unique constraint decides on its id.
 """
@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from helix_store.core.usage import UsageReportGrouping
+from helix_store.counters.sql import COUNT_INSERTED, has_budgets, has_budgets_for
 from helix_store.engine.expressions import exact_sum, is_in_list, local_day
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
@@ -43,7 +44,7 @@ _TYPES: Final = {
 _COLUMN_TYPES: Final = {
     field.attname: _TYPES[field.get_internal_type()]
     for field in UsageRow._meta.concrete_fields
-    if not field.primary_key
+    if not (field.primary_key or field.attname == "tree_id")
 }
 """PostgreSQL's type of each column: parameters of a prepared statement have types before they have values."""
 
@@ -66,12 +67,12 @@ SUMMED: Final = (
     "total_tokens",
 )
 
-# What SQLite allows in one statement since 3.32, unless it is built with another limit.
+# The number of parameters that SQLite has allowed since 3.32, unless it is built with another limit.
 _SQLITE_PARAMETERS: Final = 32_766
 ROWS_PER_STATEMENT: Final = min(1_000, _SQLITE_PARAMETERS // len(COLUMNS))
 
-# Prevents the deletion of a session until the commit, and does not wait for a step of it. Without this lock
-# a concurrent deletion would fail the commit with a broken foreign key.
+# Prevents the deletion of a session until the commit, and does not wait for its steps. Without this lock a
+# concurrent deletion would fail the commit with a broken foreign key.
 _KEEP: Final = "FOR KEY SHARE"
 _UNLESS_KNOWN: Final = "ON CONFLICT (tenant, entry_id) DO NOTHING"
 
@@ -82,54 +83,67 @@ def _names(columns: Iterable[str]) -> str:
 
 @lru_cache(512)
 def insert_entry(columns: tuple[str, ...]) -> Statement:
-    """One entry of the session ``recorded_for``; returns no row for a known id or an unknown session."""
+    """Insert an entry of the session ``recorded_for``; return no row for a known id or an unknown session.
+
+    PostgreSQL changes its counters too. Elsewhere, an entry that a budget counts is not inserted either.
+    """
     insert = f"INSERT INTO {table(UsageRow)} ({_names((*SESSION_COLUMNS, *columns))})"
     copied = ", ".join(SESSION_COLUMNS.values())
     typed = ", ".join(f"%({name})s::{_COLUMN_TYPES[name]}" for name in columns)
     plain = ", ".join(f"%({name})s" for name in columns)
-    session = f"""FROM {table(Session)}
+    session = f"""FROM {table(Session)} AS s
             WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s::varchar"""
-    postgresql = f"{insert} SELECT {copied}, {typed} {session} {{}} {_UNLESS_KNOWN} RETURNING id"
+    uncapped = f"NOT {has_budgets_for('s')}"
+    postgresql = f"{insert} SELECT {copied}, {typed} {session} {{}} {_UNLESS_KNOWN} RETURNING "
     return Statement(
-        postgresql=postgresql.format(_KEEP),
-        # Citus takes no row lock in an INSERT.
-        citus=(f"SELECT id {session} {_KEEP}", postgresql.format("")),
+        postgresql=f"""
+            WITH inserted AS ({postgresql.format(_KEEP)} *), counted AS ({COUNT_INSERTED})
+            SELECT id FROM inserted""",
+        # Citus does not support a row lock in an INSERT.
+        citus=(f"SELECT id {session} {_KEEP}", f"{postgresql.format(f'AND {uncapped}')} id"),
         sqlite=f"""
-            {insert} SELECT {copied}, {plain} FROM {table(Session)}
-            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s
+            {insert} SELECT {copied}, {plain} FROM {table(Session)} AS s
+            WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s AND {uncapped}
             {_UNLESS_KNOWN} RETURNING id""",
     )
 
 
 @lru_cache(16)
 def insert_entries(rows: int) -> Statement:
-    """Entries in their order with all `COLUMNS`; the parameters are those of `rows_parameter`.
+    """Insert entries in order with all `COLUMNS`; the parameters are those of `rows_parameter`. With arrays,
+    PostgreSQL takes a quarter of the time that it takes with a placeholder for every value.
 
-    Arrays take PostgreSQL a quarter of the time that placeholders for every value take.
+    Return the id of each entry that was inserted, and whether its tenant has budgets.
     """
     insert = f"INSERT INTO {table(UsageRow)} ({_names(COLUMNS)})"
     arrays = ", ".join(f"%s::{column_type}[]" for column_type in _COLUMN_TYPES.values())
     row = f"({', '.join(['%s'] * len(COLUMNS))})"
+    returning = "RETURNING entry_id, {}"
+    tenant = f"{table(UsageRow)}.tenant"
     return Statement(
         postgresql=f"""
             {insert} SELECT {_names(COLUMNS)}
             FROM unnest({arrays}) WITH ORDINALITY AS given({_names(COLUMNS)}, ordinal)
-            ORDER BY ordinal {_UNLESS_KNOWN}""",
-        sqlite=f"{insert} VALUES {', '.join([row] * rows)} {_UNLESS_KNOWN}",
+            ORDER BY ordinal {_UNLESS_KNOWN} {returning.format(has_budgets(tenant))}""",
+        # With the plain column, SQLite would not use the index.
+        sqlite=f"""
+            {insert} VALUES {", ".join([row] * rows)} {_UNLESS_KNOWN}
+            {returning.format(has_budgets(f"+{tenant}"))}""",
     )
 
 
 def _keep_sessions() -> Statement:
-    # In the order in which whole trees are locked, so that the two cannot deadlock.
+    # In the order in which trees are locked, so that the two cannot deadlock.
     read = f"""
-        SELECT session_id, {", ".join(SESSION_COLUMNS.values())} FROM {table(Session)}
+        SELECT session_id, COALESCE(root_session_id, session_id), {", ".join(SESSION_COLUMNS.values())}
+        FROM {table(Session)}
         WHERE tenant = (SELECT %(tenant)s) AND {{}} ORDER BY id"""
     postgresql, sqlite = map(read.format, is_in_list("session_id", "session_ids", "text"))
     return Statement(postgresql=f"{postgresql} {_KEEP}", sqlite=sqlite)
 
 
 def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
-    """Entries that meet a condition, summed by kind, name and custom name.
+    """Sum the entries that meet a condition by kind, name and custom name.
 
     These three columns are followed by the number of entries, the number of successes, the sum of amounts,
     and the sums of `SUMMED`, for `summed`.
@@ -148,7 +162,7 @@ def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
 
 
 KEEP_SESSIONS: Final = _keep_sessions()
-"""The id and the `SESSION_COLUMNS` of each session; none of them can be deleted until the commit."""
+"""The id, the root and the `SESSION_COLUMNS` of each session. None can be deleted until the commit."""
 
 SUMS_OF_SESSION: Final = _sums(f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})")
 SUMS_OF_SESSIONS: Final = _sums(*is_in_list("session_id", "keys", "bigint"))
@@ -188,7 +202,7 @@ REPORT_FILTERS: Final = {
     "date_from": "e.timestamp >= %(date_from)s",
     "date_to": "e.timestamp < %(date_to)s",
 }
-"""The conditions of a report by the names of their parameters."""
+"""The conditions of a report, keyed by the names of their parameters."""
 
 _SESSION_OF_ENTRY: Final = f"LEFT JOIN {table(Session)} AS s ON s.id = e.session_id"
 _DAY: Final = local_day("e.timestamp", "zone")
@@ -203,12 +217,12 @@ _GROUPS: Final = {
     UsageReportGrouping.AGENT_TYPE: ("NULL", "e.session_agent_type", "FALSE"),
     UsageReportGrouping.USER: ("e.tenant", "e.user_id", "FALSE"),
 }
-"""The tenant, the name and whether the session was deleted: what the entries of a group have in common."""
+"""The columns that the entries of a group share: tenant, name and whether the session was deleted."""
 
 
 @lru_cache(256)
 def report(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
-    """The groups with the highest costs, or the last days, and the sums of all groups.
+    """Return the groups with the highest costs, or the last days, and the sums of all groups.
 
     ``filters`` are names of `REPORT_FILTERS`. Columns: the number of groups, the tenant, the group, whether
     it was deleted, the number of entries, of tool calls and of entries without a price, and the sums of
@@ -238,7 +252,7 @@ def _report_postgresql(by: UsageReportGrouping, rows: str) -> str:
 
 
 def _report_sqlite(by: UsageReportGrouping, rows: str) -> str:
-    """Each sum is two columns, see `exact_sum`. The lower one has at most 32 bits, so that groups compare."""
+    """Return the report for SQLite. Each sum has two columns, of which the lower has 32 bits."""
     low = "SUM(e.{0} & 4294967295)"
     high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
     halves = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from helix_store.core import validation
 from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.types import Timestamp, UsageKind
+from helix_store.core.types import Timestamp, UsageKind, UserId
 from helix_store.core.usage import (
     UsageBucket,
     UsageEntry,
@@ -50,23 +50,23 @@ class UsageStoreBase:
     def record_entry(self, entry: UsageEntry | AnyUsageEntry) -> str:
         """Record one entry and return its id.
 
-        Tokens without a ``cost_usd`` are priced when the extra ``prices`` is installed and knows the model.
+        Tokens without a ``cost_usd`` are priced if the extra ``prices`` is installed and knows the model.
         Joins the caller's transaction. Waits for a deletion of the session, but not for its steps. Raises
-        `InvalidPayload` and `SessionNotFound`; nothing is stored then. Safe to repeat with an ``id``: an
+        `InvalidPayload` and `SessionNotFound`, and then stores nothing. Safe to repeat with an ``id``: an
         entry with a known id is not recorded.
         """
-        checked = _priced(checked_entry(entry))
-        self._backend.record([checked])
-        return str(checked.id)
+        (entry_id,) = self._record([checked_entry(entry)])
+        return entry_id
 
     def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]:
         """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
-        checked = [
-            _priced(checked_entry(entry, path=f"entries/{index}"))
-            for index, entry in enumerate(validation.items(entries, "entries"))
-        ]
+        given = enumerate(validation.items(entries, "entries"))
+        return self._record([checked_entry(entry, path=f"entries/{index}") for index, entry in given])
+
+    def _record(self, checked: Sequence[UsageEntry]) -> list[str]:
+        """Record entries that `checked_entry` has returned, all or none, and return their ids."""
         if checked:
-            self._backend.record(checked)
+            self._backend.record([_priced(entry) for entry in checked])
         return [str(entry.id) for entry in checked]
 
     # A session's usage
@@ -80,7 +80,7 @@ class UsageStoreBase:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[UsageEntry]:
-        """A session's entries by timestamp, then in the order of recording; ``limit=None`` returns all.
+        """Return a session's entries by timestamp, then by recording order; ``limit=None`` returns all.
 
         ``step_range`` is the first and the last step, both inclusive; each may be ``None``. For a deleted
         session the result is its kept entries; for an unknown session it is empty.
@@ -94,17 +94,17 @@ class UsageStoreBase:
         )
 
     def get_rollup(self, session_id: str, *, include_sub_agents: bool = False) -> UsageRollup | None:
-        """The sums of a session, or of its whole tree; ``None`` for an unknown session.
+        """Return the sums of a session, or of its whole tree, or ``None`` for an unknown session.
 
         The tree contains every session that can be reached by parent or by local sub-session ref. Each
-        session counts once, also in a cycle. The database computes the sums.
+        session counts once, even in a cycle. The database computes the sums.
         """
         return self._backend.rollup(
             validation.identifier(session_id, "session_id"), include_sub_agents=bool(include_sub_agents)
         )
 
     def exists(self, session_id: str) -> bool:
-        """Whether the session has entries."""
+        """Return whether the session has entries."""
         return self._backend.exists(validation.identifier(session_id, "session_id"))
 
     def delete(self, session_id: str) -> int:
@@ -122,7 +122,7 @@ class UsageStoreBase:
         *,
         agent_type: str | None = None,
         kinds: Kinds | None = None,
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         model: str | None = None,
         date_from: Timestamp | None = None,
         date_to: Timestamp | None = None,
@@ -132,7 +132,7 @@ class UsageStoreBase:
         cursor: str | None = None,
         count: bool = True,
     ) -> UsagePage:
-        """A page of entries of all sessions, kept entries included, by timestamp.
+        """Return a page of entries of all sessions, kept entries included, by timestamp.
 
         Filters are combined with AND. ``agent_type`` and ``user_id`` are those of the session at the time of
         recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``limit`` is 1 to 200; a larger one
@@ -144,7 +144,7 @@ class UsageStoreBase:
         query = UsageQuery(
             agent_type=validation.optional_identifier(agent_type, "agent_type"),
             kinds=_kinds(kinds),
-            user_id=validation.optional_identifier(user_id, "user_id"),
+            user_id=validation.user_id(user_id),
             model=validation.optional_identifier(model, "model"),
             date_from=None if date_from is None else validation.aware_datetime(date_from, "date_from"),
             date_to=None if date_to is None else validation.aware_datetime(date_to, "date_to"),
@@ -164,7 +164,7 @@ class UsageStoreBase:
         date_to: Timestamp,
         agent_type: str | None = None,
     ) -> list[UsageBucket]:
-        """Sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then group.
+        """Return sums per ``hour``, ``day``, ``week`` or ``month`` in UTC, ordered by start, then group.
 
         ``group_by`` is ``model``, ``agent_type``, ``user_id`` or ``kind``. Each entry from ``date_from``
         inclusive to ``date_to`` exclusive is in one bucket. Buckets without entries are left out. The

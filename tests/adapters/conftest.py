@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from django.db.models import Model
 
-from helix_store.app_tables import AppTable, _tables
+from helix_store.catalogue import AppTable
+from helix_store.catalogue.registry import _tables
 from tests.adapters.third_party.notebook import Notebook
 from tests.databases import CommittedDatabase
 

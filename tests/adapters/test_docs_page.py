@@ -15,9 +15,10 @@ from helix_store.models import Session
 APP = Path(tests.adapters.third_party.__file__).parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 BLOCKS = dict(
-    re.findall(r'^```python title="([^"]+)"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    re.findall(r"^```python\n# ([\w/]+\.py)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 )
-FILES = [name for name in BLOCKS if name.startswith("notebook/")]
+EXAMPLE = "notebook/tests.py"
+FILES = [name for name in BLOCKS if name != EXAMPLE]
 
 
 def test_every_file_of_the_app_is_printed() -> None:
@@ -35,7 +36,8 @@ def test_the_page_prints_the_file_that_the_tests_use(name: str) -> None:
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "notebook", tests.adapters.third_party)
     monkeypatch.setitem(sys.modules, "notebook.notebook", tests.adapters.third_party.notebook)
+    before = list(Session.objects.filter(agent_type="notebook").order_by("pk"))
     namespace: dict[str, object] = {}
-    exec(compile(BLOCKS["using it"], str(PAGE), "exec"), namespace)  # noqa: S102  our own documentation
-    assert not Session.objects.filter(agent_type="notebook").exists()
+    exec(compile(BLOCKS[EXAMPLE], str(PAGE), "exec"), namespace)  # noqa: S102  our own documentation
+    assert list(Session.objects.filter(agent_type="notebook").order_by("pk")) == before
     assert "notebook" in namespace

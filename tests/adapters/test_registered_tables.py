@@ -12,12 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.test.utils import isolate_apps
 
-from helix_store import app_tables, checks
+from helix_store import checks
 from helix_store.adapters import AppTable, register_table, registered_tables
-from helix_store.app_tables import RESERVED_RECORDS, _tables
+from helix_store.catalogue import UNIT_RECORDS, registry
+from helix_store.catalogue.registry import _tables
 from helix_store.doctor import Finding, diagnose
 from helix_store.models import Message, Session
-from helix_store.transfer.layout import TABLES, units
+from helix_store.transfer.layout import formats, units
 from tests.adapters.conftest import MakeNotebook, describe, fill, forget
 from tests.adapters.third_party.models import Attachment, Page
 from tests.adapters.third_party.tables import register
@@ -34,9 +35,8 @@ def test_a_repeated_registration_changes_nothing() -> None:
     assert {Page, Attachment} <= {table.model for table in before}
 
 
-def test_the_reserved_names_are_those_of_an_export_without_apps() -> None:
-    own = {"header", "end", "failed", "trailer"} | TABLES.keys() | units().keys()
-    assert own <= RESERVED_RECORDS
+def test_every_name_of_a_line_of_an_export_is_taken() -> None:
+    assert units().keys() <= UNIT_RECORDS | formats().keys()
 
 
 def _refused(table: AppTable) -> str:
@@ -133,7 +133,7 @@ def test_a_column_with_the_key_that_names_a_record_is_refused(monkeypatch: pytes
         def __str__(self) -> str:
             return ""
 
-    monkeypatch.setattr(app_tables, "_tables", dict(_tables))
+    monkeypatch.setattr(registry, "_tables", dict(_tables))
     assert "under record; give the column another name" in _refused(AppTable(Track, record="track"))
     without = AppTable(Track, record="track", not_exported={"record": "it is known elsewhere"})
     register_table(without)

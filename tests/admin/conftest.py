@@ -23,7 +23,7 @@ from tests.databases import CommittedDatabase, delete_all_rows
 
 
 class EverythingOn:
-    """Routes every model to one database."""
+    """Routes every model to one database, and lets the app have no other one."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -33,6 +33,9 @@ class EverythingOn:
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str:
         return self.alias
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return db == self.alias
 
 
 class Elements(HTMLParser):

@@ -8,6 +8,7 @@ from typing import Any
 from helix_store.core.payloads import encode
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.models import (
+    Budget,
     Checkpoint,
     Item,
     Lock,
@@ -20,7 +21,7 @@ from helix_store.models import (
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 
-MODELS = (Session, Message, Item, Checkpoint, Run, Lock, UsageEntry, Stream)
+MODELS = (Session, Message, Item, Checkpoint, Run, Lock, UsageEntry, Stream, Budget)
 """The models with pages of their own."""
 
 
@@ -89,6 +90,16 @@ def write_rows_beside(session: Session, text: str) -> None:
         session=session, lane=text[:1_000], key=text[:1_000], payload=encode([text]), created_at=now
     )
     Lock.objects.using(alias).create(tenant=session.tenant, name=f"{session.session_id} {text}", owner=text)
+    Budget.objects.using(alias).create(
+        tenant=session.tenant,
+        name=f"{session.session_id} {text}"[:255],
+        scope="user",
+        value=text[:255],
+        period="day",
+        limit_usd=1,
+        created_at=now,
+        updated_at=now,
+    )
     UsageEntry.objects.using(alias).create(
         tenant=session.tenant,
         entry_id=session.session_id,
@@ -119,4 +130,7 @@ def rows_of(session: Session) -> list[Any]:
         .filter(tenant=session.tenant, stream_id__startswith=session.session_id)
         .only("pk")
         .latest("pk"),
+        Budget.objects.using(alias).get(
+            tenant=session.tenant, name__startswith=f"{session.session_id} "[:255]
+        ),
     ]

@@ -11,7 +11,8 @@ from django.contrib.auth.models import Permission
 from django.db.models import Model
 from django.urls import reverse
 
-from helix_store.admin.export import EXPORTED_MODELS
+from helix_store.admin.export import exported_models
+from helix_store.catalogue import registered_tables
 from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from tests.admin.conftest import Browser
@@ -100,13 +101,30 @@ def test_an_export_is_of_one_tenant(browser: Browser) -> None:
 
 def test_an_export_needs_the_permission_to_view_all_that_it_contains(visitor: Browser) -> None:
     rows = _sessions(visitor, "one")
-    permissions = Permission.objects.filter(content_type__app_label="helix_store")
-    names = [f"view_{model._meta.model_name}" for model in EXPORTED_MODELS]
+    permissions = Permission.objects.all()
+    names = [f"view_{model._meta.model_name}" for model in exported_models()]
     for missing in ("view_message", "change_session", None):
         given = {*names, "change_session"} - {missing}
         visitor.sign_in(*permissions.filter(codename__in=given))
         offered = 'value="export_sessions"' in visitor.list_of(Session).html
         assert offered is (missing is None)
+        response = _post(visitor, Session, "export_sessions", rows, confirmed="yes")
+        assert ("Content-Disposition" in response) is (missing is None)
+        response.close()
+
+
+def test_an_export_needs_the_permission_to_view_the_rows_of_other_apps_too(visitor: Browser) -> None:
+    rows = _sessions(visitor, "one")
+    own = Permission.objects.filter(
+        content_type__app_label="helix_store", codename__regex="^view_|^change_session"
+    )
+    other = next(table.model._meta for table in registered_tables())
+    theirs = Permission.objects.filter(codename__startswith="view_").exclude(
+        content_type__app_label="helix_store"
+    )
+    for missing in (other.model_name, None):
+        given = theirs.exclude(content_type__app_label=other.app_label, content_type__model=missing)
+        visitor.sign_in(*own, *given)
         response = _post(visitor, Session, "export_sessions", rows, confirmed="yes")
         assert ("Content-Disposition" in response) is (missing is None)
         response.close()

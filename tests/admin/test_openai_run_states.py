@@ -11,7 +11,7 @@ SECRET = "not for everybody"
 
 def test_the_pages_show_whose_a_run_is_and_not_its_text(browser: Browser) -> None:
     states = RunStateStore(browser.database.alias, tenant=browser.database.tenant)
-    state_id = states.save("chat", SECRET, owner="alice")
+    state_id = states.save("chat", f'{{"key": "{SECRET}"}}', owner="alice")
     row = OpenAIRunState._base_manager.using(browser.database.alias).get(state_id=state_id)
     for page in (browser.list_of(OpenAIRunState), browser.page_of(row)):
         assert page.status == 200

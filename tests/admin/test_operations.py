@@ -16,23 +16,20 @@ from django.db import connections
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
+from helix_store.actions.answers import ANSWER
+from helix_store.actions.checkpoints import BRANCH, RESTORE
+from helix_store.actions.sessions import DELETE, INTERRUPT, MARK_FAILED
+from helix_store.actions.upkeep import CLEAN_UP
 from helix_store.admin import SessionAdmin
 from helix_store.admin.operating import list_action
+from helix_store.admin.operations import run
 from helix_store.admin.sections import SECTIONS
-from helix_store.admin.session_operations import (
-    ANSWER,
-    BRANCH,
-    DELETE,
-    INTERRUPT,
-    MARK_FAILED,
-    RESTORE,
-    SESSION_OPERATIONS,
-)
-from helix_store.admin.upkeep_operations import CLEAN_UP
 from helix_store.core.types import RunStatus, SessionState, StepInfo
 from helix_store.models import Session
 from tests.admin.conftest import Browser
 from tests.admin.rows import store_of
+
+SESSION_OPERATIONS: Final = SessionAdmin.row_operations
 
 
 def address(session: Session, name: str) -> str:
@@ -125,7 +122,7 @@ def test_a_call_is_answered_with_a_value(browser: Browser, answer: str, value: s
     waiting_session(browser)
     told(browser, address(row_of(browser), "answer"), {"call": "call-1", "answer": answer, "value": value})
     (stored,) = store_of(browser.database).take_tool_results("s").values()
-    stored.pop("submitted_at")
+    del stored["submitted_at"], stored["actors"]
     assert stored == expected
 
 
@@ -276,6 +273,42 @@ def test_opening_an_address_of_an_operation_changes_nothing(browser: Browser, op
     assert log_of(row_of(browser)) == []
 
 
+def test_the_address_of_an_answer_shows_the_call_and_fills_in_nothing(browser: Browser) -> None:
+    waiting_session(browser, approval_id="approval-1")
+    query = {"call": "call-1", "approval": "approval-1", "answer": "approve", "reason": "the boss agreed"}
+    page = browser.open(address(row_of(browser), "answer"), **query)
+    assert "the boss agreed" not in page.html
+    assert "Open calls book call-1" in page.text
+    assert "Oslo" in page.text
+
+
+def test_an_answer_that_is_not_valid_is_explained_beside_its_call(browser: Browser) -> None:
+    waiting_session(browser, approval_id="approval-1")
+    given = {"call": "call-1", "approval": "approval-1", "answer": "approve", "reason": "x" * 1_001}
+    page = browser.client.post(address(row_of(browser), "answer"), given).content.decode()
+    assert "at most 1000 characters" in page
+    assert "Oslo" in page
+    assert log_of(row_of(browser)) == []
+
+
+@pytest.mark.parametrize("name", ["interrupt", "branch", "delete-session", "prune-checkpoints"])
+def test_the_address_of_an_operation_fills_in_no_field_that_a_person_decides(
+    browser: Browser, name: str
+) -> None:
+    store_of(browser.database).create_session("s", agent_type="a")
+    query = {"reason": "planted", "title": "planted", "keep": "987", "keep_usage": ""}
+    page = browser.open(address(row_of(browser), name), **query)
+    assert "planted" not in page.html
+    assert 'value="987"' not in page.html
+    assert ('name="keep_usage"' in page.html) is ("checked" in page.html)
+
+
+def test_the_confirmation_of_a_restore_names_its_checkpoint(browser: Browser) -> None:
+    store_of(browser.database).create_session("s", agent_type="a")
+    checkpoint = step(browser, 1)
+    assert checkpoint in browser.open(address(row_of(browser), "restore"), checkpoint=checkpoint).text
+
+
 def test_a_form_of_another_site_is_refused(browser: Browser) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     visitor = Client(enforce_csrf_checks=True)
@@ -311,7 +344,10 @@ WHO: Final[dict[str, tuple[Callable[[Browser], object], set[str]]]] = {
     "changer": (lambda visitor: _sign_in(visitor, "change_session"), {"change"}),
     "deleter": (lambda visitor: _sign_in(visitor, "view_session", "delete_session"), {"delete"}),
     "deleter who may not view": (lambda visitor: _sign_in(visitor, "delete_session"), set()),
-    "superuser": (lambda visitor: visitor.sign_in(superuser=True), {"change", "delete", "checkpoint"}),
+    "superuser": (
+        lambda visitor: visitor.sign_in(superuser=True),
+        {"change", "delete", "checkpoint", "post"},
+    ),
 }
 
 
@@ -326,7 +362,7 @@ def test_an_operation_needs_its_permission_and_that_to_view_the_page(visitor: Br
     urls = {each.name: address(session, each.name) for each in SESSION_OPERATIONS}
     urls[CLEAN_UP.name] = reverse("admin:helix_store_session_table_operation", args=[CLEAN_UP.name])
     for operation in (*SESSION_OPERATIONS, CLEAN_UP):
-        needed = operation.permission if operation.model is Session else "checkpoint"
+        needed = operation.permission if operation.model is Session else str(operation.model._meta.model_name)
         refused = 302 if who == "anonymous" else 403
         expected = 200 if needed in permitted else refused
         assert visitor.client.get(urls[operation.name]).status_code == expected, operation.name
@@ -342,14 +378,15 @@ def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser
     sign_in, permitted = WHO[who]
     waiting_session(visitor)
     step(visitor, 1)
+    store_of(visitor.database).post_message("s", {"role": "user", "content": "hello"})
     session = row_of(visitor)
     sign_in(visitor)
     may_view = who not in ("anonymous", "staff without permissions", "deleter who may not view")
     offered: set[str] = set()
     for section in SECTIONS:
         page = visitor.page_of(session, section=section.name)
-        # Items are those of the app or of any other one, each with its own permission.
-        is_hidden = (section.needs or section.name == "items") and who != "superuser"
+        # Items and conversations are those of the app or of any other one, each with its own permission.
+        is_hidden = (section.needs or section.name in ("items", "conversation")) and who != "superuser"
         expected = 302 if who == "anonymous" else 200 if may_view and not is_hidden else 403
         assert page.status == expected, section.name
         offered |= set(re.findall(r"/operation/([a-z-]+)/", page.html))
@@ -360,6 +397,7 @@ def test_a_session_page_offers_what_its_user_may_do_and_no_more(visitor: Browser
         assert visitor.client.post(f"{_page_of(session)}?section={section.name}").status_code in (302, 403)
     names = {"change": {"interrupt", "abort", "mark-failed", "answer"}, "delete": {"delete-session"}}
     names["checkpoint"] = {"prune-checkpoints", "restore", "branch"}
+    names["post"] = {"post", "withdraw-post"}
     assert offered == set().union(*(names[each] for each in permitted))
 
 
@@ -392,7 +430,7 @@ def test_of_two_people_who_act_on_the_same_page_one_is_refused(browser: Browser)
         request.user = user
         try:
             barrier.wait()
-            outcome = RESTORE.run(request, session, given, expected=str(session.version))
+            outcome = run(request, RESTORE, session, given, expected=str(session.version))
             said.append(f"{outcome.is_done} {outcome.message}")
         finally:
             connections.close_all()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.admin.messages import PREVIEW_SOURCE, message_preview
+from helix_store.admin.messages import message_preview
 from helix_store.core.payloads import encode
+from helix_store.core.transcript import parts_of
+from helix_store.reports.previews import PREVIEW_SOURCE, read_start
 
 
 def _preview(message: Any) -> str | None:
@@ -52,6 +55,18 @@ def test_a_long_message_is_previewed_wherever_the_cut_goes(before: str) -> None:
         preview = _preview(message)
         assert preview is not None
         assert preview.startswith("Hello")
+
+
+def test_a_long_message_in_parts_is_read_up_to_the_cut() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "data": "A" * 2 * PREVIEW_SOURCE}}
+    text = encode({"role": "user", "content": [{"type": "text", "text": "Look"}, picture]})
+    message, is_cut = read_start(text[: PREVIEW_SOURCE + 1])
+    assert is_cut
+    assert message is not None
+    looked, seen = parts_of(message)
+    assert looked.text == "Look"
+    assert seen.kind == "file"
+    assert re.fullmatch(r"more than 1,\d{3} bytes", seen.text)
 
 
 def test_a_preview_ends_with_an_ellipsis_where_it_is_cut() -> None:

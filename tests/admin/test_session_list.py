@@ -272,3 +272,13 @@ def test_filters_and_search_take_as_many_queries_for_fifty_sessions_as_for_one(b
     fifty = [browser.list_of(Session, **query) for query in queries]
     assert [page.row_count for page in one + fifty] == [1] * 5 + [50] * 5
     assert [len(page.statements) for page in fifty] == [len(page.statements) for page in one]
+
+
+def test_a_field_of_the_filters_works_within_the_form_of_a_theme(browser: Browser) -> None:
+    page = browser.list_of(Session, status__exact="active", q="trip")
+    fields = [attributes for _tag, attributes in page.elements.started if "form" in attributes]
+    assert {field["form"] for field in fields} == {"helix-filter-tag"}
+    assert [field.get("name") for field in fields] == ["status__exact", "q", "tag", None]
+    before, form, _after = page.html.partition('<form method="get" id="helix-filter-tag"></form>')
+    assert form
+    assert before.count("<form") == before.count("</form")

@@ -13,8 +13,9 @@ from django.test.utils import override_settings
 from django.urls import reverse
 
 from helix_store.admin.sections import SECTIONS
+from helix_store.core import moments
 from helix_store.core.types import RunStatus, SessionState, StepInfo
-from helix_store.models import Checkpoint, Message, Session, UsageEntry
+from helix_store.models import Checkpoint, Message, Run, Session, UsageEntry
 from helix_store.stores import DatabaseLockManager, DatabaseStreamManager, DatabaseUsageStore
 from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of, write_session
@@ -249,7 +250,7 @@ def test_a_timeline_shows_runs_steps_waits_and_sub_agents(browser: Browser) -> N
         pending={"c": {"tool_name": "ask", "input": None}},
     )
     page = _section(browser, "timeline")
-    for words in ("Run 1 waits for a person", "Step 1 look", "visa-adviser sub-agent", "Wait still waits"):
+    for words in ("Run 1 paused for a person", "Step 1 look", "visa-adviser sub-agent", "Wait still waits"):
         assert words in page.text, words
     bars = [a for tag, a in page.elements.started if tag == "svg" and a.get("class") == "helix-bar"]
     assert len(bars) == 4
@@ -257,6 +258,41 @@ def test_a_timeline_shows_runs_steps_waits_and_sub_agents(browser: Browser) -> N
         if tag == "rect":
             x, width = float(attributes["x"] or ""), float(attributes["width"] or "")
             assert 0 <= x <= x + width <= 1000.1
+
+
+def _with_steps(browser: Browser, count: int) -> Any:
+    """A run whose steps took a second each."""
+    store = store_of(browser.database)
+    state = store.create_session("s", agent_type="a")
+    run = store.start_run("s")
+    for number in range(1, count + 1):
+        store.save_state_and_promote_staging(
+            "s", state, [], StepInfo(f"n{number}", number), run_id=run.run_id
+        )
+        state = _state(browser)
+    store.update_run("s", run.run_id, status=RunStatus.COMPLETED, step_count=count)
+    start = moments.now() - timedelta(seconds=count)
+    alias = browser.database.alias
+    Run.objects.using(alias).update(started_at=start, ended_at=start + timedelta(seconds=count))
+    for row in Checkpoint.objects.using(alias).filter(kind="step"):
+        ended = start + timedelta(seconds=row.step_count)
+        Checkpoint.objects.using(alias).filter(pk=row.pk).update(created_at=ended)
+    return store
+
+
+def test_the_first_step_of_a_full_timeline_begins_where_the_one_before_it_ended(browser: Browser) -> None:
+    _with_steps(browser, 62)
+    shown = _section(browser, "timeline").text
+    assert "Step 2 n2" not in shown
+    assert "Step 3 n3" in shown
+    assert re.search(r"Step 3 n3 .{0,80}\(1\.0 s\)", shown), shown[:900]
+
+
+def test_a_step_whose_predecessor_was_pruned_has_no_duration(browser: Browser) -> None:
+    _with_steps(browser, 5).prune_checkpoints("s", keep=2)
+    shown = _section(browser, "timeline").text
+    assert re.search(r"Step 5 n5 .{0,80}\(1\.0 s\)", shown), shown
+    assert "(4.0 s)" not in shown
 
 
 def test_a_long_wait_does_not_hide_the_work_around_it(browser: Browser) -> None:

@@ -94,7 +94,19 @@ def test_the_pages_are_german_in_a_german_project(browser: Browser) -> None:
 
 
 SAME: Final = {
-    *("Agent", "Bytes", "Checkpoint", "Checkpoints", "Filter", "Name", "Prompt", "Snapshot", "Snapshots"),
+    *(
+        "Agent",
+        "Budget",
+        "Budgets",
+        "Bytes",
+        "Checkpoint",
+        "Checkpoints",
+        "Filter",
+        "Name",
+        "Prompt",
+        "Snapshot",
+        "Snapshots",
+    ),
     *("Status", "Stream", "Streams", "Token", "Version"),
     "Pages",  # of the app of a third party that the tests install
 }

@@ -19,6 +19,7 @@ from tests.admin.conftest import Browser, Page
 from tests.admin.rows import store_of
 
 PERIOD = {"since": "2026-03-01", "until": "2026-03-10"}
+FILTERS = ("model", "agent_type", "user", "tenant")
 HOSTILE = "<script>alert('usage')</script>"
 
 
@@ -109,6 +110,7 @@ def test_csv_has_exact_costs_and_no_formula(spent: Browser) -> None:
         {"since": "2000-01-01"},
         {"model": "x" * 300},
         {"user": "a\x00"},
+        *({name: value} for name in FILTERS for value in ("\x80", "\x01", "\N{PARROT}" * 255)),
     ],
 )
 def test_a_period_that_is_not_valid_is_explained_without_a_report(
@@ -118,6 +120,9 @@ def test_a_period_that_is_not_valid_is_explained_without_a_report(
     assert page.status == 200
     assert "errorlist" in page.html
     assert UsageEntry._meta.db_table not in " ".join(page.statements)
+    assert (
+        spent.client.get(reverse("admin:helix_store_usageentry_csv"), {**PERIOD, **query}).status_code == 400
+    )
     address = f"{reverse('admin:helix_store_usageentry_csv')}?{urlencode({**PERIOD, **query})}"
     assert spent.client.get(address).status_code == 400
 

@@ -15,6 +15,8 @@ from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
 from tests.processes import run_in_processes, run_in_threads
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WRITERS = 8
 CALLS = 200
 CAP = 100

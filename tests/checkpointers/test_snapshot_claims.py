@@ -18,6 +18,8 @@ from tests.checkpointers.conftest import Snapshots
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes, run_in_threads
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 
 def snapshot(number: int = 0) -> dict[str, Any]:
     return {"version": 1, "number": number}

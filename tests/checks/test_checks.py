@@ -96,6 +96,7 @@ class NowhereRouter:
         {"PAGE_SIZE": "200"},
         {"ASYNC_THREADS": -1},
         {"FAST_PATHS": "no"},
+        {"RUN_ERROR_DETAILS": "no"},
         {"CHECKPOINTS_KEEP": 0},
         {"STREAMS": []},
         {"STREAMS": {"poll_interval": 0}},
@@ -280,6 +281,20 @@ def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> No
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = local")
     assert checks.check_postgres_durability(databases=[postgres_db.alias]) == []
+
+
+def test_w011_transactions_that_nothing_ends(postgres_db: CommittedDatabase) -> None:
+    alias = postgres_db.alias
+    with postgres_db.connection.cursor() as cursor:
+        cursor.execute("SET idle_in_transaction_session_timeout = 0")
+        assert checks.check_orphaned_transactions() == []
+        (message,) = checks.check_orphaned_transactions(databases=[alias])
+        assert message.id == "helix_store.W011"
+        assert "idle_in_transaction_session_timeout" in str(message.hint)
+        assert "helix_store.W011" not in ids(run_checks(databases=[alias]))
+        assert "helix_store.W011" in ids(run_checks(databases=[alias], include_deployment_checks=True))
+        cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
+    assert checks.check_orphaned_transactions(databases=[alias]) == []
 
 
 def test_e014_a_table_that_a_crash_empties(postgres_db: CommittedDatabase) -> None:

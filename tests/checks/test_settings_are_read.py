@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
@@ -116,6 +117,14 @@ def _store_with_session(database: CommittedDatabase) -> DatabaseStateStore:
     return store
 
 
+def _keys_of_an_error(database: CommittedDatabase) -> object:
+    store = _store_with_session(database)
+    with suppress(ZeroDivisionError), store.session("s").turn():
+        raise ZeroDivisionError("message")
+    error: Any = store.list_runs("s")[0].error
+    return list(error)
+
+
 EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "TABLE_PREFIX": ("other_", _table),
     "LIMITS": ({"max_message_bytes": 20}, _refuses_a_message),
@@ -129,6 +138,7 @@ EFFECTS: dict[str, tuple[Any, Callable[[CommittedDatabase], object]]] = {
     "PAGE_SIZE": (1, _batches),
     "FAST_PATHS": (False, _statements_of_a_step),
     "ROW_LEVEL_SECURITY": (True, _statements_of_a_step),
+    "RUN_ERROR_DETAILS": (False, _keys_of_an_error),
 }
 
 

@@ -16,12 +16,15 @@ from django.db import connections, models
 from helix_store.core import moments
 from helix_store.core.payloads import encode
 from helix_store.models import (
+    Budget,
+    BudgetCounter,
     Checkpoint,
     InterruptRequest,
     Item,
     Lock,
     Message,
     Operation,
+    Post,
     Run,
     Session,
     StagedChange,
@@ -35,12 +38,23 @@ from tests.postgres import installed_program
 
 __all__ = ["CHILDREN", "Canaries", "canary", "dumps", "text_columns"]
 
-CHILDREN: Final = (Run, Message, Item, StagedChange, Operation, InterruptRequest, SubSessionRef, Checkpoint)
+CHILDREN: Final = (
+    Run,
+    Message,
+    Item,
+    StagedChange,
+    Operation,
+    Post,
+    InterruptRequest,
+    SubSessionRef,
+    Checkpoint,
+)
+_CHOSEN: Final[dict[Any, dict[str, str]]] = {Run: {"status": "completed"}, Post: {"state": "waiting"}}
 
 
 def canary() -> str:
     """A text that is nowhere else, and short enough for every column."""
-    return f"cnr{secrets.token_hex(5)}"
+    return f"cn{secrets.token_hex(5)}"
 
 
 def text_columns() -> set[tuple[str, str]]:
@@ -105,7 +119,7 @@ class Canaries:
         """A session with a row in each table of its own, its stream and its lock."""
         session = self.row(Session, **given)
         for model in CHILDREN:
-            row = self.row(model, session=session, **({"status": "completed"} if model is Run else {}))
+            row = self.row(model, session=session, **_CHOSEN.get(model, {}))
             if model is Checkpoint:
                 session.current = row
                 session.save(using=self.alias, update_fields=["current"])
@@ -114,6 +128,11 @@ class Canaries:
         self.row(Lock, name=session.session_id)
         self.row(UsageEntry, session=session, recorded_for=session.session_id, user_id=session.user_id)
         return session
+
+    def budget(self, scope: str, value: str) -> None:
+        """A budget of this value with its counter."""
+        budget = self.row(Budget, scope=scope, value=value)
+        self.row(BudgetCounter, name=budget.name, value=value)
 
 
 def _json(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test.utils import CaptureQueriesContext
 
-from helix_store.app_tables import _tables
+from helix_store.catalogue.registry import _tables
 from helix_store.cleanup import CleanupReport, CleanupSummary, expired_session_cleanup
 from helix_store.cleanup.run import expired_session_cleanup_batches
 from helix_store.contrib.langgraph import DjangoStore

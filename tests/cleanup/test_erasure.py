@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
+from django.db import transaction
 from django.test import override_settings
 
 from helix_store.cleanup import ErasureReceipt, erase
@@ -70,7 +72,10 @@ def test_no_byte_is_left_in_a_dump(store: DatabaseStateStore, subject: str) -> N
     if subject == "tenant":
         erased.row(Stream, floor=0, last_sequence=0)
         erased.row(Lock)
+    scopes = {"user": ("user", user), "session": ("tree", session.session_id)}
+    erased.budget(*scopes.get(subject, ("agent_type", canary())))
     other = others.session()
+    others.budget("user", canary())
     if subject != "tenant":
         # What others hold of the session.
         erased.row(SubSessionRef, session=other, sub_session_id=session.session_id)
@@ -287,6 +292,35 @@ def test_a_dry_run_of_a_tenant_leaves_a_tree_with_a_session_in_use(store: Databa
         assert (receipt.sessions_left, receipt.trees, receipt.deleted["session"]) == (2, 2, 2)
 
 
+def test_a_dry_run_that_is_stopped_is_rolled_back(store: DatabaseStateStore) -> None:
+    for number in range(3):
+        filled(store, f"session-{number}")
+    batches = Erasure(ErasureRequest(using=store.alias, user_id="ada", dry_run=True)).batches()
+    assert next(batches).trees == 1
+    assert len(known(store)) == 2
+    batches.close()
+    assert len(known(store)) == 3
+
+
+def test_a_dry_run_keeps_what_the_callers_transaction_wrote_before(store: DatabaseStateStore) -> None:
+    with transaction.atomic(using=store.alias):
+        filled(store, "session")
+        assert erase(using=store.alias, user_id="ada", dry_run=True).trees == 1
+    assert known(store) == {"session"}
+
+
+def test_a_dry_run_counts_a_sub_session_of_two_trees_once(store: DatabaseStateStore) -> None:
+    for session_id, parent in (("one", None), ("two", None), ("shared", "one")):
+        filled(store, session_id, parent_session_id=parent)
+    store.add_sub_session_refs(
+        "two", [{"sub_session_id": "shared", "agent_type": "agent", "status": "running"}]
+    )
+    said = erase(using=store.alias, user_id="ada", dry_run=True)
+    receipt = erase(using=store.alias, user_id="ada")
+    assert (said.trees, said.deleted, said.changed) == (receipt.trees, receipt.deleted, receipt.changed)
+    assert receipt.deleted["session"] == 3
+
+
 # --- What is left ------------------------------------------------------------------------------------
 
 
@@ -371,3 +405,22 @@ def test_the_receipt_has_a_digest_instead_of_the_id(store: DatabaseStateStore) -
     assert receipt.tenant_sha256 == digest_of(store.tenant)
     assert receipt.finished_at is not None
     assert receipt.started_at <= receipt.finished_at
+
+
+def test_a_user_is_forgotten_as_the_author_of_posts(store: DatabaseStateStore) -> None:
+    store.create_session("of-bob", agent_type="agent", user_id="bob")
+    message = {"role": "user", "content": "hello"}
+    store.post_message("of-bob", message, author="ada")
+    store.receive_posts("of-bob")
+    waiting = store.post_message("of-bob", message, author="ada")
+    other = store.post_message("of-bob", message, author="bob")
+    erase_ada = partial(erase, using=store.alias, user_id="ada")
+    assert erase_ada(dry_run=True).changed == erase_ada().changed == {"post": 2}
+    posts = store.list_posts("of-bob", states=("waiting", "received", "withdrawn")).items
+    assert [(post.author, post.state) for post in posts] == [
+        (None, "received"),
+        (None, "withdrawn"),
+        ("bob", "waiting"),
+    ]
+    assert posts[1].post_id == waiting.post_id
+    assert store.receive_posts("of-bob") == [other.message]

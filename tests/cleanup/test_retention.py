@@ -17,7 +17,6 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
 from helix_store.checks import check_settings
-from helix_store.cleanup.requests import RetentionRequest
 from helix_store.cleanup.retention import Retention
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind
@@ -173,7 +172,7 @@ def test_a_session_used_between_the_look_and_the_deletion_stays(store: DatabaseS
             store.append_messages(session_id, [{"role": "user", "content": "wait"}])
             super()._delete(db, session_id)
 
-    retention = Interrupted(RetentionRequest(using=store.alias, policy=IDLE))
+    retention = Interrupted(using=store.alias, policy=IDLE)
     assert [report.trees for report in retention.batches()] == [0]
     assert store.session_exists("old")
 
@@ -186,9 +185,7 @@ def test_a_child_made_between_the_look_and_the_deletion_saves_its_tree(store: Da
             store.create_session("new", agent_type="agent", parent_session_id=session_id)
             super()._delete(db, session_id)
 
-    assert [
-        report.trees for report in Interrupted(RetentionRequest(using=store.alias, policy=IDLE)).batches()
-    ] == [0]
+    assert [report.trees for report in Interrupted(using=store.alias, policy=IDLE).batches()] == [0]
     assert known(store) == {"old", "new"}
 
 
@@ -381,7 +378,7 @@ def test_a_dry_run_takes_as_many_statements_for_many_trees_as_for_one(store: Dat
 def test_batches_can_be_stopped_and_started_again(store: DatabaseStateStore) -> None:
     for number in range(5):
         completed(store, f"old-{number}")
-    assert next(Retention(RetentionRequest(using=store.alias, policy=IDLE, page_size=2)).batches()).trees == 2
+    assert next(Retention(using=store.alias, policy=IDLE, page_size=2).batches()).trees == 2
     assert len(known(store)) == 3
     assert retain(store, IDLE).trees == 3
 
@@ -400,7 +397,8 @@ def test_several_at_once_delete_each_tree_once(store: DatabaseStateStore) -> Non
 
 def test_the_policy_of_the_settings_is_the_default(store: DatabaseStateStore) -> None:
     completed(store, "old")
-    assert apply_retention(using=store.alias).trees == 0
+    with override_settings(HELIX_STORE={}):
+        assert apply_retention(using=store.alias).trees == 0
     with override_settings(HELIX_STORE={"RETENTION": {"sessions_idle_days": {"completed": 30}}}):
         assert apply_retention(using=store.alias).trees == 1
 

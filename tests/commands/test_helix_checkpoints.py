@@ -16,8 +16,8 @@ from helix_store.core import moments
 from helix_store.management.output import ProgressBar
 from helix_store.management.text import width_of
 from helix_store.models import Checkpoint, Session
-from helix_store.sessions.directory import SessionDirectory
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.directory import SessionDirectory
 from tests.commands.running import Ended, read_by_a_program, run
 from tests.commands.sample import SAMPLE_ID, write_sample
 from tests.databases import CommittedDatabase

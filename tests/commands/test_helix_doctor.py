@@ -108,7 +108,8 @@ def test_a_fix_is_told_before_it_is_made_and_a_second_run_finds_nothing(database
     assert f"Fixing message-count-off of session branch of tenant {database.tenant}: set" in ended.err
     (finding,) = json.loads(ended.out)["findings"]
     assert (finding["count"], finding["fixed"], ended.code) == (2, 2, 0)
-    assert doctor(database, "--fix") == doctor(database) == Ended(doctor(database).out, "", 0)
+    for once_more in (doctor(database, "--fix"), doctor(database)):
+        assert (ids(once_more), once_more.err, once_more.code) == ([], "", 0)
 
 
 def test_verbosity_zero_is_silent(database: CommittedDatabase) -> None:

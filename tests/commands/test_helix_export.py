@@ -173,6 +173,17 @@ def test_every_tenant_is_exported_by_default(empty_db: CommittedDatabase) -> Non
     assert [each["tenant"] for each in records if each["record"] == "session"] == ["one", "two"]
 
 
+def test_a_file_may_be_named_by_a_keyword(
+    empty_db: CommittedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    simple_session(empty_db, "a")
+    call_command("helix_export", database=empty_db.alias, output="x", stdout=StringIO())
+    delete_all_rows(empty_db.alias)
+    call_command("helix_import", database=empty_db.alias, file="x", stdout=StringIO(), stderr=StringIO())
+    assert Session.objects.using(empty_db.alias).count() == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_and_leaves_the_old_file(
     committed_db: CommittedDatabase, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +290,7 @@ def test_one_pipe_moves_everything_to_the_other_database(
     delete_all_rows(target.alias)
     arguments, environment = command(sqlite_db, "helix_export", "--tenant", sqlite_db.tenant)
     source = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE)
-    arguments, environment = command(target, "helix_import", "--format", "json")
+    arguments, environment = command(target, "helix_import", "--format", "json", "--verbosity", "0")
     ended = subprocess.run(arguments, env=environment, stdin=source.stdout, capture_output=True, check=False)
     assert source.stdout is not None
     source.stdout.close()

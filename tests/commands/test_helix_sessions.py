@@ -83,7 +83,7 @@ def test_a_list_has_every_tenant_or_one(sample: CommittedDatabase) -> None:
 def test_the_json_of_a_list_has_its_keys(sample: CommittedDatabase) -> None:
     data = read_by_a_program(sessions(sample, "list", "--format", "json", "--count").out)
     assert data.keys() == {"sessions", "total", "next_cursor"}
-    assert [head.keys() for head in data["sessions"]] == [HEAD_KEYS] * 4
+    assert [head.keys() for head in data["sessions"]] == [HEAD_KEYS | {"conversation"}] * 4
     assert (data["total"], data["next_cursor"]) == (4, None)
 
 
@@ -162,7 +162,8 @@ def test_a_list_of_more_than_a_page_is_read_in_pages(empty_db: CommittedDatabase
         store.create_session(f"session-{number}", agent_type="agent")
     with CaptureQueriesContext(connections[empty_db.alias]) as queries:
         assert len(set(listed(empty_db, "--limit", "1000"))) == 203
-    assert len(queries) == 2
+    # For each page: the sessions, their keys, and the adapters that have rows of them.
+    assert len(queries) == 6
     ended = sessions(empty_db, "list", "--limit", "1000")
     assert len(ended.lines) == 204
     assert ended.lines[0].split()[0] == "session"
@@ -352,9 +353,12 @@ def test_the_json_of_a_page_has_its_keys(sample: CommittedDatabase) -> None:
         "interrupt",
         "runs",
         "sub_sessions",
+        "waiting_posts",
         "checkpoints",
         "usage",
+        "budgets",
         "messages",
+        "conversations",
         "problems",
     }
     assert data["state"]["custom_state"] == {"step": 3, "flights": ["JL 5"] * 1}

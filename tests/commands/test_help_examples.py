@@ -24,6 +24,7 @@ from django.core.management import (
 )
 from psycopg.conninfo import make_conninfo
 
+from helix_store import DatabaseStateStore
 from tests.commands.sample import write_sample
 from tests.databases import CommittedDatabase
 from tests.transfer.sources.origins import ObskuTables, server_address
@@ -109,6 +110,9 @@ def test_an_example_runs(
         monkeypatch.setenv("PGSERVICEFILE", str(other_store))
     elif name == "helix_import":
         _export(sample)
+    elif "POST_ID" in line:
+        post = DatabaseStateStore(sample.alias).post_message("trip-1", {"role": "user", "content": "Hello"})
+        line = line.replace("POST_ID", post.post_id)
     code, out, err = _manage(shlex.split(line), sample.alias)
     assert code in ((0, 1) if name in MAY_FIND_PROBLEMS else (0,)), err
     assert out or output_file or Path(EXPORTED).exists(), err

@@ -23,6 +23,8 @@ from tests.postgres import PostgresCluster
 from tests.processes import PROCESSES, WorkerProcess
 from tests.settings import postgres_database
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 NAMES = ("a", "b", "c", "d")
 MESSAGE = {"role": "user", "content": "hello"}
 

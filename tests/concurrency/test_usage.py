@@ -21,6 +21,8 @@ from helix_store.testing.usage.base import (
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes, run_in_threads
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 T = TypeVar("T")
 
 WRITERS = 8

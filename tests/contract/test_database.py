@@ -12,12 +12,39 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from helix_store.core.limits import Limits
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore
-from helix_store.testing import StateStoreContract
+from helix_store.testing import PostContract, StateStoreContract
+from helix_store.testing.state_store import (
+    ApprovalContract,
+    ArgumentContract,
+    AsyncTwinContract,
+    BranchingContract,
+    CheckpointContract,
+    CustomStateContract,
+    ErrorContract,
+    FencingContract,
+    IdentifierContract,
+    InterruptContract,
+    MessageContract,
+    OperationContract,
+    RestoringContract,
+    RunContract,
+    SavingContract,
+    SessionContract,
+    SignatureContract,
+    StagingContract,
+    StatusContract,
+    StepContract,
+    SubSessionContract,
+    SuspensionContract,
+    ToolCallContract,
+    VersionContract,
+)
 from tests.databases import CommittedDatabase
 from tests.invariants import broken_invariants
+from tests.selection import Variant
 
 
-class DatabaseContract(StateStoreContract):
+class DatabaseContract(PostContract, StateStoreContract):
     database: CommittedDatabase
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> DatabaseStateStore:
@@ -37,16 +64,44 @@ class DatabaseContract(StateStoreContract):
 
 
 class TestDatabaseStateStore(DatabaseContract):
+    # They are above the back end.
+    same_on_each_database = (ArgumentContract, AsyncTwinContract, IdentifierContract, SignatureContract)
+
     @pytest.fixture(autouse=True)
-    def sound_database(self, committed_db: CommittedDatabase) -> Iterator[None]:
+    def sound_database(self, sound_db: CommittedDatabase) -> None:
         """A tenant of its own, whose rows agree with each other in the end."""
-        self.database = committed_db
-        yield
-        assert broken_invariants(committed_db) == []
+        self.database = sound_db
 
 
+@pytest.mark.thorough
 class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
     """The same answers, and after every refusal a transaction that the caller can go on with."""
+
+    variant = Variant(
+        differs_in=(
+            ApprovalContract,
+            BranchingContract,
+            CustomStateContract,
+            ErrorContract,
+            FencingContract,
+            InterruptContract,
+            MessageContract,
+            OperationContract,
+            PostContract,
+            RestoringContract,
+            RunContract,
+            SavingContract,
+            SessionContract,
+            StagingContract,
+            StatusContract,
+            StepContract,
+            SubSessionContract,
+            SuspensionContract,
+            ToolCallContract,
+            VersionContract,
+        )
+    )
+    same_on_each_database = variant.differs_in
 
     @pytest.fixture(autouse=True)
     def callers_transaction(self, committed_db: CommittedDatabase) -> Iterator[None]:
@@ -60,12 +115,29 @@ class TestDatabaseStateStoreInACallersTransaction(DatabaseContract):
         pytest.skip("other threads cannot see what the caller's transaction has not committed")
 
 
+@pytest.mark.thorough
 class TestDatabaseStateStoreWithoutFastPaths(DatabaseContract):
     """The portable forms on PostgreSQL; on SQLite every test runs them."""
 
+    variant = Variant(
+        differs_in=(
+            ApprovalContract,
+            CheckpointContract,
+            FencingContract,
+            MessageContract,
+            OperationContract,
+            RunContract,
+            SavingContract,
+            SessionContract,
+            StagingContract,
+            StatusContract,
+            StepContract,
+            VersionContract,
+        )
+    )
+
     @pytest.fixture(autouse=True)
-    def no_fast_paths(self, postgres_db: CommittedDatabase) -> Iterator[None]:
-        self.database = postgres_db
+    def no_fast_paths(self, sound_postgres: CommittedDatabase) -> Iterator[None]:
+        self.database = sound_postgres
         with override_settings(HELIX_STORE={"FAST_PATHS": False}):
             yield
-        assert broken_invariants(postgres_db) == []

@@ -11,10 +11,16 @@ from django.test.utils import CaptureQueriesContext
 
 from helix_store.stores import DatabaseLockManager
 from helix_store.testing import LockManagerContract
+from helix_store.testing.locks import AsyncLockContract, LockArgumentContract
 from tests.databases import CommittedDatabase
+
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 class TestDatabaseLockManager(LockManagerContract):
+    # They are above the back end.
+    same_on_each_database = (AsyncLockContract, LockArgumentContract)
+
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:
         self.database = committed_db

@@ -7,6 +7,8 @@ import pytest
 from helix_store.stores import InMemoryLockManager, InMemoryStateStore, MemoryWorld
 from helix_store.testing import LockManagerContract
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 
 class TestInMemoryLockManager(LockManagerContract):
     @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ import pytest
 from helix_store.core.limits import Limits
 from helix_store.engine.memory import MemoryWorld
 from helix_store.locks.memory import InMemoryLockManager
-from helix_store.sessions.memory.store import InMemoryStateStore
-from helix_store.testing import StateStoreContract
+from helix_store.stores.memory import InMemoryStateStore
+from helix_store.testing import PostContract, StateStoreContract
 from helix_store.testing.state_store.samples import full_session
 
 
-class TestInMemoryStateStore(StateStoreContract):
+class TestInMemoryStateStore(PostContract, StateStoreContract):
     @pytest.fixture(autouse=True)
     def one_world(self) -> None:
         self.world = MemoryWorld()

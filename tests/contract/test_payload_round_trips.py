@@ -11,8 +11,8 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.core.types import StagedChanges, SubSessionRef
 from helix_store.exceptions import HelixStoreError
-from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.memory import InMemoryStateStore
 from helix_store.testing.state_store.payloads import ENTRANCES
 from helix_store.testing.state_store.samples import (
     commit_step,

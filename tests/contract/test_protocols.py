@@ -8,13 +8,9 @@ from typing import assert_type
 import pytest
 
 from helix_store import (
-    AsyncStateStore,
-    ChunkReader,
-    ChunkWriter,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
-    HeldLock,
     InMemoryLockManager,
     InMemoryStateStore,
     InMemoryStreamManager,
@@ -22,21 +18,19 @@ from helix_store import (
     NoOpLockManager,
     SessionState,
     StateStore,
-    StreamManager,
 )
 from helix_store.core.contracts import REQUIRED_METHODS
+from helix_store.core.manager_contracts import ChunkReader, ChunkWriter, HeldLock, StreamManager
 
 
-def test_the_async_half_has_each_call_with_the_same_parameters_and_result() -> None:
-    calls = [name for name in vars(StateStore) if not name.startswith("_")]
-    twins = [name for name in vars(AsyncStateStore) if not name.startswith("_")]
-    assert twins == [f"a{name}" for name in calls]
-    assert set(REQUIRED_METHODS) == {*calls, *twins}
+def test_each_call_of_a_state_store_is_required_with_its_async_version() -> None:
+    calls = [name for name in REQUIRED_METHODS if f"a{name}" in REQUIRED_METHODS]
+    assert list(REQUIRED_METHODS) == [*calls, *(f"a{name}" for name in calls)]
+    assert {name for name in vars(StateStore) if not name.startswith("_")} == set(REQUIRED_METHODS)
     for name in calls:
-        call = inspect.signature(getattr(StateStore, name))
-        twin = inspect.signature(getattr(AsyncStateStore, f"a{name}"))
-        assert twin.parameters == call.parameters, name
-        assert twin.return_annotation.removeprefix("Async") == call.return_annotation, name
+        call, version = getattr(StateStore, name), getattr(StateStore, f"a{name}")
+        assert version.__name__ == f"a{name}"
+        assert inspect.signature(version).parameters == inspect.signature(call).parameters, name
 
 
 @pytest.mark.parametrize(
@@ -93,3 +87,9 @@ def test_the_database_classes_follow_the_protocols() -> None:
         "LockManager",
         "StreamManager",
     ]
+
+
+@pytest.mark.parametrize("given", [{"agent": "a"}, {"agent_type": "a", "tag": "t"}], ids=str)
+def test_a_list_of_sessions_takes_only_the_filters_of_the_contract(given: dict[str, str]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        InMemoryStateStore().list_sessions(**given)  # type: ignore[arg-type]

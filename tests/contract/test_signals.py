@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Final
 
 import pytest
@@ -12,7 +13,7 @@ from django.db import connections, transaction
 from django.dispatch import Signal
 from django.test.utils import override_settings
 
-from helix_store import signals
+from helix_store import announce_due_posts, signals
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.database import DatabaseCleanup
@@ -27,7 +28,8 @@ from tests.databases import ALIASES, CommittedDatabase
 
 Store = DatabaseStateStore | InMemoryStateStore
 
-NAMES: Final = ("session_answered", "session_failed", "session_finished", "session_expired")
+MESSAGE: Final = {"role": "user", "content": "hello"}
+NAMES: Final = ("session_answered", "session_failed", "session_finished", "session_expired", "session_posted")
 
 
 @pytest.fixture(params=["memory", *ALIASES, *(f"{name} portable" for name in ALIASES)])
@@ -65,6 +67,62 @@ def sent() -> Iterator[list[tuple[str, str]]]:
     yield received
     for name, receive in receivers.items():
         assert getattr(signals, name).disconnect(receive)
+
+
+# --- Posts -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def announced() -> Iterator[list[tuple[str, str, str | None]]]:
+    """What `session_posted` said: session, post, author."""
+    said: list[tuple[str, str, str | None]] = []
+
+    def receive(session_id: str, post_id: str, author: str | None, **_: Any) -> None:
+        said.append((session_id, post_id, author))
+
+    signals.session_posted.connect(receive)
+    yield said
+    assert signals.session_posted.disconnect(receive)
+
+
+def test_a_due_post_is_announced_once(store: Store, session_id: str, announced: list[Any]) -> None:
+    post = store.post_message(session_id, MESSAGE, key="key", author="ada")
+    store.post_message(session_id, MESSAGE, key="key", author="ada")
+    store.post_message(session_id, MESSAGE, not_before=moments.now() + timedelta(hours=1))
+    assert announced == [(session_id, post.post_id, "ada")]
+
+
+def test_a_post_is_announced_after_the_commit(
+    database_store: DatabaseStateStore, announced: list[Any]
+) -> None:
+    session_id = database_store.create_session(agent_type="agent").session_id
+    with transaction.atomic(using=database_store.alias):
+        database_store.post_message(session_id, MESSAGE)
+        assert announced == []
+    assert len(announced) == 1
+    with transaction.atomic(using=database_store.alias):
+        database_store.post_message(session_id, MESSAGE)
+        transaction.set_rollback(True, using=database_store.alias)
+    assert len(announced) == 1
+    assert len(database_store.list_posts(session_id).items) == 1
+
+
+def test_due_posts_of_every_tenant_are_announced_once_for_each_session(
+    database_store: DatabaseStateStore, announced: list[Any]
+) -> None:
+    other = DatabaseStateStore(database_store.alias, tenant=f"{database_store.tenant}-other")
+    expected = []
+    for store in (database_store, other):
+        session_id = store.create_session(agent_type="agent").session_id
+        first = store.post_message(session_id, MESSAGE, not_before=1_600_000_000_000, author="ada")
+        store.post_message(session_id, MESSAGE)
+        expected.append((session_id, first.post_id, "ada"))
+    announced.clear()
+    assert announce_due_posts(using=other.alias, tenant=other.tenant) == 1
+    assert announced == expected[1:]
+    announced.clear()
+    assert announce_due_posts(using=other.alias) >= 2
+    assert set(expected) <= set(announced)
 
 
 # --- The end of a session ---------------------------------------------------------------------------

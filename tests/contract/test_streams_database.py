@@ -14,7 +14,15 @@ from django.test.utils import CaptureQueriesContext
 from helix_store.core.limits import Limits
 from helix_store.stores import DatabaseLockManager, DatabaseStreamManager
 from helix_store.testing import StreamManagerContract
+from helix_store.testing.streams import (
+    ReadingContract,
+    StreamArgumentContract,
+    StreamFencingContract,
+    StreamLifeContract,
+    WritingContract,
+)
 from tests.databases import CommittedDatabase
+from tests.selection import Variant
 
 
 class DatabaseStreams(StreamManagerContract):
@@ -48,12 +56,18 @@ class DatabaseStreams(StreamManagerContract):
 
 
 class TestDatabaseStreamManager(DatabaseStreams):
+    # They are above the back end.
+    same_on_each_database = (StreamArgumentContract,)
+
     @pytest.fixture(autouse=True)
     def committed_database(self, committed_db: CommittedDatabase) -> None:
         self.database = committed_db
 
 
+@pytest.mark.thorough
 class TestDatabaseStreamManagerWithoutNotifications(DatabaseStreams):
+    variant = Variant(differs_in=(ReadingContract,))
+
     @pytest.fixture(autouse=True)
     def committed_database(self, postgres_db: CommittedDatabase) -> Iterator[None]:
         self.database = postgres_db
@@ -61,8 +75,11 @@ class TestDatabaseStreamManagerWithoutNotifications(DatabaseStreams):
             yield
 
 
+@pytest.mark.thorough
 class TestDatabaseStreamManagerWithoutFastPaths(DatabaseStreams):
     """The portable forms on PostgreSQL; on SQLite every test runs them."""
+
+    variant = Variant(differs_in=(StreamFencingContract, StreamLifeContract, WritingContract))
 
     @pytest.fixture(autouse=True)
     def committed_database(self, postgres_db: CommittedDatabase) -> Iterator[None]:
@@ -71,8 +88,12 @@ class TestDatabaseStreamManagerWithoutFastPaths(DatabaseStreams):
             yield
 
 
+@pytest.mark.thorough
 class TestDatabaseStreamManagerInATransaction(DatabaseStreams):
     """In the caller's transaction, as in a test of a Django project: what is not committed is read too."""
+
+    variant = Variant(differs_in=(ReadingContract, StreamLifeContract, WritingContract))
+    same_on_each_database = variant.differs_in
 
     @pytest.fixture(autouse=True)
     def open_transaction(self, committed_db: CommittedDatabase) -> Iterator[None]:

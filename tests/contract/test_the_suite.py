@@ -15,8 +15,8 @@ from helix_store.core.contracts import (
     StateStore,
     require_state_store,
 )
-from helix_store.sessions.memory.store import InMemoryStateStore
 from helix_store.stores import DatabaseStateStore
+from helix_store.stores.memory import InMemoryStateStore
 from helix_store.testing import StateStoreContract
 from tests.contract.faulty_stores import FAULTS
 
@@ -30,7 +30,7 @@ settings.configure(SECRET_KEY="for this test", INSTALLED_APPS=["helix_store"])
 django.setup()
 """
 OWN_STORE = """
-from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.stores.memory import InMemoryStateStore
 from helix_store.engine.memory import MemoryWorld
 from helix_store.testing import StateStoreContract
 

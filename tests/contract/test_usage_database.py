@@ -17,6 +17,7 @@ from helix_store.testing.usage import (
     RecordingContract,
     RollupContract,
     TimeSeriesContract,
+    UsageArgumentContract,
     UsageDeletionContract,
     UsageEntryContract,
     UsageQueryContract,
@@ -25,6 +26,7 @@ from helix_store.testing.usage import (
     UsageTreeContract,
 )
 from tests.databases import CommittedDatabase
+from tests.selection import Variant
 
 
 class OnADatabase(UsageTests):
@@ -51,7 +53,11 @@ class OnADatabase(UsageTests):
 class TestDatabaseUsageStore(OnADatabase, UsageStoreContract):
     """Each call is a transaction."""
 
+    # They are above the back end.
+    same_on_each_database = (AsyncUsageContract, UsageArgumentContract)
 
+
+@pytest.mark.thorough
 class TestDatabaseUsageStoreInACallersTransaction(
     OnADatabase,
     RecordingContract,
@@ -69,6 +75,9 @@ class TestDatabaseUsageStoreInACallersTransaction(
     Arguments are left out: they are refused before there is a transaction.
     """
 
+    variant = Variant(differs_in=(RecordingContract, UsageEntryContract, UsageDeletionContract))
+    same_on_each_database = variant.differs_in
+
     @pytest.fixture(autouse=True)
     def callers_transaction(self, committed_database: None) -> Iterator[None]:
         with transaction.atomic(using=self.database.alias):
@@ -79,8 +88,11 @@ class TestDatabaseUsageStoreInACallersTransaction(
         pytest.skip("other threads cannot see what the caller's transaction has not committed")
 
 
+@pytest.mark.thorough
 class TestDatabaseUsageStoreWithoutFastPaths(OnADatabase, RecordingContract):
-    """Recording where nothing is prepared."""
+    """Recording on PostgreSQL where nothing is prepared; on SQLite nothing ever is."""
+
+    same_on_each_database = (RecordingContract,)
 
     @pytest.fixture(autouse=True)
     def no_fast_paths(self) -> Iterator[None]:

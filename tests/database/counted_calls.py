@@ -17,6 +17,7 @@ from helix_store.core.types import SessionState, SessionStatus, StepInfo
 from helix_store.handles import SessionHandle
 from helix_store.items import ItemLog
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -36,6 +37,7 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "locks": DatabaseLockManager,
     "lock": Lock,
     "usage": DatabaseUsageStore,
+    "budgets": DatabaseBudgetStore,
     "streams": DatabaseStreamManager,
     "stream writer": StreamWriter,
     "graph": GraphCheckpointStore,
@@ -45,6 +47,7 @@ CLASSES: Final[dict[str, type[Any]]] = {
 }
 
 _ASK: Final = {"tool_name": "ask"}
+_APPROVE: Final = {"tool_name": "pay", "approval_id": "approved"}
 _MESSAGE: Final = {"role": "user", "content": "hello"}
 _CHUNK: Final = {"type": "text_delta", "delta": "word"}
 _STAGED_CHANGE: Final = {"merge_changes": {"notes": [1]}}
@@ -92,7 +95,9 @@ class Faces:
 
     @property
     def saved(self) -> SessionState:
-        return SessionState(session_id="s", agent_type="t")
+        # The owners as loaded: a step that would drop some takes more statements.
+        owners = {"open": "s", "answered": "s"}
+        return SessionState(session_id="s", agent_type="t", client_tool_call_ownership=owners)
 
     @property
     def checkpoint_id(self) -> str:
@@ -126,6 +131,14 @@ class Faces:
         usage.record_entries([custom("root", id="known"), custom("leaf"), custom("gone")])
         store.delete_session("gone", keep_usage=True)
         return usage
+
+    @cached_property
+    def budgets(self) -> DatabaseBudgetStore:
+        """``cap`` of the tenant, which has spent something."""
+        self.usage.record_entry(custom("root", cost_usd="0.5"))
+        budgets: DatabaseBudgetStore = self._of(DatabaseBudgetStore)
+        budgets.set_budget("cap", scope="tenant", limit_usd=1_000)
+        return budgets
 
     @cached_property
     def streams(self) -> DatabaseStreamManager:
@@ -189,9 +202,11 @@ class Faces:
         return claim
 
 
-def _drive(session: SessionHandle, *, steps: int, spends: bool = False, waits: bool = False) -> None:
+def _drive(
+    session: SessionHandle, *, steps: int, spends: bool = False, waits: bool = False, **estimates: Any
+) -> None:
     """A turn of some steps that say something."""
-    with session.turn() as turn:
+    with session.turn(**estimates) as turn:
         for number in range(steps):
             if spends:
                 turn.tokens(model="m", prompt=1)
@@ -277,8 +292,28 @@ def _async_of(face: str, method: str, *arguments: Any, **options: Any) -> Callab
     return lambda faces: partial(async_to_sync(getattr(getattr(faces, face), method)), *arguments, **options)
 
 
+def _approval(faces: Faces) -> Call:
+    """The first one of the two that the call needs."""
+    faces.store.add_pending_tool_calls("s", {"approved": {**_APPROVE, "approvals": 2}})
+    answer: dict[str, Any] = {"approved": True, "approval_id": "approved", "actor": "ann"}
+    return partial(faces.store.submit_tool_result, "s", "approved", **answer)
+
+
+def _counted_entry(faces: Faces) -> Call:
+    _ = faces.budgets
+    return partial(faces.usage.record_entry, custom("root", cost_usd="0.5"))
+
+
 def _of_store(method: str, *arguments: Any, **options: Any) -> Callable[[Faces], Call]:
     return _of("store", method, "s", *arguments, **options)
+
+
+def _behind_a_post(method: str, *arguments: Any, **options: Any) -> Callable[[Faces], Call]:
+    def prepared(faces: Faces) -> Call:
+        faces.store.post_message("s", _MESSAGE, key="key")
+        return partial(getattr(faces.store, method), *arguments, **options)
+
+    return prepared
 
 
 _STORE: Final[Calls] = {
@@ -344,6 +379,7 @@ _STORE: Final[Calls] = {
     "add_pending_tool_calls of a child": _of("store", "add_pending_tool_calls", "child", {"new": _ASK}),
     "submit_tool_result": _of_store("submit_tool_result", "open", result=1),
     "submit_tool_result through a child": _of("store", "submit_tool_result", "child", "open", result=1),
+    "submit_tool_result with one of two approvals": _approval,
     "submit_tool_result too late": _of_store("submit_tool_result", "answered", result=1),
     "take_tool_results": _of_store("take_tool_results"),
     "find_expired_pending": _of("store", "find_expired_pending"),
@@ -355,6 +391,16 @@ _STORE: Final[Calls] = {
         "suspend", kind="suspended_client_tool", context={}, pending={"new": _ASK}
     ),
     "resume": _of("store", "resume", "suspended"),
+    "post_message": _of_store("post_message", _MESSAGE),
+    "post_message behind other posts": _behind_a_post("post_message", "s", _MESSAGE, key="new"),
+    "post_message again": _behind_a_post("post_message", "s", _MESSAGE, key="key"),
+    "list_posts": _behind_a_post("list_posts", "s"),
+    "withdraw_post": lambda faces: partial(
+        faces.store.withdraw_post, "s", faces.store.post_message("s", _MESSAGE).post_id
+    ),
+    "receive_posts": _behind_a_post("receive_posts", "s"),
+    "receive_posts without due posts": _of_store("receive_posts"),
+    "find_due_posts": _behind_a_post("find_due_posts"),
 }
 
 
@@ -372,8 +418,26 @@ def _handles_step(faces: Faces, *, stages: bool = False, waits: bool = False) ->
     return make
 
 
+def _step_that_uses_an_approval(faces: Faces) -> Call:
+    session = faces.handle
+    session.store.add_pending_tool_calls(session.id, {"approved": _APPROVE})
+    session.store.submit_tool_result(session.id, "approved", approved=True, approval_id="approved")
+
+    def make() -> None:
+        with session.step() as step:
+            step.say(_MESSAGE)
+            step.use_approval("approved")
+
+    return make
+
+
 def _turn(faces: Faces, **options: Any) -> Call:
     return partial(_drive, faces.handle, **options)
+
+
+def _turn_with_a_budget(faces: Faces, **options: Any) -> Call:
+    _ = faces.budgets
+    return partial(_drive, faces.handle, steps=6, **options)
 
 
 def _turn_while_waiting(faces: Faces) -> Call:
@@ -412,6 +476,8 @@ _HANDLE: Final[Calls] = {
     "messages": _of("handle", "messages"),
     "messages of the end": _of("handle", "messages", last=2),
     "say": _of("handle", "say", _MESSAGE),
+    "post": _of("handle", "post", _MESSAGE),
+    "posts": _of("handle", "posts"),
     "update": _of("handle", "update", lambda state: None),
     "branch": _of("handle", "branch"),
     "rewind": lambda faces: partial(faces.handle.rewind, faces.handles_checkpoint_id),
@@ -422,11 +488,16 @@ _HANDLE: Final[Calls] = {
     "step": _handles_step,
     "step with staged changes": partial(_handles_step, stages=True),
     "step that waits": partial(_handles_step, waits=True),
+    "step that uses an approval": _step_that_uses_an_approval,
     "turn without a step": partial(_turn, steps=0),
     "turn of one step": partial(_turn, steps=1),
     "turn of two steps": partial(_turn, steps=2),
     "turn of six steps": partial(_turn, steps=6),
     "turn of six steps that spend tokens": partial(_turn, steps=6, spends=True),
+    "turn of six steps with a budget": partial(_turn_with_a_budget, spends=True),
+    "turn of six steps with a budget and an estimate": partial(
+        _turn_with_a_budget, spends=True, estimate_usd=1
+    ),
     "turn of one step that waits": partial(_turn, steps=1, waits=True),
     "turn without a step of a new session": _first_turn,
     "turn without a step after a dead worker": _turn_after_a_dead_worker,
@@ -460,6 +531,7 @@ _USAGE: Final[Calls] = {
     "record_entry": _of("usage", "record_entry", custom("root")),
     "record_entry of a known id": _of("usage", "record_entry", custom("root", id="known")),
     "record_entries of a thousand": _of("usage", "record_entries", [custom("root")] * 1_000),
+    "record_entry that a budget counts": _counted_entry,
     "get_entries": _of("usage", "get_entries", "root"),
     "get_rollup": _of("usage", "get_rollup", "root"),
     "get_rollup of a tree": _of("usage", "get_rollup", "root", include_sub_agents=True),
@@ -469,6 +541,15 @@ _USAGE: Final[Calls] = {
     "query_usage": _of("usage", "query_usage"),
     "query_usage without a count": _of("usage", "query_usage", count=False),
     "timeseries": _of("usage", "timeseries", date_from=0, date_to=NOON),
+}
+
+_BUDGETS: Final[Calls] = {
+    "set_budget": _of("budgets", "set_budget", "new", scope="user", period="day", limit_usd=1),
+    "set_budget of a known name": _of("budgets", "set_budget", "cap", scope="tenant", limit_usd=1),
+    "get_budget": _of("budgets", "get_budget", "cap"),
+    "list_budgets": _of("budgets", "list_budgets"),
+    "delete_budget": _of("budgets", "delete_budget", "cap"),
+    "status": _of("budgets", "status", "cap"),
 }
 
 _STREAMS: Final[Calls] = {
@@ -567,6 +648,7 @@ CALLS: Final[dict[str, Calls]] = {
     "locks": _LOCKS,
     "lock": _LOCK,
     "usage": _USAGE,
+    "budgets": _BUDGETS,
     "streams": _STREAMS,
     "stream writer": _WRITER,
     "graph": _GRAPH,

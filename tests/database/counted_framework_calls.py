@@ -61,7 +61,7 @@ _OPENAI: Final[Calls] = {
 
 def _states(database: CommittedDatabase) -> RunStateStore:
     states = RunStateStore(database.alias, tenant=database.tenant)
-    states.save("openai", "a run", state_id="waiting")
+    states.save("openai", "{}", state_id="waiting")
     return states
 
 
@@ -72,7 +72,7 @@ def _claimed(database: CommittedDatabase) -> Any:
 
 
 _RUN_STATES: Final[Calls] = {
-    "save": _of(_states, lambda states: states.save("openai", "another run")),
+    "save": _of(_states, lambda states: states.save("openai", '{"run": 2}')),
     "load": _of(_states, lambda states: states.load("openai", "waiting")),
     "waiting": _of(_states, lambda states: states.waiting("openai")),
     "claim": _of(_states, lambda states: states.claim("openai", "waiting", resumer="worker")),

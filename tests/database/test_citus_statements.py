@@ -41,7 +41,7 @@ IN_ONE_STATEMENT: Final = {
 }
 """Sent where `Database.has_fast_writes` only, as are those of `fast_statements`."""
 
-NO_QUERY: Final = ("SET ", "BEGIN", "ROLLBACK")
+NO_QUERY: Final = ("SET ", "BEGIN", "ROLLBACK", "LOCK TABLE ")
 
 
 def named_statements() -> Iterator[tuple[str, Statement]]:

@@ -19,6 +19,8 @@ from helix_store.stores import DatabaseLockManager, DatabaseStateStore, Lock
 from tests.database.separate import separate_connection
 from tests.databases import CommittedDatabase
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MESSAGE = {"role": "user", "content": "hello"}
 
 

@@ -388,10 +388,11 @@ def test_a_holder_refreshes_and_releases_while_its_own_guarded_write_is_open(
     assert acquired(locks).fencing_token == 2
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_keep_alive_stops_inside_a_transaction_that_holds_the_row(
     impatient: CommittedDatabase, locks: DatabaseLockManager, store: DatabaseStateStore
 ) -> None:
-    lock = locks.acquire("session", ttl_ms=300)
+    lock = locks.acquire("session", ttl_ms=1_500)
     assert lock is not None
     first_end = lock.expires_at
     with transaction.atomic(using=impatient.alias):

@@ -74,6 +74,27 @@ def test_a_hook_that_fails_after_the_commit_does_not_repeat_the_write(postgres_d
     assert write.stored() == ["run 1"]
 
 
+def test_a_dry_run_stores_nothing_and_calls_no_hook(committed_db: CommittedDatabase) -> None:
+    write = Write(committed_db, hook=True)
+    with write.db.rolled_back():
+        assert write.db.transaction(write.body) == 1
+        assert write.stored() == ["run 1"]
+    assert write.stored() == []
+
+
+def test_a_dry_run_that_fails_ends_with_its_own_error(committed_db: CommittedDatabase) -> None:
+    write = Write(committed_db)
+
+    def fail() -> None:
+        with write.db.rolled_back():
+            write.db.transaction(write.body)
+            raise StoreBusy
+
+    with pytest.raises(StoreBusy):
+        fail()
+    assert write.stored() == []
+
+
 def test_reads_of_one_moment_end_with_their_own_error_when_sqlite_has_rolled_back(
     sqlite_db: CommittedDatabase,
 ) -> None:

@@ -24,7 +24,7 @@ from helix_store.testing.usage.base import (
     tokens,
     tool,
 )
-from tests.databases import ALIASES, close_connections, fresh_tenant
+from tests.databases import ALIASES, close_connections, forget_statistics, fresh_tenant
 
 TRANSACTION_CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
 DAY = 24 * 60 * 60 * 1_000
@@ -85,6 +85,7 @@ def ledger(
             ledger.sessions.delete_session("root")
             for session in ledger.sessions.list_sessions(limit=200, count=False).sessions:
                 ledger.sessions.delete_session(session.session_id)
+            forget_statistics(ledger.alias)
             close_connections()
 
 
@@ -244,6 +245,9 @@ def test_a_page_far_from_the_first_one_starts_where_the_last_one_ended(ledger: L
 def test_statements_of(ledger: Ledger, name: str, expected: int, call: Call) -> None:
     ledger.usage.record_entry(custom("root", id="known"))
     sent = ledger.statements(call)
+    if name == "delete" and connections[ledger.alias].vendor == "sqlite":
+        # It asks first whether budgets count the entries; PostgreSQL does so while it deletes.
+        expected += 1
     assert len(sent) == expected, sent
 
 
@@ -267,7 +271,9 @@ def test_entries_of_very_many_sessions_find_them_in_one_statement(ledger: Ledger
         with pytest.raises(SessionNotFound):
             usage.record_entries(custom(f"unknown-{number}") for number in range(33_000))
 
-    assert len([statement for statement in ledger.statements(refused) if "SELECT" in statement]) == 1
+    selects = [statement for statement in ledger.statements(refused) if "SELECT" in statement]
+    # What finds nothing asks whether the tenant was moved.
+    assert len([statement for statement in selects if "helix_fence" not in statement]) == 1
 
 
 def test_an_unknown_session_costs_no_insertion_of_others(ledger: Ledger) -> None:
@@ -275,7 +281,7 @@ def test_an_unknown_session_costs_no_insertion_of_others(ledger: Ledger) -> None
         with pytest.raises(SessionNotFound):
             usage.record_entries([custom("root"), custom("no session")])
 
-    assert not [statement for statement in ledger.statements(refused) if "INSERT" in statement]
+    assert not [statement for statement in ledger.statements(refused) if "INSERT INTO" in statement]
 
 
 def _scanned_whole(plan: str) -> list[str]:

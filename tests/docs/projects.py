@@ -1,6 +1,6 @@
-"""A page that builds a project: its titled blocks are files, and its console blocks run in one shell.
+"""A page that builds a project: blocks that begin with a file's name are files, console blocks are commands.
 
-A block with the title of a settings module is added to it; any other file is written as the page shows it.
+A block of a settings module is added to it; any other file is written as the page shows it.
 In an output ``…`` stands for what differs: on a line of its own for any lines, else for a part of the line.
 """
 
@@ -22,7 +22,9 @@ from tests.docs.test_examples import ROOT
 
 __all__ = ["Command", "File", "Project", "blocks_of", "stages_of"]
 
-_BLOCK: Final = re.compile(r"^```(python title=\"([\w/.]+)\"|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(
+    r"^```(?:python\n(?=# ([\w/]+\.py)\n)|console\n)(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _DONE: Final = "The command has ended with code"
 _TIMEOUT_SECONDS: Final = 120
 
@@ -52,8 +54,8 @@ Block: TypeAlias = File | Command
 
 def blocks_of(text: str) -> Iterator[Block]:
     """The files and the commands of a page, in their order."""
-    for fence, path, body in _BLOCK.findall(text):
-        if fence == "console":
+    for path, body in _BLOCK.findall(text):
+        if not path:
             for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
                 yield Command(command, output)
         else:

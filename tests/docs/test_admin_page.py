@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from helix_store.actions.upkeep import CLEAN_UP, FORCE_RELEASE, PRUNE_STREAMS
+from helix_store.admin import BudgetAdmin, SessionAdmin
 from helix_store.admin.sections import SECTIONS
-from helix_store.admin.session_operations import SESSION_OPERATIONS
-from helix_store.admin.upkeep_operations import CLEAN_UP, FORCE_RELEASE, PRUNE_STREAMS
 from helix_store.models import Session
 from tests.docs.test_examples import ROOT
 
@@ -21,17 +21,18 @@ def _rows(heading: str) -> list[list[str]]:
 
 
 def test_the_table_of_sections_is_that_of_the_page() -> None:
+    of_several = {"items": "items, or rows of another app", "conversation": "messages, or rows of an adapter"}
     shown = {
-        section.name: "items, or rows of another app"
-        if section.name == "items"
-        else " and ".join(str(model._meta.verbose_name_plural) for model in section.needs or (Session,))
+        section.name: of_several.get(section.name)
+        or " and ".join(str(model._meta.verbose_name_plural) for model in section.needs or (Session,))
         for section in SECTIONS
     }
     assert {row[0].strip("`"): row[2] for row in _rows("The page of a session")} == shown
 
 
 def test_the_table_of_operations_is_that_of_the_admin() -> None:
-    operations = (*SESSION_OPERATIONS, FORCE_RELEASE, CLEAN_UP, PRUNE_STREAMS)
+    of_budgets = (*BudgetAdmin.row_operations, *BudgetAdmin.table_operations)
+    operations = (*SessionAdmin.row_operations, *of_budgets, FORCE_RELEASE, CLEAN_UP, PRUNE_STREAMS)
     named = {
         row[0].strip("`"): (row[2].strip("`"), row[3] == "yes", bool(re.search("changed|another", row[4])))
         for row in _rows("Operations")

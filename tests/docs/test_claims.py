@@ -17,12 +17,14 @@ from typing import Any, Final
 import pytest
 from django.core.management import CommandParser, get_commands, load_command_class
 
+import helix_store
 from helix_store import checks, conf
 from helix_store.core.streams import StreamOptions
 from helix_store.doctor import RULES
 from tests.docs.projects import File, blocks_of
 from tests.docs.test_examples import BLOCK, PAGES, ROOT, default_database
 from tests.processes import WorkerProcess
+from tests.test_layout import ALL_NAMES
 
 __all__ = ["default_database"]
 
@@ -38,6 +40,10 @@ COMMANDS_OF_PACKAGES: Final = {"db_worker"}
 """Of packages that a page says to install; ``test_projects`` runs them."""
 
 CODE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+IMPORT: Final = re.compile(r"^ *from (helix_store[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+PUBLIC_PATHS: Final = {(path, name) for (path, _), names in ALL_NAMES.items() for name in names.split()} | {
+    ("helix_store", name) for name in helix_store.__all__
+}
 
 
 @EVERY_PAGE
@@ -46,6 +52,16 @@ def test_commands_that_a_page_names_are_registered(page: Path) -> None:
     named = re.findall(r"manage\.py ([a-z]\w+)", text)
     named += [name for name in re.findall(r"\bhelix_[a-z]\w*", text) if not name.startswith("helix_store")]
     assert set(named) - get_commands().keys() - COMMANDS_OF_PAGES - COMMANDS_OF_PACKAGES == set()
+
+
+@EVERY_PAGE
+def test_a_page_imports_from_public_paths_only(page: Path) -> None:
+    imported = {
+        (path, name)
+        for path, names in IMPORT.findall(page.read_text())
+        for name in re.findall(r"\w+", re.sub(r" as \w+|#.*", "", names))
+    }
+    assert imported - PUBLIC_PATHS == set()
 
 
 @pytest.mark.parametrize(

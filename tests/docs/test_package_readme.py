@@ -30,6 +30,6 @@ def test_the_readme_of_the_package_has_no_relative_link(tmp_path: Path) -> None:
     assert [link for link in _LINK.findall(shown) if not link.startswith(("https:", "http:"))] == []
     relative = [link for link in _LINK.findall((ROOT / "README.md").read_text()) if ":" not in link]
     assert "docs/tutorial.md" in relative
-    pages = [path for path in relative if not path.endswith(".png")]
+    pages = [path.partition("#")[0] for path in relative if not path.endswith(".png")]
     assert [path for path in pages if f"`{path}`" not in shown] == []
     assert "![" not in shown

@@ -1,4 +1,4 @@
-"""The examples that a reader copies first pass a strict type check."""
+"""Strict type checks of the public names, the dicts that calls take, and the examples that readers copy."""
 
 from __future__ import annotations
 
@@ -32,12 +32,76 @@ def test_the_files_of_the_tutorial_pass_strict_type_checks_at_each_stage(stage: 
     require_strict_types(*files)
 
 
+def test_strict_type_checks_know_the_names_and_no_other(tmp_path: Path) -> None:
+    program = """
+from typing import assert_type
+from helix_store import DatabaseStateStore, Mispelt, SessionState, StateStore, expired_session_cleanup
+
+store: StateStore = DatabaseStateStore()
+assert_type(store.load_state("a"), SessionState | None)
+assert_type(expired_session_cleanup().marked, int)
+"""
+    (error,) = _type_errors(program, tmp_path)
+    assert 'Module "helix_store" has no attribute "Mispelt"' in error
+
+
+def test_dicts_pass_strict_type_checks_and_mispelt_keys_do_not(tmp_path: Path) -> None:
+    program = """
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from helix_store import DatabaseStateStore, DatabaseUsageStore, StepInfo
+from helix_store.core.dicts import MessageDict, StagedChangesDict, ToolCallDict, UsageEntryDict
+
+store = DatabaseStateStore()
+state = store.create_session(agent_type="agent", expires_at=datetime.now(UTC))
+inferred = [{"role": "user", "content": "Hello."}]
+given: dict[str, Any] = {"role": "user"}
+typed: MessageDict = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
+store.append_messages("a", [{"role": "user", "content": "Hello.", "key of a provider": 1}])
+store.append_messages("a", inferred)
+store.append_messages("a", [given, typed])
+store.save_state_and_promote_staging("a", state, [typed], StepInfo("step", step_count=1))
+call: ToolCallDict = {"tool_name": "ask", "deadline": timedelta(days=7), "on_expiry": {"result": None}}
+store.add_pending_tool_calls("a", {"call-1": call, "call-2": {"tool_name": "ask", "note": 1}})
+store.suspend("a", kind="suspended_client_tool", context={}, pending={"call-3": {"tool_name": "ask"}})
+staged: StagedChangesDict = {
+    "tool_call_id": "a", "patches": [{"op": "move", "from": "/a", "path": ["b", 0]}]
+}
+store.stage_changes("a", "step", staged)
+store.stage_changes("a", "step", {"tool_call_id": "a", "merge_changes": {"order": 1}})
+entry: UsageEntryDict = {
+    "kind": "tool", "session_id": "a", "step_count": 1, "timestamp": datetime.now(UTC),
+    "source": {"type": "agent", "name": "a"}, "tool_name": "ask", "success": True,
+    "duration_ms": timedelta(seconds=1),
+}
+DatabaseUsageStore().record_entries([entry, {**entry, "id": "b"}])
+with store.session("a").step() as step:
+    step.say(typed, {"role": "user"})
+    step.wait_for({"call-4": {"tool_name": "ask", "deadline": timedelta(days=7), "on_expiry": "reject"}})
+
+wrong: MessageDict = {"rule": "user"}
+"""
+    missing, extra = _type_errors(program, tmp_path)
+    assert 'Missing key "role"' in missing
+    assert 'Extra key "rule"' in extra
+
+
 def require_strict_types(*files: Path) -> None:
-    checked = subprocess.run(
+    checked = _checked(*files)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def _type_errors(program: str, folder: Path) -> list[str]:
+    file = folder / "program.py"
+    file.write_text(program)
+    return [line for line in _checked(file).stdout.splitlines() if "error:" in line]
+
+
+def _checked(*files: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", *map(str, files)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -129,6 +129,23 @@ FIXABLE: Final = (
         name="deadline-off, without a call",
     ),
     Planted(
+        rule="next-post-off",
+        table="session",
+        sql="UPDATE [session] SET next_post_at = NULL WHERE id = [=root]",
+        name="next-post-off, none",
+    ),
+    Planted(
+        rule="next-post-off",
+        table="session",
+        sql="UPDATE [session] SET next_post_at = '2020-01-01 00:00:00' WHERE id = [=branch]",
+        name="next-post-off, without a post",
+    ),
+    Planted(
+        rule="budget-counter-off",
+        table="budget_counter",
+        sql="UPDATE [budget_counter] SET spent_tokens = spent_tokens + 1 WHERE name = 'all'",
+    ),
+    Planted(
         rule="current-mistaken",
         table="session",
         sql="UPDATE [session] SET current_is_checkpoint = FALSE, base_key = NULL WHERE id = [=steps]",

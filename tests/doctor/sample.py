@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 
 from example_project.transcripts import read_transcripts, replay
 from helix_store.core.types import StepInfo
-from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager
+from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseStreamManager, Store
 from helix_store.testing.usage.base import custom
 from tests.databases import CommittedDatabase
 from tests.security.damaged_world import World
@@ -34,6 +34,9 @@ def write_sample(database: CommittedDatabase) -> None:
     store.create_session("gone", agent_type="agent")
     world.usage.record_entry(custom(session_id="gone"))
     store.delete_session("gone", keep_usage=True)
+    budgets = Store(database.alias, tenant=database.tenant).budgets
+    budgets.set_budget("monthly", scope="user", period="month", limit_usd=10)
+    budgets.set_budget("all", scope="tenant", limit_tokens=10)
     locks = DatabaseLockManager(database.alias, tenant=database.tenant)
     assert locks.acquire("steps", owner="worker")
     _write_streams(world.streams)
@@ -63,6 +66,7 @@ def _write_tree(store: DatabaseStateStore) -> None:
         store.add_sub_session_refs(parent, [{"sub_session_id": name, "agent_type": "agent"}])
     calls: dict[str, dict[str, Any]] = {"call-1": {"tool_name": "ask", "deadline": 4_000_000_000_000}}
     store.add_pending_tool_calls("root", calls, owner_session_id="grandchild")
+    store.post_message("root", {"role": "user", "content": "hello"})
 
 
 def _write_streams(streams: DatabaseStreamManager) -> None:

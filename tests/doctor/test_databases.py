@@ -13,8 +13,7 @@ from django.apps import apps
 from django.db import connections, transaction
 from django.test import override_settings
 
-from helix_store import conf
-from helix_store.app_tables import registered_tables
+from helix_store import catalogue, conf
 from helix_store.doctor import Severity, diagnose
 from tests.databases import CommittedDatabase
 from tests.doctor.planting import execute
@@ -150,12 +149,12 @@ def test_only_the_database_that_is_examined_is_spoken_of(
 def test_tables_from_several_schemas_are_found(postgres_db: CommittedDatabase) -> None:
     with transaction.atomic(using=postgres_db.alias):
         execute(postgres_db, "CREATE SCHEMA other")
-        execute(postgres_db, "CREATE TABLE other.helix_store_message (LIKE public.helix_store_message)")
+        execute(postgres_db, "CREATE TABLE other.helix_store_checkpoint (LIKE public.helix_store_checkpoint)")
         execute(postgres_db, "SET LOCAL search_path = other, public")
         (finding,) = diagnose(using=postgres_db.alias, tenant=postgres_db.tenant).findings
         transaction.set_rollback(True, using=postgres_db.alias)
     assert finding.id == "search-path-splits"
-    assert "other.helix_store_message" in [str(each) for each in finding.samples]
+    assert "other.helix_store_checkpoint" in [str(each) for each in finding.samples]
 
 
 def test_a_schema_before_that_of_the_tables_is_found(postgres_db: CommittedDatabase) -> None:
@@ -213,11 +212,7 @@ def test_a_pooler_that_loses_prepared_statements_is_found(
 def test_the_sizes_of_all_tables_are_told(sample: CommittedDatabase) -> None:
     tables = diagnose(using=sample.alias).tables
     assert [size.table for size in tables] == [
-        model._meta.db_table.removeprefix(conf.table_name(""))
-        for model in (
-            *apps.get_app_config("helix_store").get_models(),
-            *(table.model for table in registered_tables()),
-        )
+        table.model._meta.db_table.removeprefix(conf.table_name("")) for table in catalogue.tables()
     ]
     if sample.vendor == "sqlite" and not query(
         sample, "SELECT 1 FROM pragma_module_list WHERE name = 'dbstat'"

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from example_project.agent import Agent, AgentKind, Reply, ToolCall, answer_approval
-from example_project.demo import demonstrate_agent
+from example_project.demo import Emphasis, demonstrate_agent
 from example_project.events import Event
 from example_project.travel import PLANNER, start_trip
 from example_project.worker import run_in_process
@@ -209,7 +209,11 @@ def test_a_killed_worker_leaves_a_session_that_another_process_ends_like_an_undi
 ) -> None:
     store = _store_of(committed_db)
     lines: list[str] = []
-    killed, undisturbed, waiting = demonstrate_agent(store, committed_db.alias, report=lines.append)
+
+    def report(line: str, emphasis: Emphasis = "none") -> None:
+        lines.append(line)
+
+    killed, undisturbed, waiting = demonstrate_agent(store, committed_db.alias, report=report)
     assert killed.same_outcome(undisturbed)
     assert _shape(killed.messages) == CONVERSATION
     assert killed.state.status is SessionStatus.COMPLETED
@@ -220,7 +224,7 @@ def test_a_killed_worker_leaves_a_session_that_another_process_ends_like_an_undi
         (2, RunStatus.SUSPENDED_CLIENT_TOOL),
         (1, RunStatus.INTERRUPTED),
     ]
-    gone = lines.index("The process is gone; another one goes on from what is committed.")
+    gone = lines.index("  SIGKILL: the worker is dead in the middle of step-2, which is not committed.")
     assert "travel-planner step-1: committed as version 3" in "\n".join(lines[:gone])
     assert "travel-planner step-2: committed" not in "\n".join(lines[:gone])
     assert "staged its changes" in lines[gone - 1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
+from example_project.chat.allowance import BUDGET
 from example_project.chat.guide import GUIDE
-from helix_store.stores import DatabaseLockManager, DatabaseStateStore
+from helix_store import Store
+from helix_store.stores import DatabaseStateStore
+from tests.admin.test_clicking import _sign_in
 from tests.asgi_server import serving
 from tests.browser import Browser, chromium
 from tests.databases import CommittedDatabase
@@ -22,6 +24,7 @@ def _clean(committed_db: CommittedDatabase) -> Iterator[None]:
     store = DatabaseStateStore(committed_db.alias)
     for session in store.list_sessions(agent_type=GUIDE).sessions:
         store.delete_session(session.session_id)
+    Store(committed_db.alias).budgets.delete_budget(BUDGET)
 
 
 @pytest.fixture
@@ -30,50 +33,50 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+def _begin(browser: Browser, url: str, text: str) -> str:
+    """Begin a chat, and return its id."""
+    browser.open(f"{url}/chat/")
+    _send(browser, text)
+    browser.until_address(lambda address: "/chat/chat-" in address)
+    return browser.address().rstrip("/").rpartition("/")[2]
+
+
 def _send(browser: Browser, text: str) -> None:
     browser.fill("#compose textarea", text)
     browser.click("#compose button")
 
 
-def _draft(browser: Browser) -> str:
-    return str(browser.run("return document.querySelector('#compose textarea').value"))
+def _until_answered(browser: Browser, *, last: str) -> str:
+    """Wait for the last entry and the end of the turn, and return the text of the page."""
+    browser.until("#transcript li:last-child .text", contains=last)
+    browser.until("#stop", equals="")
+    return browser.text("#transcript")
 
 
-@contextmanager
-def _driven_elsewhere(database: CommittedDatabase, session_id: str) -> Iterator[None]:
-    lock = DatabaseLockManager(database.alias).acquire(session_id)
-    assert lock is not None
-    with lock:
-        yield
-
-
-def _ask_for_a_booking(browser: Browser, url: str) -> None:
-    browser.open(f"{url}/chat/")
-    _send(browser, "Book the early flight for two.")
-    browser.until("#question", contains="May the agent run book_flight?")
+def _messages(database: CommittedDatabase, session_id: str) -> list[tuple[str, str]]:
+    messages = DatabaseStateStore(database.alias).session(session_id).messages()
+    return [(message["role"], message["content"]) for message in messages]
 
 
 def test_a_message_is_answered_while_one_reads_and_a_tool_is_shown(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
     with serving(committed_db) as server:
-        browser.open(f"{server.url}/chat/")
-        _send(browser, "Find me a flight to Lisbon.")
-        browser.until_address(lambda address: "/chat/chat-" in address)
-        browser.until("#transcript li.assistant .text", at_least=1)
+        _begin(browser, server.url, "Find me a flight to Lisbon.")
+        browser.until("#writing li.assistant .text", at_least=1)
         assert browser.text("#transcript li.tool") == ""
         browser.until("#transcript li.tool .text", contains="flight: TP 1357")
-        browser.until("#transcript li:nth-child(4) .text", at_least=20)
+        browser.until("#writing .text", at_least=20)
         # The stream has words of a message that the page now shows as stored.
         browser.reload()
-        browser.until("#transcript li:nth-child(4) .text", contains="Shall I book it?")
-        browser.until("#status", equals="")
-        assert browser.text("#transcript").count("Let me look") == 1
-        live = browser.text("#transcript")
+        live = _until_answered(browser, last="Shall I book it?")
+        assert live.count("Let me look") == 1
+        assert browser.text("#writing") == ""
         browser.reload()
-        assert _letters(browser.text("#transcript")) == _letters(live)
+        assert browser.text("#transcript").split() == live.split()
         _send(browser, "And what is the city like?")
-        browser.until("#transcript li:nth-child(6) .text", contains="trams")
+        _until_answered(browser, last="trams")
+        assert browser.text("#status") == ""
         assert browser.complaints() == []
 
 
@@ -81,21 +84,87 @@ def test_a_reload_in_the_middle_of_an_answer_neither_loses_nor_repeats_a_word(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
     with serving(committed_db) as server:
-        browser.open(f"{server.url}/chat/")
-        _send(browser, "What is Lisbon like?")
-        browser.until_address(lambda address: "/chat/chat-" in address)
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
         shown = ""
         for length in (10, 60, 110):
-            shown = browser.until("#transcript li:nth-child(2) .text", at_least=length)
-            assert "tell me to book" not in shown, "the answer was over before the reload"
+            shown = browser.until("#writing .text", at_least=length)
             browser.reload()
-        whole = browser.until("#transcript li:nth-child(2) .text", contains="tell me to book one.")
+        _until_answered(browser, last="tell me to book one.")
+        assert browser.text("#writing") == ""
+        (_, (_, whole)) = _messages(committed_db, session_id)
+        assert browser.text("#transcript").split() == f"YouWhat is Lisbon like? Guide{whole}".split()
         assert whole.startswith(shown)
-        browser.until("#status", equals="")
-        browser.reload()
-        assert _letters(browser.text("#transcript li:nth-child(2) .text")) == _letters(whole)
-        assert browser.text("#transcript li:nth-child(3)") == ""
         assert browser.complaints() == []
+
+
+def test_a_message_during_an_answer_waits_in_every_browser_and_is_answered_by_the_same_turn(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    with serving(committed_db) as server, chromium() as other:
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        other.open(f"{server.url}/chat/")
+        other.take_cookies(browser)
+        other.open(browser.address())
+        other.until("#writing .text", at_least=1)
+        _send(other, "Find me a flight.")
+        for each in (other, browser):
+            assert "waiting" in each.until("#waiting li", contains="Find me a flight.")
+            assert "Find me" not in each.text("#transcript")
+        for each in (other, browser):
+            shown = _until_answered(each, last="Shall I book it?")
+            assert shown.index("tell me to book one.") < shown.index("Find me a flight.")
+            assert each.text("#waiting li") == ""
+            assert each.complaints() == []
+        # A browser in which nothing happens also learns of the next message.
+        _send(browser, "Thank you!")
+        _until_answered(other, last="trams")
+    assert [run.status for run in DatabaseStateStore(committed_db.alias).list_runs(session_id)] == [
+        "completed"
+    ] * 2
+    roles = [role for role, _ in _messages(committed_db, session_id)]
+    assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant", "user", "assistant"]
+
+
+def test_a_withdrawn_message_is_not_answered(committed_db: CommittedDatabase, browser: Browser) -> None:
+    with serving(committed_db) as server:
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        _send(browser, "Find me a flight.")
+        browser.until("#waiting li", contains="Find me a flight.")
+        browser.click("#waiting button")
+        browser.until("#waiting li", equals="")
+        assert "Find me" not in _until_answered(browser, last="tell me to book one.")
+        assert browser.complaints() == []
+    assert [role for role, _ in _messages(committed_db, session_id)] == ["user", "assistant"]
+
+
+def test_a_stop_keeps_what_was_said_and_a_waiting_message_which_the_next_turn_answers(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    with serving(committed_db) as server:
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        browser.until("#writing .text", at_least=20)
+        _send(browser, "Find me a flight.")
+        browser.until("#waiting li", contains="Find me a flight.")
+        browser.click("#stop button")
+        browser.until("#go-on", contains="has stopped")
+        store = DatabaseStateStore(committed_db.alias)
+        assert [run.status for run in store.list_runs(session_id)] == ["interrupted"]
+        (_, said) = _messages(committed_db, session_id)[-1]
+        assert said.startswith("Lisbon is a good")
+        assert said.endswith(" …")
+        assert "Find me a flight." in browser.text("#waiting li")
+        browser.reload()
+        assert said in browser.text("#transcript")
+        assert browser.text("#writing") == ""
+        _send(browser, "To Lisbon, please.")
+        _until_answered(browser, last="Shall I book it?")
+        assert browser.text("#waiting li") == browser.text("#go-on") == ""
+        assert browser.complaints() == []
+    assert [content for role, content in _messages(committed_db, session_id) if role == "user"] == [
+        "What is Lisbon like?",
+        "Find me a flight.",
+        "To Lisbon, please.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -106,92 +175,91 @@ def test_a_person_decides_in_the_page_and_the_agent_goes_on(
     committed_db: CommittedDatabase, browser: Browser, button: str, answer: str, is_booked: bool
 ) -> None:
     with serving(committed_db) as server:
-        _ask_for_a_booking(browser, server.url)
-        assert "flight: TP 1357" in browser.text("#question")
+        session_id = _begin(browser, server.url, "Book the early flight for two.")
+        assert "flight: TP 1357" in browser.until("#question", contains="May the agent run book_flight?")
         browser.reload()
-        browser.until("#question", contains="book_flight")
+        _send(browser, "And what is the city like?")
+        browser.until("#waiting li", contains="the city like?")
         browser.click(f"#approval button[value={button}]")
-        browser.until("#transcript li:last-child .text", contains=answer)
-        browser.until("#status", equals="")
+        assert "trams" in _until_answered(browser, last=answer)
+        assert browser.text("#question") == browser.text("#waiting li") == ""
         assert browser.complaints() == []
-        session_id = browser.address().rstrip("/").rpartition("/")[2]
     state = DatabaseStateStore(committed_db.alias).session(session_id).load()
     assert ("booking" in state.custom_state) is is_booked
     assert state.completed_client_tool_calls["call-1"]["approved"] is is_booked
-
-
-def test_a_second_tab_is_told_in_words_that_the_agent_is_busy_or_waits(
-    committed_db: CommittedDatabase, browser: Browser
-) -> None:
-    with serving(committed_db) as server:
-        _ask_for_a_booking(browser, server.url)
-        # A tab that was opened before has an active button.
-        browser.run("document.querySelector('#compose button').disabled = false")
-        _send(browser, "Something else.")
-        browser.until("[role=alert]", contains="waits for your decision")
-        assert _draft(browser) == "Something else."
-        session_id = browser.address().rstrip("/").rpartition("/")[2]
-        with _driven_elsewhere(committed_db, session_id):
-            browser.click("#approval button[value=approve]")
-            browser.until("[role=alert]", contains="still at work")
-        browser.open(f"{server.url}/chat/{session_id}/")
-        browser.click("#go-on button")
-        browser.until("#transcript li:last-child .text", contains="It is booked")
-        browser.until("#status", equals="")
-        with _driven_elsewhere(committed_db, session_id):
-            _send(browser, "Thank you!")
-            browser.until("[role=alert]", contains="still answering")
-        assert _draft(browser) == "Thank you!"
-    assert DatabaseStateStore(committed_db.alias).get_message_count(session_id) == 4
-
-
-def test_a_message_from_another_tab_is_refused_during_an_answer(
-    committed_db: CommittedDatabase, browser: Browser
-) -> None:
-    with serving(committed_db) as server:
-        browser.open(f"{server.url}/chat/")
-        _send(browser, "What is Lisbon like?")
-        browser.until("#transcript li:nth-child(2) .text", at_least=1)
-        status, answer = browser.run(
-            "const form = document.getElementById('compose'), body = new FormData(form);"
-            "body.set('text', 'And from here?');"
-            "const sent = await fetch(form.action, {method: 'POST', body});"
-            "return [sent.status, await sent.text()];"
-        )
-        assert status == 409
-        assert "still answering" in answer
-        assert "And from here?" in answer
-        browser.until("#transcript li:nth-child(2) .text", contains="tell me to book one.")
-        assert "And from here?" not in browser.text("#transcript")
 
 
 def test_a_chat_goes_on_after_its_server_was_killed_in_the_middle_of_an_answer(
     committed_db: CommittedDatabase, browser: Browser
 ) -> None:
     with serving(committed_db) as server:
-        browser.open(f"{server.url}/chat/")
-        _send(browser, "What is Lisbon like?")
-        browser.until("#transcript li:nth-child(2) .text", at_least=20)
-        address = browser.address()
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        browser.until("#writing .text", at_least=20)
     with serving(committed_db, port=server.port):
-        browser.open(address)
-        # The lock of the dead process is held until its term ends.
-        browser.until("#status", contains="silent for a while")
-        browser.reload()
+        # The lock of the dead process is held until its term ends. Then the page finds out by itself.
+        browser.until("#go-on", contains="has stopped")
         browser.click("#go-on button")
-        browser.until("#transcript li:nth-child(2) .text", contains="tell me to book one.")
-        browser.until("#status", equals="")
-    session_id = address.rstrip("/").rpartition("/")[2]
-    messages = DatabaseStateStore(committed_db.alias).get_messages(session_id).messages
-    roles = [message["role"] for message in messages]
-    assert roles == ["user", "assistant"]
+        _until_answered(browser, last="tell me to book one.")
+        assert browser.text("#transcript").count("Lisbon is a good choice") == 1
+        assert browser.text("#writing") == ""
+    assert [role for role, _ in _messages(committed_db, session_id)] == ["user", "assistant"]
+
+
+def test_a_message_is_kept_while_the_server_is_away_and_sent_once(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    with serving(committed_db) as server:
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        _until_answered(browser, last="tell me to book one.")
+    _send(browser, "Thank you!")
+    browser.until("#problem", contains="did not answer")
+    with serving(committed_db, port=server.port):
+        browser.run(
+            "const compose = document.getElementById('compose');"
+            "compose.requestSubmit(); compose.requestSubmit();"
+        )
+        browser.until("#transcript li:nth-child(4) .text", contains="trams")
+        browser.until("#stop", equals="")
+        assert browser.run("return document.querySelector('#compose textarea').value") == ""
+    assert [content for role, content in _messages(committed_db, session_id) if role == "user"] == [
+        "What is Lisbon like?",
+        "Thank you!",
+    ]
+
+
+def test_a_budget_that_is_reached_is_explained_and_raised_and_the_chat_goes_on(
+    committed_db: CommittedDatabase, browser: Browser
+) -> None:
+    budgets = Store(committed_db.alias).budgets
+    budgets.set_budget(BUDGET, scope="agent_type", value=GUIDE, period="day", limit_tokens=50)
+    with serving(committed_db) as server:
+        session_id = _begin(browser, server.url, "What is Lisbon like?")
+        _until_answered(browser, last="tell me to book one.")
+        assert browser.text("#go-on") == ""
+        _send(browser, "Find me a flight.")
+        words = browser.until("#go-on", contains="when somebody raises the limit")
+        assert "of its 50 tokens of today" in words
+        assert "Find me a flight." in browser.text("#transcript li:last-child")
+        assert browser.text("#go-on a") == ""
+        _sign_in(browser, server.url, committed_db)
+        browser.open(f"{server.url}/chat/{session_id}/")
+        browser.click("#go-on a")
+        browser.until(".helix-confirm button", contains="Change the budget")
+        browser.run("document.querySelector('[name=limit_tokens]').value = '5000'")
+        browser.click(".helix-confirm button")
+        browser.until_address(lambda address: f"/chat/{session_id}/" in address)
+        assert "The agent has stopped." in browser.text("#go-on")
+        browser.click("#go-on button")
+        _until_answered(browser, last="Shall I book it?")
+        assert browser.text("#go-on") == ""
+    runs = DatabaseStateStore(committed_db.alias).list_runs(session_id)
+    assert [run.completion_reason for run in runs] == ["end_turn", f"budget:{BUDGET}", "end_turn"]
 
 
 def test_a_chat_is_shown_to_nobody_else(committed_db: CommittedDatabase, browser: Browser) -> None:
     with serving(committed_db) as server:
-        browser.open(f"{server.url}/chat/")
-        _send(browser, "A secret.")
-        browser.until("#transcript li:nth-child(2) .text", at_least=1)
+        _begin(browser, server.url, "A secret.")
+        browser.until("#writing .text", at_least=1)
         address, events = browser.address(), browser.run("return transcript.dataset.events")
         with chromium() as stranger:
             stranger.open(address)
@@ -221,8 +289,3 @@ def test_the_page_fits_and_says_in_words_which_server_to_start(
         complaints = browser.complaints()
         assert complaints
         assert all("501" in complaint for complaint in complaints)
-
-
-def _letters(text: str) -> str:
-    """Without the whitespace of markup."""
-    return "".join(text.split())

@@ -239,3 +239,14 @@ def test_one_command_is_enough_on_a_new_database(tmp_path: Path) -> None:
         check=False,
     )
     assert usage.returncode == 2
+
+
+def test_the_kill_stands_out(sqlite_db: CommittedDatabase) -> None:
+    said = io.StringIO()
+    _demo(sqlite_db, stderr=said, force_color=True)
+    coloured = [line for line in said.getvalue().splitlines() if "\x1b[31;1m" in line]
+    assert [line for line in coloured if "SIGKILL" in line] == coloured
+    assert len(coloured) == 1
+    reports = [line for line in said.getvalue().splitlines() if line.startswith("  travel-planner step-")]
+    assert reports
+    assert not any("\x1b" in line for line in reports)

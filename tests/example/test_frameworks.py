@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,5 +39,13 @@ def test_the_agents_of_all_frameworks_run_twice_on_one_database(tmp_path: Path) 
     ):
         assert answer in first
     assert run("-m", "example_project.frameworks").splitlines()[:3] == first.splitlines()[:3]
-    types = {line.split()[1] for line in run("manage.py", "helix_sessions", "list").splitlines()[1:]}
-    assert types == {"claude-agent", "langgraph", "openai_agents", "pydantic_ai", "strands"}
+    listed = json.loads(run("manage.py", "helix_sessions", "list", "--format", "json"))["sessions"]
+    types = {session["agent_type"] for session in listed}
+    expected = {"claude-agent", "langgraph", "openai_agents", "pydantic_ai", "strands"}
+    for agent_type, title in (
+        ("agent_framework", "Microsoft Agent Framework"),
+        ("google_adk", "Google ADK"),
+    ):
+        if f"{title}\nis not installed" not in first:
+            expected.add(agent_type)
+    assert types == expected

@@ -71,7 +71,9 @@ def test_a_trip_and_its_adviser_add_up(store: DatabaseStateStore, usage: Databas
 def test_what_a_killed_worker_spent_counts_too(
     committed_db: CommittedDatabase, store: DatabaseStateStore
 ) -> None:
-    killed, undisturbed, waiting = demonstrate_agent(store, committed_db.alias, report=lambda line: None)
+    killed, undisturbed, waiting = demonstrate_agent(
+        store, committed_db.alias, report=lambda line, emphasis="none": None
+    )
     assert killed.spent.tokens.total > undisturbed.spent.tokens.total > waiting.spent.tokens.total > 0
 
 

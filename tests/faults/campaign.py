@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Campaign", "Trial", "campaign", "folder_in_memory"]
+__all__ = ["Campaign", "Trial", "campaign", "folder_in_memory", "tier"]
 
 _FIRST_SEED: Final = 1
 _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  who uses it makes a folder in it for its user alone
@@ -30,6 +30,10 @@ _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  who uses it makes a folder i
 def folder_in_memory() -> Path | None:
     """Where files are in memory, if the machine has such a place. What a killed process wrote stays there."""
     return _IN_MEMORY if _IN_MEMORY.is_dir() else None
+
+
+def tier() -> int:
+    return int(os.environ.get("HELIX_FAULTS_TIER", "1"))
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Campaign:
     @property
     def size(self) -> int:
         given = os.environ.get("HELIX_FAULTS_COUNT")
-        return int(given) if given else self.sizes[int(os.environ.get("HELIX_FAULTS_TIER", "1")) - 1]
+        return int(given) if given else self.sizes[tier() - 1]
 
     @property
     def first_seed(self) -> int:
@@ -122,7 +126,8 @@ class Campaign:
         assert not self.failures, f"{len(self.failures)} of {self.trials} trials failed:\n" + "\n".join(lines)
 
     def replay(self, seed: int) -> str:
-        return f"python -m tests.faults {self.name} --database {self.database} --seed {seed}"
+        at = f" --tier {tier()}" if tier() > 1 else ""
+        return f"python -m tests.faults {self.name} --database {self.database} --seed {seed}{at}"
 
     def report(self) -> dict[str, Any]:
         return {

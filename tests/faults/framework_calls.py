@@ -361,7 +361,8 @@ CLASSES: Final[dict[str, type[Any]]] = {
     "Claude transcripts": DjangoSessionStore,
 }
 NO_STATEMENT: Final = {
-    DjangoSaver: {"get_next_version", "with_allowlist"},
+    DjangoSaver: {"from_conn_string", "get_next_version", "setup", "with_allowlist"},
+    DjangoStore: {"from_conn_string", "setup"},
     DjangoSessionRepository: {"session_id_of"},
     DjangoSessionStore: {"session_id_of"},
 }

@@ -86,6 +86,7 @@ def _of_streams(name: str, *arguments: Any) -> GuardedCall:
 
 CALLS: Final[dict[str, GuardedCall]] = {
     **{f"sessions: {name}": _of_state(name) for name in GUARDED},
+    "sessions: receive_posts": lambda place, token: place.state.receive_posts(SESSION, fencing_token=token),
     "streams: create_writer": _of_streams("create_writer", "run", "agent"),
     "streams: write_sync": _of_streams("write_sync", [{"type": "text"}]),
     "streams: end_stream": _of_streams("end_stream"),
@@ -126,6 +127,8 @@ def prepare(place: Place, name: str) -> None:
     room, method = name.split(": ")
     if room == "sessions" and method in PREPARED:
         PREPARED[method](place.state)
+    if method == "receive_posts":
+        place.state.post_message(SESSION, {"role": "user", "content": "hello"})
     if room in ("adapters", "items"):
         place.items().append([1, 2])
         place.items("other").append([1])

@@ -16,6 +16,7 @@ from helix_store.models.fields import MomentField
 from tests.database.counted_calls import CALLS, Faces
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.faults.proxy import Cut, FaultyProxy
+from tests.faults.stored_rows import compared_fields
 
 __all__ = ["Outcome", "masked", "outcome_of", "rows_of"]
 
@@ -23,6 +24,8 @@ _RANDOM: Final = re.compile(
     r"tenant-[0-9a-f]{32}|-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|[0-9a-f]{16,}"
     r"|-?\b\d{12,}\b|datetime\.datetime\((?:[^()]|\([^()]*\))*\)|0x[0-9a-f]+|\b\d{4}-\d\d-\d\d[T ][\d:.+-]+"
     r"|\bid=\d+|\bposition=\d+|token'?:? \d+"
+    # The call that staged a change, in the mark that it was promoted or discarded.
+    r"|'operation_id': '[\w-]{12}', 'digest': ''"
 )
 
 
@@ -79,7 +82,7 @@ def _has(model: type[Model], path: str) -> bool:
 
 def _row(row: Model) -> str:
     shown: dict[str, Any] = {}
-    for field in row._meta.concrete_fields:
+    for field in compared_fields(type(row)):
         value = getattr(row, field.attname)
         if field.primary_key or isinstance(field, MomentField | ForeignKey) or field.name == "base_id":
             value = value is not None

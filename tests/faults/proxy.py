@@ -11,10 +11,12 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Final
+
+from django.db import connections
 
 from tests.pooler import Address
 
@@ -51,6 +53,7 @@ class FaultyProxy:
         self._spared = 0
         self._goes_down = False
         self._is_down = False
+        self._meanwhile: Callable[[], object] | None = None
         self._has_cut = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sockets: set[socket.socket] = set()
@@ -60,15 +63,29 @@ class FaultyProxy:
         self.commits = 0
         self.cuts = 0
 
-    def arm(self, cut: Cut, *, goes_down: bool = False, after: int = 0) -> None:
+    def arm(
+        self,
+        cut: Cut,
+        *,
+        goes_down: bool = False,
+        after: int = 0,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Cut the next commit, or the one ``after`` so many.
 
-        With ``goes_down`` no connection is accepted after it until `come_up`.
+        With ``goes_down`` no connection is accepted after it until `come_up`. ``meanwhile`` is called in a
+        thread of the proxy after the commit was, or was not, delivered, and before the client learns that its
+        connection is broken.
         """
         self._goes_down = goes_down
+        self._meanwhile = meanwhile
         self._spared = after
         self._has_cut.clear()
         self._cut = cut
+
+    def disarm(self) -> None:
+        """Spare every later commit, if the armed cut met none."""
+        self._cut = self._meanwhile = None
 
     def wait_for_cut(self) -> None:
         """Wait until the armed cut is over, and a late COMMIT was answered."""
@@ -97,6 +114,12 @@ class FaultyProxy:
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(_PATIENCE_SECONDS)
+
+    def call_meanwhile(self) -> None:
+        if self._meanwhile is not None:
+            self._meanwhile()
+            for connection in connections.all(initialized_only=True):
+                connection.close()
 
     def _attend(self, client: socket.socket) -> None:
         server = _connected(self._server)
@@ -173,6 +196,9 @@ class _Pair:
             return True
         try:
             self._break(cut)
+            # What was not committed keeps no lock from the others.
+            self._server.close()
+            self._proxy.call_meanwhile()
         finally:
             self._proxy._has_cut.set()
         return False

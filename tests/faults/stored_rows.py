@@ -6,16 +6,17 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections
-from django.db.models import ForeignKey, Model
+from django.db.models import Field, ForeignKey, Model
 
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import registered_tables
+from helix_store.models.fields import CallIdField, CallIdsField
 
-__all__ = ["MODELS", "Rows", "beside", "masked", "rows_of"]
+__all__ = ["MODELS", "Rows", "beside", "compared_fields", "masked", "rows_of"]
 
 Rows = dict[str, list[str]]
 
@@ -41,6 +42,12 @@ def _tenant_of(model: type[Model]) -> str:
     return "tenant"
 
 
+def compared_fields(model: type[Model]) -> list[Field[Any, Any]]:
+    """The columns of a table without the ids of calls, which are random."""
+    fields = [field for field in model._meta.concrete_fields if not field.generated]
+    return [field for field in fields if not isinstance(field, CallIdField | CallIdsField)]
+
+
 _PATHS: Final = {model: _tenant_of(model) for model in MODELS}
 
 
@@ -49,10 +56,10 @@ def _selects(alias: str) -> dict[str, tuple[str, int]]:
     """The text that reads each table, and how often it takes the tenant."""
     selects = {}
     for model, path in _PATHS.items():
-        query = model._base_manager.using(alias).filter(**{path: ""}).order_by("pk").query
-        sql, parameters = query.sql_with_params()
-        names = ",".join(field.attname for field in model._meta.concrete_fields)
-        selects[f"{model._meta.label} {names}"] = (sql, len(parameters))
+        names = [field.attname for field in compared_fields(model)]
+        chosen = model._base_manager.using(alias).filter(**{path: ""}).order_by("pk")
+        sql, parameters = chosen.values_list(*names).query.sql_with_params()
+        selects[f"{model._meta.label} {','.join(names)}"] = (sql, len(parameters))
     return selects
 
 
@@ -93,9 +100,11 @@ _MASKS: Final[list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]
     (re.compile(r"\b1[6-9]\d{8}\.\d+\b"), "0"),
     (re.compile(r"0x[0-9a-f]+"), "0x0"),
     (re.compile(r"\bid=\d+"), "id=K"),
-    (re.compile(r"\bItem\(position=\d+"), "Item(position=K"),
+    (re.compile(r"\bStoredItem\(position=\d+"), "StoredItem(position=K"),
     # The position of a turn, in the id of its usage.
     (re.compile(r"(?<='openai-agents\.chat\.main\.)\d+"), "K"),
+    # The call that staged a change, in the mark that it was promoted or discarded.
+    (re.compile(r"(?<='operation_id': ')[\w-]{12}(?=', 'digest': '')"), "C"),
     # An acquisition whose reply was lost begins another term in its place.
     (re.compile(r"(<Lock '[^']*' token |'owner': '[^']*', 'token': |'fencing_token': )\d+"), r"\1N"),
 ]

@@ -23,6 +23,7 @@ from tests.database.counted_calls import CALLS, CLASSES, Faces
 from tests.databases import CommittedDatabase, close_connections, fresh_tenant
 from tests.faults.campaign import Trial, campaign
 from tests.faults.lost_replies import rows_of
+from tests.streams.background import wait_for_background_threads
 
 _PATIENCE_SECONDS: Final = 30.0
 _TURNS_OF_THE_LOOP: Final = 20
@@ -140,8 +141,9 @@ def twins() -> tuple[tuple[str, str], ...]:
 
 
 def resources(database: CommittedDatabase) -> tuple[int, int, int]:
-    """Threads, open files, and sessions of the server."""
+    """Threads, open files, and sessions of the server, once the threads of streams have ended."""
     close_connections()
+    wait_for_background_threads(database.alias)
     sessions = 0
     if database.vendor == "postgresql":
         with connections[database.alias].cursor() as cursor:

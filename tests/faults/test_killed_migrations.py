@@ -15,6 +15,7 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
 from helix_store.stores import DatabaseLockManager, DatabaseStateStore, DatabaseUsageStore
@@ -34,7 +35,11 @@ _POINTS: Final = range(8, 40)
 """A run is killed at one of these statements and commits, counted from its begin."""
 _FORWARDS: Final = [
     ("helix_store",),
-    *((config.label,) for config in apps.get_app_configs() if config.label.startswith("helix_store_")),
+    *(
+        (config.label,)
+        for config in apps.get_app_configs()
+        if config.label.startswith("helix_store_") and config.models_module is not None
+    ),
 ]
 _KILLS: Final = 2
 _PATIENCE_SECONDS: Final = 120.0
@@ -100,7 +105,8 @@ def everything(alias: str, tenant: str) -> dict[str, Any]:
 
 def applied(alias: str) -> list[str]:
     """The migrations of the app, in their order."""
-    found = MigrationRecorder(connections[alias]).applied_migrations()
+    loader = MigrationLoader(connections[alias])
+    found = loader.applied_migrations.keys() & loader.graph.nodes.keys()
     return sorted(name for app, name in found if app == "helix_store")
 
 

@@ -24,6 +24,8 @@ from tests.faults.crew import pause, until
 from tests.faults.guarded import CALLS, SESSION, Place, calls_with_a_token, everything_in, prepare
 from tests.faults.paused_holders import Holder
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 _LONGEST_WRITE_SECONDS: Final = 0.004
 _MESSAGES: Final = [{"role": "user", "content": "of the successor"}]
 

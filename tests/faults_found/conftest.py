@@ -1,4 +1,4 @@
-"""PostgreSQL in both forms of a write."""
+"""PostgreSQL in both forms of a write, and behind a proxy that can cut a connection."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from django.test import override_settings
 
 from tests.databases import CommittedDatabase
+from tests.faults.wires import Wire, opened_wire
 
 
 @pytest.fixture(params=[True, False], ids=["one statement", "portable"])
@@ -17,3 +18,9 @@ def postgres_forms(
     """PostgreSQL, once with the writes in one statement and once with their portable form."""
     with override_settings(HELIX_STORE={"FAST_PATHS": request.param}):
         yield postgres_db
+
+
+@pytest.fixture
+def wire(postgres_db: CommittedDatabase) -> Iterator[Wire]:
+    with opened_wire(postgres_db.alias, postgres_db.tenant) as opened:
+        yield opened

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.core.types import SessionState, StepCommit, StepInfo
-from helix_store.exceptions import FencedOutError, SessionNotFound, StaleStateError
+from helix_store.exceptions import ConflictError, FencedOutError, SessionNotFound, StaleStateError
 from helix_store.models import Stream, UsageEntry
 from helix_store.stores import (
     DatabaseLockManager,
@@ -30,6 +30,8 @@ from tests.databases import CommittedDatabase
 from tests.faults_found.races import Writers, held, held_session, until, until_backends_wait
 from tests.invariants import broken_invariants
 from tests.processes import Outcome
+
+pytestmark = pytest.mark.usefixtures("machine")
 
 ROUNDS: Final = 20
 WRITERS: Final = 8
@@ -111,6 +113,32 @@ def test_a_put_that_waited_for_a_deletion_drops_no_more_than_the_cap_asks_for(
         assert snapshots_of(postgres_forms, cap, alias).delete("thread", before[-1]) == 1
     added = writers.outcomes()[0].unwrap()
     assert [meta.id for meta in snapshots.list("thread")] == [added, *before[-2::-1]]
+
+
+# Runs
+
+
+def test_one_of_many_runs_starts(postgres_forms: CommittedDatabase) -> None:
+    store = DatabaseStateStore(postgres_forms.alias, tenant=postgres_forms.tenant)
+    store.create_session("session", agent_type="agent")
+    with held_session(postgres_forms, "session"):
+        writers = Writers([partial(store.start_run, "session") for _ in range(WRITERS)])
+        until_backends_wait(postgres_forms, WRITERS)
+    outcomes = writers.outcomes()
+    (started,) = [outcome.value for outcome in outcomes if outcome.error is None]
+    assert {type(outcome.error) for outcome in outcomes if outcome.error} == {ConflictError}
+    assert store.list_runs("session") == [started]
+
+
+def test_a_run_that_waited_for_an_interrupt_clears_it(postgres_forms: CommittedDatabase) -> None:
+    store = DatabaseStateStore(postgres_forms.alias, tenant=postgres_forms.tenant)
+    store.create_session("session", agent_type="agent")
+    with held_session(postgres_forms, "session") as alias:
+        writers = Writers([partial(store.start_run, "session")])
+        until_backends_wait(postgres_forms, 1)
+        DatabaseStateStore(alias, tenant=postgres_forms.tenant).request_interrupt("session")
+    writers.outcomes()[0].unwrap()
+    assert store.check_interrupt("session") is None
 
 
 # Steps

@@ -19,7 +19,7 @@ from django.db.models import Model
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import registered_tables
 from helix_store.models import Item, Session
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase, fresh_tenant

@@ -218,7 +218,7 @@ def _openai(database: CommittedDatabase) -> Calls:
     items = [{"role": "user", "content": str(n)} for n in range(LONG)]
     async_to_sync(session.add_items)(cast("Any", items))
     states = RunStateStore(database.alias, tenant=database.tenant)
-    states.save("openai", "text", state_id="waiting")
+    states.save("openai", "{}", state_id="waiting")
     return {
         "get_items": lambda: async_to_sync(session.get_items)(5),
         "add_items": lambda: async_to_sync(session.add_items)(cast("Any", items[:1])),

@@ -42,7 +42,7 @@ _SESSION: Final[dict[str, dict[str, Any]]] = {
 _RUN_STATES: Final[dict[str, dict[str, Any]]] = {
     "save": {
         "session_id": "s",
-        "state": "text",
+        "state": "{}",
         "state_id": "i",
         "owner": "o",
         "deadline": datetime(2030, 1, 1, tzinfo=UTC),

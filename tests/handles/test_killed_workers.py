@@ -27,6 +27,8 @@ from tests.handles.workers import STEPS, drive, open_session, pause_in_a_step, t
 from tests.handles.worlds import World, database_world
 from tests.processes import PROCESSES, WorkerProcess, run_in_threads
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KILLS: Final = int(os.environ.get("HELIX_TEST_KILLS", "40"))
 RACES: Final = int(os.environ.get("HELIX_TEST_RACES", "250"))
 _PATIENCE_SECONDS: Final = 60.0

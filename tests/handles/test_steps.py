@@ -32,6 +32,18 @@ class Interruption(Exception):
 # What a commit has
 
 
+def test_a_step_also_promotes_what_somebody_else_staged_for_it(world: World) -> None:
+    session = world.new_session(custom_state={"pages": [1]})
+    with session.step() as step:
+        step.stage("call-1", merge_changes={"pages": [2]})
+        world.store.stage_changes(
+            "session", step.id, {"tool_call_id": "call-2", "merge_changes": {"pages": [3]}}
+        )
+        step.stage("call-1", merge_changes={"pages": [4]})
+    assert step.state.custom_state == world.loaded().custom_state == {"pages": [1, 4, 3]}
+    assert world.store.get_staged_changes("session", "step-1") == []
+
+
 def test_leaving_commits_state_messages_and_staged_changes_as_one_version(world: World) -> None:
     session = world.new_session(custom_state={"pages": [1]})
     with session.step() as step:
@@ -71,8 +83,12 @@ def test_steps_are_numbered_and_named_after_their_numbers(world: World) -> None:
         assert (second.id, second.number) == ("mine", 2)
     assert [head.step_id for head in session.checkpoints().items] == ["mine", "step-1"]
     assert world.loaded().step_count == 2
-    with pytest.raises(IdempotencyConflict), session.step("mine", operation_id="op"):
+    with session.step("mine", operation_id="op") as again:
         pass
+    assert again.commit == second.commit
+    assert world.loaded().step_count == 2
+    with pytest.raises(IdempotencyConflict), session.step("mine", operation_id="op") as other:
+        other.say(HELLO)
 
 
 def test_changes_staged_past_the_handle_are_promoted_too(world: World) -> None:
@@ -197,7 +213,7 @@ def test_the_root_of_a_tree_records_the_question_of_a_child(world: World) -> Non
     child = world.new_session("child", parent_session_id="root")
     with child.step() as step:
         step.wait_for({"call": ASK})
-    assert (world.loaded("child").version, world.loaded("root").version) == (2, 2)
+    assert (world.loaded("child").version, world.loaded("root").version) == (2, 1)
     assert world.loaded("root").client_tool_call_ownership == {"call": "child"}
     assert world.store.submit_tool_result("root", "call", result=1).session_id == "child"
 
@@ -315,6 +331,19 @@ def test_a_rival_that_has_staged_nothing_is_noticed_too(world: World) -> None:
         with pytest.raises(ConflictError, match="let one worker drive"):
             step.__exit__(None, None, None)
         assert world.loaded().version == 1
+
+
+def test_a_stale_step_leaves_alone_what_a_rival_has_staged(world: World) -> None:
+    session, rival = world.new_session(), world.session()
+    step = session.step().__enter__()
+    step.stage("call", merge_changes={"mine": True})
+    with pytest.raises(StaleStateError), rival.step() as other:
+        other.stage("call", merge_changes={"theirs": True})
+        world.store.append_messages("session", [HELLO])
+        with pytest.raises(ConflictError, match="let one worker drive"):
+            step.__exit__(None, None, None)
+        (staged,) = world.store.get_staged_changes("session", "step-1")
+        assert staged.merge_changes == {"theirs": True}
 
 
 def test_the_next_step_works_after_a_failed_one(world: World) -> None:

@@ -277,6 +277,22 @@ def test_an_answered_session_is_resumed_and_its_answers_are_offered(world: World
     assert world.store.take_tool_results("session") == {}
 
 
+@pytest.mark.parametrize("status", ["active", "completed"])
+def test_a_session_that_another_worker_took_up_before_the_lock_is_read_again(
+    world: World, status: str
+) -> None:
+    class LateLocks(NoOpLockManager):
+        def acquire(self, *args: Any, **options: Any) -> Lock | None:
+            world.store.resume("session")
+            world.store.update_status("session", status)
+            return super().acquire(*args, **options)
+
+    waiting(world)
+    world.store.submit_tool_result("session", "call", result=7)
+    with world.turn(world.session(), locks=LateLocks()) as turn:
+        assert turn.is_active == (status == "active")
+
+
 def test_answers_are_offered_again_until_a_step_commits(world: World) -> None:
     waiting(world)
     world.store.submit_tool_result("session", "call", result=7)
@@ -456,7 +472,8 @@ def test_an_exception_fails_the_run_and_propagates(world: World) -> None:
     assert caught.value is interruption
     run = last_run(world)
     assert (run.status, run.completion_reason) == (RunStatus.FAILED, "Interruption")
-    assert run.error == {"type": "Interruption"}
+    assert (run.error["type"], run.error["message"]) == ("Interruption", "payload text")
+    assert "raise interruption" in run.error["traceback"]
     assert (world.loaded().status, session.messages()) == (SessionStatus.ACTIVE, [HELLO])
     assert world.locks.get_active_locks() == []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helix_store import DatabaseLockManager, DatabaseStateStore, ItemLog
+from helix_store import DatabaseLockManager, DatabaseStateStore
 from helix_store.core import moments
 from helix_store.exceptions import (
     ConflictError,
@@ -18,6 +18,7 @@ from helix_store.exceptions import (
     InvalidQuery,
     LimitExceeded,
 )
+from helix_store.items import ItemLog
 from helix_store.models import Item, Session
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_threads

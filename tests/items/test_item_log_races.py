@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from helix_store import DatabaseStateStore, ItemLog
+from helix_store import DatabaseStateStore
+from helix_store.items import ItemLog
 from tests.databases import CommittedDatabase
 from tests.processes import run_in_processes, run_in_threads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from helix_store.core.transcript import turns
 from helix_store.management.conversation import conversation
 from helix_store.management.output import Colours
 from helix_store.management.text import width_of
@@ -27,7 +28,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def blocks(width: int | None = 60, colours: Colours = Colours(is_on=False)) -> list[str]:  # noqa: B008
-    return list(conversation(list(enumerate(MESSAGES, start=7)), width=width, colours=colours))
+    return list(conversation(turns(enumerate(MESSAGES, start=7)), width=width, colours=colours))
 
 
 def test_a_conversation_can_be_read() -> None:
@@ -67,5 +68,5 @@ def test_thinking_is_dimmed() -> None:
 
 def test_wide_characters_fit() -> None:
     messages = [(1, {"role": "user", "content": "日本語の長い文章です。" * 30})]
-    (block,) = conversation(messages, width=40, colours=Colours(is_on=False))
+    (block,) = conversation(turns(messages), width=40, colours=Colours(is_on=False))
     assert max(map(width_of, block.splitlines())) <= 40

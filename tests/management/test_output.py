@@ -17,14 +17,13 @@ from helix_store.management.output import (
     bar,
     bars,
     cell,
-    epoch_moment,
-    moment,
     pairs,
     status_style,
     table,
     terminal_width,
 )
 from helix_store.management.text import width_of
+from helix_store.reports.times import epoch_moment, moment
 
 NOON = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
 ON = Colours(is_on=True)

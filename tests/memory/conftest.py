@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helix_store.engine.memory import MemoryWorld
-from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.stores.memory import InMemoryStateStore
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from helix_store.core.types import SessionState, StepInfo
-from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.stores.memory import InMemoryStateStore
 
 
 def loaded(store: InMemoryStateStore, session_id: str) -> SessionState:

@@ -34,7 +34,7 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import SessionTable
-from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.stores.memory import InMemoryStateStore
 from tests.memory.steps import commit_step, loaded
 
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from helix_store.exceptions import (
     SessionExists,
     SessionNotFound,
 )
-from helix_store.sessions.memory.store import InMemoryStateStore
+from helix_store.stores.memory import InMemoryStateStore
 from helix_store.usage.memory import InMemoryUsageStore
 from tests.memory.steps import commit_step, loaded
 

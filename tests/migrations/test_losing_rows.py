@@ -11,12 +11,12 @@ from django.core.management import call_command
 from django.db import transaction
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.executor import MigrationExecutor
-from django.db.migrations.recorder import MigrationRecorder
+from django.db.migrations.loader import MigrationLoader
 
 from helix_store.core.types import StepInfo
 from helix_store.items import ItemLog
-from helix_store.models import Operation
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -25,7 +25,7 @@ from helix_store.stores import (
 from helix_store.testing.usage.base import custom
 from tests.migrations.conftest import FreshDatabase
 
-NEWEST = "0019_items"
+NEWEST = "0011_budgets"
 
 
 @pytest.fixture
@@ -41,9 +41,18 @@ def go_back(alias: str, target: str, **options: Any) -> None:
     call_command("migrate", "helix_store", target, database=alias, verbosity=0, **options)
 
 
+def refuses(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except IrreversibleError:
+        return True
+    return False
+
+
 def newest(database: FreshDatabase) -> str:
-    applied = MigrationRecorder(database.connection).applied_migrations()
-    return max(name for app, name in applied if app == "helix_store")
+    loader = MigrationLoader(database.connection)
+    known = loader.applied_migrations.keys() & loader.graph.nodes.keys()
+    return max(str(name) for app, name in known if app == "helix_store")
 
 
 def suspend_a_session(alias: str) -> DatabaseStateStore:
@@ -59,11 +68,32 @@ def add_a_stream(alias: str) -> Callable[[], object]:
     return lambda: async_to_sync(streams.delete_stream)("stream")
 
 
+def add_a_post(alias: str) -> Callable[[], object]:
+    store = DatabaseStateStore(alias)
+    store.create_session("s", agent_type="agent")
+    store.post_message("s", {"role": "user", "content": "hello"})
+    return lambda: store.delete_session("s")
+
+
 def add_an_operation(alias: str) -> Callable[[], object]:
     store = DatabaseStateStore(alias)
     state = store.create_session("s", agent_type="agent")
     store.save_state_and_promote_staging("s", state, [], StepInfo("step", 1), operation_id="operation")
-    return lambda: Operation.objects.using(alias).all().delete()
+    return lambda: store.delete_session("s")
+
+
+def add_an_approval(alias: str) -> Callable[[], object]:
+    store = DatabaseStateStore(alias)
+    store.create_session("s", agent_type="agent")
+    store.add_pending_tool_calls("s", {"call": {"tool_name": "pay", "approval_id": "call"}})
+    store.submit_tool_result("s", "call", approved=True, approval_id="call")
+    return lambda: store.delete_session("s")
+
+
+def add_a_budget(alias: str) -> Callable[[], object]:
+    budgets = DatabaseBudgetStore(alias)
+    budgets.set_budget("budget", scope="tenant", limit_usd=1)
+    return lambda: budgets.delete_budget("budget")
 
 
 def add_a_session(alias: str) -> Callable[[], object]:
@@ -104,29 +134,29 @@ def test_a_refusal_leaves_the_newest_schema_and_a_working_app(
     store.resume("s")
 
 
-@pytest.mark.parametrize(
-    ("target", "add_rows"),
-    [
-        ("0018_model_names", add_an_item),
-        ("0009_graph_checkpoints_and_snapshots", add_a_stream),
-        ("0007_suspension_context", add_an_operation),
-        ("zero", add_a_session),
-        ("zero", add_usage_of_a_deleted_session),
-        ("zero", hold_a_lock),
-    ],
+ROWS: tuple[tuple[str, Callable[[str], Callable[[], object]]], ...] = (
+    ("0008_additions", add_a_post),
+    ("0007_suspension_context", add_an_item),
+    ("0007_suspension_context", add_a_stream),
+    ("0007_suspension_context", add_an_operation),
+    ("0008_additions", add_an_approval),
+    ("0010_approvals", add_a_budget),
+    ("zero", add_a_session),
+    ("zero", add_usage_of_a_deleted_session),
+    ("zero", hold_a_lock),
 )
-def test_a_table_with_rows_is_not_dropped(
-    alias: str,
-    fresh_database: FreshDatabase,
-    target: str,
-    add_rows: Callable[[str], Callable[[], object]],
-) -> None:
-    remove_rows = add_rows(alias)
-    with pytest.raises(IrreversibleError):
-        go_back(alias, target)
-    assert newest(fresh_database) == NEWEST
-    remove_rows()
-    go_back(alias, target)
+
+
+def test_a_table_with_rows_is_not_dropped(alias: str, fresh_database: FreshDatabase) -> None:
+    for target, add_rows in ROWS:
+        remove_rows = add_rows(alias)
+        assert refuses(lambda: go_back(alias, target)), add_rows.__name__  # noqa: B023
+        assert newest(fresh_database) == NEWEST, add_rows.__name__
+        remove_rows()
+        store = DatabaseStateStore(alias)
+        if store.session_exists("s"):
+            store.delete_session("s")
+    go_back(alias, "zero")
     go_back(alias, NEWEST)
 
 
@@ -136,7 +166,7 @@ def test_one_refusal_names_everything_that_would_be_lost(alias: str) -> None:
     with pytest.raises(IrreversibleError) as caught:
         go_back(alias, "zero")
     text = str(caught.value)
-    for named in ("0010_streams", "delete_stream()", "0007_suspension_context", "0001_sessions"):
+    for named in ("0008_additions", "delete_stream()", "0007_suspension_context", "0001_sessions"):
         assert named in text
 
 
@@ -155,15 +185,15 @@ def test_a_migration_taken_back_without_the_command_refuses_too(
     add_a_stream(alias)
     executor = MigrationExecutor(fresh_database.connection)
     with pytest.raises(IrreversibleError, match="delete_stream"):
-        executor.migrate([("helix_store", "0009_graph_checkpoints_and_snapshots")])
-    assert newest(fresh_database) == "0010_streams"
+        executor.migrate([("helix_store", "0007_suspension_context")])
+    assert newest(fresh_database) == "0008_additions"
 
 
 def test_a_migration_that_is_only_recorded_as_taken_back_loses_nothing(
     alias: str, fresh_database: FreshDatabase
 ) -> None:
     store = suspend_a_session(alias)
-    go_back(alias, "0009_graph_checkpoints_and_snapshots", fake=True)
-    assert newest(fresh_database) == "0009_graph_checkpoints_and_snapshots"
+    go_back(alias, "0006_mode_and_completion_reason", fake=True)
+    assert newest(fresh_database) == "0006_mode_and_completion_reason"
     go_back(alias, NEWEST, fake=True)
     store.resume("s")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db.migrations.exceptions import IrreversibleError
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models.signals import pre_migrate
 
 from helix_store.models import (
     Checkpoint,
@@ -28,6 +34,10 @@ MIGRATIONS = {
 }
 
 
+def migrate(database: FreshDatabase, *target: str) -> None:
+    call_command("migrate", *target, database=database.connection.alias, verbosity=0)
+
+
 def test_each_schema_version_is_one_migration(fresh_database: FreshDatabase) -> None:
     alias = fresh_database.connection.alias
     assert current_version(alias) == 0
@@ -41,6 +51,21 @@ def test_each_schema_version_is_one_migration(fresh_database: FreshDatabase) -> 
 def test_migrating_again_does_nothing(fresh_database: FreshDatabase) -> None:
     fresh_database.run("migrate")
     assert "No migrations to apply" in fresh_database.run("migrate")
+
+
+def test_a_database_that_has_the_replaced_migrations_needs_none(fresh_database: FreshDatabase) -> None:
+    migrate(fresh_database)
+    recorder = MigrationRecorder(fresh_database.connection)
+    recorder.record_unapplied("helix_store", "0008_additions")
+    tables = fresh_database.tables()
+    assert "No migrations to apply" in fresh_database.run("migrate")
+    assert ("helix_store", "0008_additions") in recorder.applied_migrations()
+    migrate(fresh_database, "helix_store", MIGRATIONS[7])
+    assert {name for app, name in recorder.applied_migrations() if app == "helix_store"} == {
+        *MIGRATIONS.values()
+    }
+    migrate(fresh_database)
+    assert fresh_database.tables() == tables
 
 
 def test_the_schema_can_be_taken_back_and_built_again(fresh_database: FreshDatabase) -> None:
@@ -57,17 +82,55 @@ def test_the_schema_can_be_taken_back_and_built_again(fresh_database: FreshDatab
     assert fresh_database.tables() == tables
 
 
-def test_eight_processes_migrate_a_fresh_database_at_once(fresh_postgres: FreshDatabase) -> None:
-    processes = [fresh_postgres.start("migrate", "--no-color") for _ in range(8)]
+def test_eight_processes_migrate_a_fresh_database_at_once(fresh_database: FreshDatabase) -> None:
+    processes = [fresh_database.start("migrate", "--no-color") for _ in range(8)]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, "\n\n".join(outputs)
     assert sum("Applying helix_store.0001_sessions... OK" in output for output in outputs) == 1
-    with fresh_postgres.connection.cursor() as cursor:
+    with fresh_database.connection.cursor() as cursor:
         cursor.execute(
             "SELECT app, name, count(*) FROM django_migrations GROUP BY app, name HAVING count(*) > 1"
         )
         assert cursor.fetchall() == []
-    assert current_version(fresh_postgres.connection.alias) == 7
+    assert current_version(fresh_database.connection.alias) == 7
+
+
+@pytest.fixture
+def before_the_plan_is_executed() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has something happen once, between the plan of the next ``migrate`` in this process and its lock."""
+    earlier = apps.get_app_config("auth")
+    actions: list[Callable[[], object]] = []
+
+    def act(**kwargs: object) -> None:
+        while actions:
+            actions.pop()()
+
+    pre_migrate.connect(act, sender=earlier)
+    yield actions.append
+    pre_migrate.disconnect(act, sender=earlier)
+
+
+def test_migrations_that_another_process_applies_meanwhile_are_skipped(
+    fresh_database: FreshDatabase, before_the_plan_is_executed: Callable[[Callable[[], object]], None]
+) -> None:
+    before_the_plan_is_executed(lambda: fresh_database.run("migrate", "helix_store", MIGRATIONS[4]))
+    migrate(fresh_database)
+    assert current_version(fresh_database.connection.alias) == 7
+    before_the_plan_is_executed(lambda: fresh_database.run("migrate", "helix_store", MIGRATIONS[6]))
+    migrate(fresh_database, "helix_store", MIGRATIONS[5])
+    assert current_version(fresh_database.connection.alias) == 5
+    before_the_plan_is_executed(lambda: fresh_database.run("migrate"))
+    migrate(fresh_database)
+    assert "No migrations to apply" in fresh_database.run("migrate")
+
+
+def test_a_migration_that_fails_does_not_hold_off_other_processes(
+    fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MigrationExecutor, "apply_migration", lambda *args, **kwargs: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        migrate(fresh_database)
+    fresh_database.run("migrate")
 
 
 def test_a_migrating_process_that_is_killed_does_not_hold_off_the_next(fresh_postgres: FreshDatabase) -> None:
@@ -126,29 +189,25 @@ def test_no_migration_is_missing(committed_db: CommittedDatabase) -> None:
 class TestGoingBack:
     """Every version above the first can be taken back while that loses nothing."""
 
-    @pytest.mark.parametrize(
-        ("target", "columns"),
-        [
-            ("0006_mode_and_completion_reason", {"suspension_context": "{}"}),
-            ("0006_mode_and_completion_reason", {"suspended_awaiting_children": "[]"}),
-            ("0006_mode_and_completion_reason", {"suspended_step_id": "step-1"}),
-            ("0005_completed_client_tool_calls", {"mode": "persistent"}),
-            ("0004_root_session_and_call_ownership", {"completed_client_tool_calls": '{"c": 1}'}),
-            ("0003_pending_client_tool_calls", {"client_tool_call_ownership": '{"c": "s"}'}),
-            ("0002_remote_sub_sessions", {"pending_client_tool_calls": '{"c": {}}'}),
-        ],
-    )
-    def test_is_refused_while_a_session_would_lose_something(
-        self, fresh_database: FreshDatabase, target: str, columns: dict[str, str]
-    ) -> None:
+    def test_is_refused_while_a_session_would_lose_something(self, fresh_database: FreshDatabase) -> None:
         alias = fresh_database.connection.alias
         call_command("migrate", "helix_store", database=alias, verbosity=0)
         DatabaseStateStore(alias).create_session("s", agent_type="t")
-        Session.objects.using(alias).filter(session_id="s").update(**columns)
-        with pytest.raises(IrreversibleError, match=next(iter(columns))):
-            call_command("migrate", "helix_store", target, database=alias, verbosity=0)
-        Session.objects.using(alias).filter(session_id="s").update(**dict.fromkeys(columns))
-        call_command("migrate", "helix_store", target, database=alias, verbosity=0)
+        session = Session.objects.using(alias).filter(session_id="s")
+        for target, column, value in (
+            ("0006_mode_and_completion_reason", "suspension_context", "{}"),
+            ("0006_mode_and_completion_reason", "suspended_awaiting_children", "[]"),
+            ("0006_mode_and_completion_reason", "suspended_step_id", "step-1"),
+            ("0005_completed_client_tool_calls", "mode", "persistent"),
+            ("0004_root_session_and_call_ownership", "completed_client_tool_calls", '{"c": 1}'),
+            ("0003_pending_client_tool_calls", "client_tool_call_ownership", '{"c": "s"}'),
+            ("0002_remote_sub_sessions", "pending_client_tool_calls", '{"c": {}}'),
+        ):
+            session.update(**{column: value})
+            with pytest.raises(IrreversibleError, match=column):
+                call_command("migrate", "helix_store", target, database=alias, verbosity=0)
+            session.update(**{column: None})
+        call_command("migrate", "helix_store", "0002_remote_sub_sessions", database=alias, verbosity=0)
         call_command("migrate", "helix_store", database=alias, verbosity=0)
         assert DatabaseStateStore(alias).session_exists("s")
 
@@ -179,7 +238,7 @@ class TestGoingBack:
             expected[row.checkpoint_id] = f'{{"kept":"{"x" * 500}","m":{number}}}'
         Checkpoint.objects.using(alias).filter(pk=bases[1].pk).update(checkpoint_id=None)
 
-        call_command("migrate", "helix_store", "0010_streams", database=alias, verbosity=0)
+        call_command("migrate", "helix_store", MIGRATIONS[7], database=alias, verbosity=0)
         with fresh_database.connection.cursor() as cursor:
             cursor.execute(
                 "SELECT checkpoint_id, payload, size_bytes - length(envelope) FROM helix_store_checkpoint "
@@ -210,7 +269,7 @@ def test_payloads_are_compressed_with_lz4_where_the_server_has_it(fresh_postgres
         for table in ("message", "staged_change", "stream_chunk"):
             cursor.execute(columns, [f"helix_store_{table}"])
             assert dict(cursor.fetchall())["payload"] == asked
-        call_command("migrate", "helix_store", "0011_checkpoint_deltas", database=alias, verbosity=0)
+        call_command("migrate", "helix_store", MIGRATIONS[7], database=alias, verbosity=0)
         cursor.execute(columns, ["helix_store_checkpoint"])
         assert dict(cursor.fetchall())["payload"] == ""
 
@@ -222,7 +281,7 @@ def test_a_vacuum_leaves_the_table_of_staged_changes_its_pages(fresh_postgres: F
     with fresh_postgres.connection.cursor() as cursor:
         cursor.execute(options)
         assert cursor.fetchone() == (["vacuum_truncate=false"],)
-        call_command("migrate", "helix_store", "0014_agent_type_lists", database=alias, verbosity=0)
+        call_command("migrate", "helix_store", MIGRATIONS[7], database=alias, verbosity=0)
         cursor.execute(options)
         assert cursor.fetchone() == (None,)
 

@@ -21,12 +21,15 @@ def main() -> int:
     parser.add_argument(
         "--skip-baseline", action="store_true", help="trust that the tests pass without a mutant"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="run only tests of the quick tier, which README's command runs"
+    )
     given = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if given.kind in (None, mutant.kind)]
     if given.sample is not None:
         chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))  # noqa: S311
     made, killed = Counter[str](), Counter[str]()
-    with Copy.made() as copy:
+    with Copy.made(is_quick=given.quick) as copy:
         if not given.skip_baseline:
             copy.require_passing(test for mutant in chosen for test in mutant.tests)
             print("every test passes without a mutant", flush=True)  # noqa: T201

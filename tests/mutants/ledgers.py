@@ -24,6 +24,9 @@ _USAGE_TENANTS: Final = usage("tenant")
 _USAGE_RACES: Final = ("tests/concurrency/test_usage.py",)
 _REPORTS: Final = named("tests/usage/test_reports.py", "test_the_sums_of_a_report")
 _ITEMS: Final = ("tests/items/test_item_log.py",)
+_CAPS: Final = ("tests/contract/test_budgets.py",)
+_CAP_PAGES: Final = ("tests/admin/test_budgets.py", "-k", "another_tenant")
+_CAP_RACES: Final = ("tests/concurrency/test_budgets.py",)
 
 _STEPS: Final = "sessions/database/steps.py"
 _REQUESTS: Final = "sessions/requests.py"
@@ -32,6 +35,9 @@ _USAGE: Final = "usage/database.py"
 _USAGE_SQL: Final = "usage/sql.py"
 _ITEMS_DB: Final = "items/database.py"
 _ITEM_SQL: Final = "items/sql.py"
+_BUDGET_RULES: Final = "budgets/rules.py"
+_BUDGETS: Final = "budgets/database.py"
+_BUDGET_SQL: Final = "budgets/sql.py"
 
 LEDGERS: Final = (
     # --- Operation ids: what a repeat finds
@@ -46,8 +52,8 @@ LEDGERS: Final = (
     Mutant(
         "operation",
         _STEPS,
-        "request.operation_id is None and self.db.has_fast_writes",
-        "self.db.has_fast_writes",
+        "request.operation_id is None and not request.uses",
+        "not request.uses",
         _OPERATIONS,
     ),
     Mutant(
@@ -63,9 +69,7 @@ LEDGERS: Final = (
     Mutant("operation", _REQUESTS, "            self.step.step_id,\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, "            str(self.step.stream_sequence),\n", "", _OPERATIONS),
     Mutant("operation", _REQUESTS, '            self.run_id or "",\n', "", _OPERATIONS),
-    Mutant(
-        "operation", _REQUESTS, "            *(message.text for message in self.messages),\n", "", _OPERATIONS
-    ),
+    Mutant("operation", _REQUESTS, ", *(message.text for message in self.messages)):", ",):", _OPERATIONS),
     Mutant("operation", _REQUESTS, 'len(data).to_bytes(8, "big") + data', "data", _OPERATIONS),
     Mutant(
         "operation",
@@ -86,8 +90,8 @@ LEDGERS: Final = (
     Mutant(
         "usage",
         _USAGE_SQL,
-        "WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s\n",
-        "WHERE session_id = %(recorded_for)s\n",
+        "WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s AND {uncapped}",
+        "WHERE session_id = %(recorded_for)s AND {uncapped}",
         _USAGE_TENANTS,
     ),
     Mutant(
@@ -143,11 +147,13 @@ LEDGERS: Final = (
     Mutant(
         "items",
         _ITEMS_DB,
-        "lock_session(self.db, session_id, guard)",
-        "lock_session(self.db, session_id)",
+        "lock_session(self.db, session_id, guard, *",
+        "lock_session(self.db, session_id, None, *",
         _ITEMS,
     ),
-    Mutant("items", _ITEMS_DB, "session_id, new, guard)", "session_id, new, Guard())", _ITEMS),
+    Mutant(
+        "items", _ITEMS_DB, "session_id, new, guard, *columns)", "session_id, new, Guard(), *columns)", _ITEMS
+    ),
     Mutant(
         "items",
         _ITEMS_DB,
@@ -156,4 +162,18 @@ LEDGERS: Final = (
         _ITEMS,
     ),
     Mutant("items", _ITEMS_DB, 'target), "before": MAX_BIGINT', 'target), "before": 0', _ITEMS),
+    # --- Budgets: spent and held stay within the limit, and spent is the sum of the ledger
+    Mutant("budget", _BUDGET_RULES, "or used + estimate > limit", "", _CAPS),
+    Mutant("budget", _BUDGET_RULES, "used >= limit or", "used > limit or", _CAPS),
+    Mutant("budget", _BUDGETS, "holds.pop(str(own), None)", "holds.clear()", _CAPS),
+    Mutant("budget", _BUDGET_SQL, '"holds -> %(key)s::text ->> 0 = %(token)s::text"', '"true"', _CAPS),
+    Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.scope", "WHERE b.scope", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "WHERE b.tenant = %(tenant)s AND b.name", "WHERE b.name", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "AS c ON c.tenant = b.tenant AND ", "AS c ON ", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "l.tenant = s.tenant AND ", "", _CAPS),
+    Mutant("budget", _BUDGET_SQL, "AS c WHERE c.tenant = b.tenant AND ", "AS c WHERE ", _CAP_PAGES),
+    Mutant("budget", _BUDGET_SQL, "                ON c.tenant = b.tenant AND ", "ON ", _CAP_PAGES),
+    Mutant("budget", _BUDGET_SQL, "l.spent_usd = given.usd AND ", "", _CAP_RACES),
+    Mutant("budget", _BUDGET_SQL, " AND l.holds = given.read", "", _CAP_RACES),
+    Mutant("budget", "counters/counting.py", "usd=-each.usd, tokens=-each.tokens", "usd=0, tokens=0", _CAPS),
 )

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from tests.mutants.mutant import ROOT, Mutant
 from tests.postgres import PostgresCluster
+from tests.tiers import LEFT_OUT, is_below
 
 __all__ = ["PACKAGE", "BrokenTable", "Copy", "Verdict", "mutated"]
 
@@ -71,11 +72,12 @@ class Copy:
 
     folder: Path
     server: str
+    is_quick: bool = False
     times: Iterator[int] = field(default_factory=lambda: count(1_000_000_000))
 
     @classmethod
     @contextmanager
-    def made(cls) -> Iterator[Copy]:
+    def made(cls, *, is_quick: bool = False) -> Iterator[Copy]:
         with tempfile.TemporaryDirectory(prefix="helix-mutants-") as folder:
             for name in _COPIED:
                 source, target = ROOT / name, Path(folder) / name
@@ -86,7 +88,7 @@ class Copy:
                 else:
                     shutil.copy(source, target)
             with PostgresCluster() as cluster:
-                yield cls(Path(folder), cluster.url)
+                yield cls(Path(folder), cluster.url, is_quick)
 
     def require_passing(self, tests: Iterable[str]) -> None:
         """Without a mutant every test passes; else a failure would prove nothing."""
@@ -106,6 +108,9 @@ class Copy:
             raise BrokenTable(f"{mutant} ended with exit code {ran.code}:\n{ran.output}")
         return Verdict(mutant, ran.failed, ran.seconds, has_ended=ran.code != _NO_END)
 
+    def _leaves_out(self, test: str) -> bool:
+        return self.is_quick and is_below(test.partition("::")[0], LEFT_OUT)
+
     def _write(self, file: Path, text: str) -> None:
         """Each text gets a time that no other had: Python knows by it that a compiled file is too old."""
         file.write_text(text)
@@ -113,12 +118,16 @@ class Copy:
         os.utime(file, (at, at))
 
     def _run(self, tests: Iterable[str], *options: str, seconds: float | None = None) -> _Ran:
-        """Run tests in one process."""
+        """Run tests in one process; of the quick tier only those that it has."""
+        chosen = [each for each in dict.fromkeys(tests) if not self._leaves_out(each)]
+        if not chosen:
+            return _Ran(_PASSED, None, "", 0.0)
         command = [
             *(sys.executable, "-m", "pytest", "-q", "--reuse-db", "--tb=line"),
             *("-p", "no:cacheprovider", "-p", "pytest_django.plugin", "-p", "pytest_asyncio.plugin"),
             *options,
-            *dict.fromkeys(tests),
+            *(["--quick"] if self.is_quick else []),
+            *chosen,
         ]
         environment = {
             **os.environ,

@@ -12,6 +12,7 @@ _VERSIONS: Final = state("on_top_of_another_version")
 _STATUSES: Final = state("compare_and_set_that_does_not_match")
 _FENCED: Final = state("older_than_the_newest", "newest_token_may_write")
 _RUNS: Final = state("run_is_refused_while", "superseded", "supersedes", "run_that_is_over", "run_that_waits")
+_STARTS: Final = state("start_sets_the_session_active")
 _MEMORY: Final = in_memory("supersede")
 _REFS: Final = state("adding_a_ref_that_differs")
 _WAITS: Final = state(
@@ -24,6 +25,7 @@ _WAITS: Final = state(
 )
 _TENANTS: Final = state("tenant")
 _ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
+_OTHER_TENANTS_STREAMS: Final = ("tests/streams/test_retention.py", "-k", "own_tenant")
 _FENCES_OF_TENANTS: Final = ("tests/security/test_fences_of_tenants.py",)
 _LOCKS: Final = locks(
     "tokens_grow_however",
@@ -69,6 +71,8 @@ SESSIONS_AND_LOCKS: Final = (
     # --- Versions
     Mutant("version", _GUARDS, "self.expected_version != current_version", "False", _VERSIONS),
     Mutant("version", _STEP, "s.version = %(expected_version)s", "true", _VERSIONS + _RACES),
+    Mutant("version", _SESSIONS, "s.version = %(expected_version)s", "true", _VERSIONS),
+    Mutant("status", _SESSIONS, "s.status = 'active'", "true", _STARTS),
     # --- Fencing tokens
     Mutant("fence", _GUARDS, "self.fencing_token < newest_token", "False", _FENCED),
     Mutant(
@@ -107,9 +111,10 @@ SESSIONS_AND_LOCKS: Final = (
         "token = %(token)s AND {_IS_HELD}",
         _RESTORED,
     ),
-    Mutant("fence", _LOCK_SQL, "owner = %(owner)s AND acquired_at", "acquired_at", _LOST_LOCKS),
-    Mutant("fence", _LOCK_SQL, " AND acquired_at >= %(since)s", "", _LOST_LOCKS),
-    Mutant("fence", _LOCK_SQL, "token = %(token)s AND expires_at IS NULL", "expires_at IS NULL", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND {_IS_HELD}", "AND {_IS_HELD}", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, "call_id = %(call_id)s AND {_IS_HELD}", "call_id = %(call_id)s", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, " AND call_id = %(call_id)s AND expires_at", " AND expires_at", _LOST_LOCKS),
+    Mutant("fence", _LOCK_SQL, "call_id = %(call_id)s AND expires_at IS NULL", "true", _LOST_LOCKS),
     Mutant("fence", _SNAPSHOT_SQL, " AND claim_token = %(token)s", "", _CLAIMS),
     Mutant("fence", _SNAPSHOT_SQL, " AND claim_owner = %(owner)s", "", _RESTORED),
     Mutant("fence", _SNAPSHOT_SQL, "COALESCE(claim_token, 0) + 1", "1", _CLAIMS),
@@ -215,7 +220,7 @@ SESSIONS_AND_LOCKS: Final = (
     ),
     Mutant("tenant", _STREAM_SQL, '"stream.tenant = %(tenant)s AND ', '"', _STREAMS + _ALL_TENANTS),
     Mutant(
-        "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _STREAMS + _ALL_TENANTS
+        "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _OTHER_TENANTS_STREAMS
     ),
     Mutant("tenant", _STREAM_SQL, "stream.tenant = known.tenant AND ", "", _STREAM_COMMAND),
     Mutant("tenant", _OPENAI_SQL, "AND (owner IS NULL OR owner = %(owner)s)", "", _RUN_STATES),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.mutants.approvals import APPROVALS
 from tests.mutants.ledgers import LEDGERS
+from tests.mutants.posts import POSTS
 from tests.mutants.sessions_and_locks import SESSIONS_AND_LOCKS
 from tests.mutants.upkeep import UPKEEP
 
 __all__ = ["MUTANTS"]
 
-MUTANTS: Final = (*SESSIONS_AND_LOCKS, *LEDGERS, *UPKEEP)
+MUTANTS: Final = (*SESSIONS_AND_LOCKS, *APPROVALS, *POSTS, *LEDGERS, *UPKEEP)

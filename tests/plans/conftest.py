@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db import connections
 from pytest_django import DjangoDbBlocker
 
+from tests import databases
 from tests.databases import ALIASES, CommittedDatabase, close_connections, delete_all_rows, fresh_tenant
 from tests.plans.calls import ANALYSED, POSTGRES, SQLITE
 from tests.plans.rows import World, fill
@@ -30,7 +31,7 @@ def world(
     assert alias is not None
     with django_db_blocker.unblock():
         delete_all_rows(alias)
-        _forget_statistics(alias)
+        forget_statistics(alias)
         world = World(name, CommittedDatabase(alias=alias, tenant=fresh_tenant()))
         try:
             fill(world)
@@ -39,7 +40,7 @@ def world(
             yield world
         finally:
             delete_all_rows(alias)
-            _forget_statistics(alias)
+            forget_statistics(alias)
             close_connections()
 
 
@@ -48,12 +49,9 @@ def _run(alias: str, sql: str) -> None:
         cursor.execute(sql)
 
 
-def _forget_statistics(alias: str) -> None:
-    """SQLite keeps them in a table, and each connection in its memory."""
+def forget_statistics(alias: str) -> None:
     if connections[alias].vendor == "sqlite":
-        _run(alias, "ANALYZE sqlite_schema")
-        _run(alias, "DELETE FROM sqlite_stat1")
-        connections[alias].close()
+        databases.forget_statistics(alias)
     else:
         # Deleted rows have left large and empty indexes, and the planner goes by their size.
         tables = ", ".join(

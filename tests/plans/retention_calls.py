@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.db.models import QuerySet
 
 from helix_store.cleanup import erase, references, trees
-from helix_store.cleanup.requests import RetentionRequest
 from helix_store.cleanup.retention import Retention
 from helix_store.core.retention import RetentionPolicy
 from helix_store.core.types import SessionStatus
@@ -30,7 +30,8 @@ _DOCUMENTS: Final = "SQLite has no index of documents: it looks for branches in 
 
 
 def _first_page(world: World) -> Callable[[], object]:
-    request = RetentionRequest(
+    retention = partial(
+        Retention,
         using=world.database.alias,
         tenant=world.database.tenant,
         policy=_EVERY_STATUS,
@@ -38,7 +39,7 @@ def _first_page(world: World) -> Callable[[], object]:
         now=NOW + timedelta(days=1),
         dry_run=True,
     )
-    return lambda: next(Retention(request).batches())
+    return lambda: next(retention().batches())
 
 
 def _of_page(function: Callable[[Database, list[int]], object]) -> Make:
@@ -59,6 +60,11 @@ def _of_ids(rows: Callable[[Database, list[int], list[str]], QuerySet[Any]]) -> 
         return list(rows(db, keys, list(ids)))
 
     return _of_page(read)
+
+
+def _posts_of_a_user(world: World) -> Callable[[], object]:
+    db = Database(world.database.alias, world.database.tenant)
+    return lambda: list(references.posts_of(db, "author-7"))
 
 
 def _erase(**options: Any) -> Make:
@@ -87,6 +93,7 @@ RETENTION_CALLS: Final = [
         _of_ids(lambda db, keys, ids: references.kept_usage(db, ids)),
         gaps=gap("with statistics SQLite reads all entries of deleted sessions", [ANALYSED]),
     ),
+    Call("posts of a user", _posts_of_a_user),
     Call("erase a session", _erase(force=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
     Call("erase a session, dry", _erase(dry_run=True), sorts=PAGE, gaps=gap(_DOCUMENTS, [SQLITE, ANALYSED])),
 ]

@@ -16,6 +16,8 @@ from django.db.models import Model, OuterRef, Subquery
 from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.items import ItemLog
 from helix_store.models import (
+    Budget,
+    BudgetCounter,
     Checkpoint,
     CheckpointKind,
     InterruptRequest,
@@ -23,6 +25,7 @@ from helix_store.models import (
     Lock,
     Message,
     Operation,
+    Post,
     Run,
     Session,
     StagedChange,
@@ -32,6 +35,7 @@ from helix_store.models import (
     UsageEntry,
 )
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -46,16 +50,21 @@ from helix_store.testing.usage.base import (
 from tests.databases import CommittedDatabase
 
 __all__ = [
-    *("BUSY", "BUSY_GRAPH", "LONG", "NOW", "SESSIONS", "STEPPING", "TEMPLATE", "World"),
+    *("BUSY", "BUSY_GRAPH", "CAPPED", "CHAT", "LONG", "NOW", "SESSIONS", "STEPPING", "TEMPLATE", "World"),
     *("fill", "write_templates"),
 ]
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SESSIONS = 10_000
 """Of each tenant, named ``session-1``, ``session-2``…"""
-BUSY, BUSY_GRAPH, STEPPING = "session-7", "session-5", "session-9"
+BUSY, BUSY_GRAPH, STEPPING, CHAT = "session-7", "session-5", "session-9", "session-11"
 LONG = 1_000
 """Rows that a busy session has of each kind; the others that have any have a few."""
+
+BUDGETS = 30_000
+"""Named ``budget-1``…, each of a user of its own, ``capped-1``…. One in a hundred belongs to the tenant
+``CAPPED``, which has no session; the others belong to tenants of their own."""
+CAPPED = "capped"
 
 TEMPLATE = "template"
 _USED = 3_000
@@ -85,6 +94,10 @@ class World:
         return DatabaseUsageStore(self.database.alias, tenant=self.database.tenant)
 
     @cached_property
+    def budgets(self) -> DatabaseBudgetStore:
+        return DatabaseBudgetStore(self.database.alias, tenant=CAPPED)
+
+    @cached_property
     def streams(self) -> DatabaseStreamManager:
         return DatabaseStreamManager(self.database.alias, tenant=self.database.tenant)
 
@@ -103,12 +116,16 @@ class World:
 def fill(world: World) -> None:
     """Write one row of each kind through the stores, and copy it in the database, which must be empty."""
     write_templates(world)
+    world.budgets.set_budget("budget", scope="user", value="somebody", limit_tokens=1)
+    counter = {"tenant": CAPPED, "name": "budget", "value": "somebody"}
+    BudgetCounter.objects.using(world.database.alias).create(**counter)
     copies = _Copies(world)
     copies.of_sessions()
     copies.of_histories()
     copies.point_at_current_state()
     copies.of_work()
     copies.of_usage()
+    copies.of_budgets()
     copies.of_locks()
     copies.of_streams()
 
@@ -128,6 +145,7 @@ def write_templates(world: World) -> None:
     store.stage_changes(TEMPLATE, "waiting", {"tool_call_id": "call"})
     store.add_sub_session_refs(TEMPLATE, [{"sub_session_id": "sub", "agent_type": "a", "status": "active"}])
     store.request_interrupt(TEMPLATE)
+    store.post_message(TEMPLATE, {"role": "user"}, key="key", author="author", not_before=NOW)
     world.locks.acquire(TEMPLATE)
     world.usage.record_entries(kind(TEMPLATE) for kind in (tokens, tool, sub_agent, custom))
     world.graph.save_checkpoint(TEMPLATE, step=1)
@@ -152,6 +170,7 @@ _LONG_ONES = _Spread(
     f"(CASE n % 2 WHEN 0 THEN {BUSY.partition('-')[2]} ELSE {BUSY_GRAPH.partition('-')[2]} END)",
     f"((n - 1) / 2 + 1 + {_FEW})",
 )
+_CHATS = _Spread(LONG, CHAT.partition("-")[2], f"(n + {_FEW})")
 
 
 class _Copies:
@@ -186,6 +205,7 @@ class _Copies:
             "metadata": self._json("""'{"customer": "' || (n % 499) || '"}'"""),
             "expires_at": self._moment("(n % 1000 - 500) * 60"),
             "pending_deadline": self._moment("(n % 1000 - 500) * 60"),
+            "next_post_at": f"CASE WHEN n % 50 IN (0, 11) THEN {self._moment('-n * 60')} END",
             "created_at": self._moment("-(n * 7919 % 10007) * 600"),
             # A few sessions share each moment.
             "updated_at": self._moment("-(n / 3)"),
@@ -227,7 +247,7 @@ class _Copies:
         ).update(current_id=Subquery(newest.order_by("-version").values("pk")[:1]))
 
     def of_work(self) -> None:
-        """Runs, operations, staged changes, sub-sessions and interrupts."""
+        """Runs, operations, posts, staged changes, sub-sessions and interrupts."""
         for spread in (_FEW_EACH, _LONG_ONES):
             number = spread.row
             turns = {
@@ -239,6 +259,16 @@ class _Copies:
             self._copy_to(spread, Operation, {"operation_id": f"'operation-' || {number}"})
             steps = {"step_id": f"'step-' || ({number} / 10)", "tool_call_id": f"'call-' || {number}"}
             self._copy_to(spread, StagedChange, steps)
+        for spread in (_FEW_EACH, _CHATS):
+            number = spread.row
+            posts = {
+                "post_id": f"'post-' || {number}",
+                "sequence": number,
+                "key": f"'key-' || {number}",
+                "author": f"'author-' || (n % {LONG})",
+                "state": f"CASE {number} % 3 WHEN 0 THEN 'waiting' ELSE 'received' END",
+            }
+            self._copy_to(spread, Post, posts)
         below = {"sub_session_id": f"'session-' || ({_FEW_EACH.session} + {_FEW_EACH.row} * {_USED})"}
         self._copy_to(_FEW_EACH, SubSessionRef, below)
         self._copy(InterruptRequest, _USED, {"session_id": self._key_of("n")})
@@ -254,6 +284,15 @@ class _Copies:
                 "timestamp": self._moment("-n * 60"),
             }
             self._copy(UsageEntry, spread.count, changed)
+
+    def of_budgets(self) -> None:
+        changed = {
+            "tenant": f"CASE n % 100 WHEN 7 THEN '{CAPPED}' ELSE '{self._tenant}-' || n END",
+            "name": "'budget-' || n",
+            "value": "'capped-' || n",
+        }
+        for model in (Budget, BudgetCounter):
+            self._copy(model, BUDGETS, changed)
 
     def of_locks(self) -> None:
         held_until = self._moment("86400")

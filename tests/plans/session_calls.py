@@ -7,10 +7,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from helix_store import announce_due_posts
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import StepInfo
+from helix_store.engine.database import Database
+from helix_store.models import Post
+from helix_store.reports.posts import waiting_posts
+from helix_store.sessions.database.rows import pk_of
 from tests.plans.calls import PAGE, Call, gap
-from tests.plans.rows import BUSY, LONG, NOW, STEPPING, World
+from tests.plans.rows import BUSY, CHAT, LONG, NOW, STEPPING, World
 
 __all__ = ["SESSION_CALLS"]
 
@@ -42,6 +47,20 @@ def _of_old_checkpoint(method: str) -> Make:
         return partial(getattr(world.store, method), BUSY, oldest.checkpoint_id)
 
     return make
+
+
+def _all_posts(world: World) -> Callable[[], object]:
+    return partial(world.store.list_posts, CHAT, states=("waiting", "received", "withdrawn"), limit=PAGE)
+
+
+def _waiting_posts(world: World) -> Callable[[], object]:
+    db = Database(world.database.alias, world.store.tenant, None)
+    posts = Post.objects.using(db.alias).filter(session_id=pk_of(db, CHAT))
+    return partial(waiting_posts, posts, limit=PAGE)
+
+
+def _due_posts_of_all(world: World) -> Callable[[], object]:
+    return partial(announce_due_posts, using=world.database.alias, limit=PAGE)
 
 
 def _first_message(world: World) -> Callable[[], object]:
@@ -138,7 +157,21 @@ SESSION_CALLS: Final = [
     ),
     # Over those that are kept, and over all of the session's rows for the deltas from those that go.
     Call("prune_checkpoints", _of_store("prune_checkpoints", BUSY, keep=LONG - 20), reads=4 * LONG),
+    # Posts. The maximum is counted, and one by another id than the time is looked for in those that wait.
+    Call(
+        "post_message",
+        _of_store("post_message", CHAT, {"role": "user"}, key="new"),
+        reads=_ALL_OF_A_SESSION,
+    ),
+    Call("list_posts", _of_store("list_posts", CHAT, limit=PAGE), reads=_ALL_OF_A_SESSION, sorts=LONG),
+    Call("list_posts of all states", _all_posts, reads=_ALL_OF_A_SESSION, sorts=_ALL_OF_A_SESSION),
+    Call("waiting posts of a report", _waiting_posts, reads=_ALL_OF_A_SESSION),
+    Call("withdraw_post", _of_store("withdraw_post", CHAT, "post-600"), reads=_ALL_OF_A_SESSION),
+    Call("receive_posts", _of_store("receive_posts", CHAT, limit=PAGE), sorts=PAGE),
     # Sweeps
+    # The due posts of a session are counted.
+    Call("find_due_posts", _of_store("find_due_posts", limit=PAGE), reads=_ALL_OF_A_SESSION),
+    Call("find_due_posts of all tenants", _due_posts_of_all, reads=3 * _ALL_OF_A_SESSION),
     Call(
         "find_expired_pending",
         _of_store("find_expired_pending", limit=PAGE),

@@ -6,6 +6,7 @@ import pytest
 from django.test import override_settings
 
 from tests.plans.admin_calls import ADMIN_CALLS
+from tests.plans.budget_calls import BUDGET_CALLS
 from tests.plans.calls import PORTABLE, POSTGRES, Call
 from tests.plans.checkpointer_calls import CHECKPOINTER_CALLS
 from tests.plans.doctor_calls import DOCTOR_CALLS
@@ -21,6 +22,7 @@ CALLS = [
     *SESSION_CALLS,
     *CHECKPOINTER_CALLS,
     *USAGE_CALLS,
+    *BUDGET_CALLS,
     *STREAM_CALLS,
     *RETENTION_CALLS,
     *DOCTOR_CALLS,

@@ -9,7 +9,7 @@ from django.db import connections
 
 from helix_store.core import moments
 from helix_store.models import Checkpoint, Session
-from helix_store.sessions.directory import SessionDirectory
+from helix_store.stores.directory import SessionDirectory
 from tests.databases import CommittedDatabase
 from tests.plans.explained import plans_of
 

@@ -26,17 +26,24 @@ from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.items import ItemLog
 from helix_store.retention import prune_streams
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
     DatabaseUsageStore,
+    InMemoryBudgetStore,
     InMemoryLockManager,
     InMemoryStateStore,
+    InMemoryStore,
     InMemoryStreamManager,
     InMemoryUsageStore,
     Lock,
     MemoryWorld,
     NoOpLockManager,
+    SessionHandle,
+    Step,
+    Store,
+    Turn,
 )
 from helix_store.streams.writer import StreamWriter
 from helix_store.testing.state_store.samples import contents
@@ -139,6 +146,13 @@ ROOMS: Final[dict[str, tuple[type, ...]]] = {
 WITHOUT_BOUNDS: Final = {
     MemoryWorld: "it takes no arguments",
     NoOpLockManager: "it has the methods of the other managers and stores nothing",
+    **dict.fromkeys(
+        (InMemoryStore, SessionHandle, Step, Store, Turn),
+        "its arguments are those of the stores",
+    ),
+    **dict.fromkeys(
+        (DatabaseBudgetStore, InMemoryBudgetStore), "the contract tests of budgets try its arguments"
+    ),
 }
 
 
@@ -184,6 +198,7 @@ _CALL_FIELDS: Final = (
     "deadline",
     "approval_id",
     "on_expiry",
+    "requester",
 )
 _ENTRY: Final = {
     "session_id": "session",
@@ -277,6 +292,7 @@ VALID: Final[dict[str, Any]] = {
     "update_run.status": "completed",
     "expected": ["active"],
     "changes": {},
+    "message": {"role": "user"},
     "messages": [],
     "append_messages": [],
     "keep": 0,
@@ -291,6 +307,7 @@ VALID: Final[dict[str, Any]] = {
     "sub_session_id": "sub",
     "calls": {},
     "tool_call_id": "call",
+    "post_id": "post",
     "kind": "suspended_client_tool",
     "context": {},
     "name": "lock",
@@ -318,6 +335,7 @@ VALID: Final[dict[str, Any]] = {
 COMPANIONS: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "append.keys": lambda value: {"payloads": [None] * len(value) if isinstance(value, list) else []},
     "submit_tool_result.approved": lambda _: {"approval_id": "approval"},
+    "submit_tool_result.input": lambda _: {"approval_id": "approval", "approved": True},
     "submit_tool_result.reason": lambda _: {"approval_id": "approval", "approved": False},
     "save_state.session_id": lambda value: {"state": SessionState(session_id=value, agent_type="agent")},
     "save_state_and_promote_staging.session_id": lambda value: {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 from helix_store.core.limits import (
     MAX_BIGINT,
@@ -92,6 +93,7 @@ _ID: Final = Bound(
         7,
     ],
 )
+_USER_ID: Final = Bound([*_ID.within, 7, UUID(int=7)], [*_ID.beyond[:-1], True, 1.5])
 _OPTIONAL_ID: Final = Bound(["", *_ID.within], _ID.beyond[1:])
 _CHECKPOINT_ID: Final = Bound(
     ["x" * MAX_CHECKPOINT_ID_CHARACTERS], ["", "x" * (MAX_CHECKPOINT_ID_CHARACTERS + 1), "\x00", 7]
@@ -149,11 +151,11 @@ def _many(item: Callable[[int], Any]) -> Bound:
 
 BOUNDS: Final[dict[str, Bound | Growing]] = {
     # Ids
+    **dict.fromkeys(["user_id", "author"], _USER_ID),
     **dict.fromkeys(
         [
             "session_id",
             "agent_type",
-            "user_id",
             "parent_session_id",
             "root_session_id",
             "stream_id",
@@ -161,12 +163,17 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
             "step_id",
             "tool_call_id",
             "approval_id",
+            "actor",
+            "digest",
+            "requester",
             "owner_session_id",
             "new_session_id",
             "operation_id",
             "sub_session_id",
             "name",
             "owner",
+            "post_id",
+            "post_message.key",
             "agent_name",
             "thread_id",
             "before",
@@ -245,7 +252,7 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
     "cost_usd": Bound(
         [0, Decimal(MAX_BIGINT) / 10**12], [-1, Decimal(MAX_BIGINT + 1) / 10**12, Decimal("NaN"), "x", b"1"]
     ),
-    **dict.fromkeys(["expires_at", "timestamp", "requested_at", "deadline"], _MILLISECONDS),
+    **dict.fromkeys(["expires_at", "timestamp", "requested_at", "deadline", "not_before"], _MILLISECONDS),
     **dict.fromkeys(["created_from", "created_to", "date_from", "date_to", "now"], _TIME),
     "graph.get_messages.before": Bound(
         [0, MAX_BIGINT, datetime(1, 1, 1, tzinfo=UTC)], [-1, MAX_BIGINT + 1, 2**70, 1.5, "x", True]
@@ -279,6 +286,7 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
     "list_sessions.status": Bound([*_STATUS.within, list(_STATUS.within)], _STATUS.beyond),
     "update_run.status": _RUN_STATUS,
     "expected": Bound([["active"], list(_STATUS.within)], [["nothing"], "active", ["active"] * 100_001, 7]),
+    "states": Bound([[], ["waiting", "received", "withdrawn"]], [["nothing"], "waiting", [[]], 7]),
     "mode": _one_of("standard", "persistent"),
     "kind": _one_of("interrupt", "abort"),
     "suspend.kind": _SUSPENSION,
@@ -330,6 +338,7 @@ BOUNDS: Final[dict[str, Bound | Growing]] = {
     "graph.update_session.metadata": _DOCUMENT,
     "snapshot": Growing(lambda text: {"version": 1, "text": text}),
     "chunk": Growing(lambda text: {"type": "text", "text": text}),
+    "message": Growing(lambda text: {"role": "user", "content": text}),
     # Collections
     "messages": Growing(lambda text: [{"role": "user", "content": text}]),
     "append_messages": Growing(lambda text: [{"role": "user", "content": text}]),

@@ -17,7 +17,7 @@ from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.cleanup import expired_session_cleanup
 from helix_store.core.types import SessionState, StepInfo
 from helix_store.items import ItemLog
-from helix_store.models import Session, Stream
+from helix_store.models import BudgetCounter, Session, Stream
 from helix_store.models.fields import PayloadField
 from helix_store.stores import DatabaseStateStore, DatabaseStreamManager, DatabaseUsageStore
 from helix_store.testing.usage.base import custom
@@ -34,6 +34,9 @@ _UNCHECKED_NAMES: Final = {("Checkpoint", "status")}
 
 
 def _is_damageable(model: type[Model], field: Field[Any, Any]) -> bool:
+    # It belongs to no session.
+    if model is BudgetCounter:
+        return False
     return isinstance(field, PayloadField | JSONField) or (model.__name__, field.attname) in _UNCHECKED_NAMES
 
 
@@ -153,6 +156,7 @@ class World:
             tracing={"trace": "1"},
             expires_at=LONG_AGO,
         )
+        store.post_message(name, message, key="key", author="u")
         store.request_interrupt(name)
         store.stage_changes(name, "step-9", {"tool_call_id": "c", "merge_changes": {"staged": 1}})
         self.usage.record_entry(custom(session_id=name))
@@ -222,6 +226,7 @@ READS: Final[dict[str, Callable[[World, str], Any]]] = {
     "list_runs": lambda world, name: world.store.list_runs(name),
     "get_current_run": lambda world, name: world.store.get_current_run(name),
     "get_sub_session_refs": lambda world, name: world.store.get_sub_session_refs(name),
+    "list_posts": lambda world, name: world.store.list_posts(name),
     "check_interrupt": lambda world, name: world.store.check_interrupt(name),
     "get_entries": lambda world, name: world.usage.get_entries(name),
     "get_rollup": lambda world, name: world.usage.get_rollup(name, include_sub_agents=True),
@@ -256,6 +261,7 @@ LISTS: Final[dict[str, Callable[[World], Any]]] = {
     "find_expired_pending, one": lambda world: [
         (call.session_id, call.tool_call_id) for call in world.store.find_expired_pending(limit=1)
     ],
+    "find_due_posts": lambda world: world.store.find_due_posts(),
     "query_usage": lambda world: [entry.session_id for entry in world.usage.query_usage().entries],
     "timeseries": lambda world: world.usage.timeseries(
         date_from=EPOCH, date_to=EPOCH + timedelta(days=9_000)
@@ -302,6 +308,7 @@ WRITES: Final[dict[str, Callable[[World, str], Any]]] = {
     "update_sub_session_ref": lambda world, name: world.store.update_sub_session_ref(
         name, f"{name}-child", status="done"
     ),
+    "receive_posts": lambda world, name: world.store.receive_posts(name),
     "branch_session": lambda world, name: world.store.branch_session(name),
     "restore_checkpoint": lambda world, name: world.store.restore_checkpoint(
         name, world.store.list_checkpoints(name).items[-1].checkpoint_id

@@ -65,10 +65,12 @@ Value = Callable[[Names], Any]
 IDENTIFYING: Final[dict[str, Value]] = {
     "agent_type": lambda names: names.agent,
     "approval_id": lambda names: names.approval,
+    "author": lambda names: names.user,
     "calls": lambda names: names.calls,
     "directory": lambda names: names.directory,
     "entries": lambda names: [names.entry],
     "entry": lambda names: names.entry,
+    "key": lambda names: names.key,
     "metadata": lambda names: {"of": names.metadata},
     "model": lambda names: names.model,
     "name": lambda names: names.session,
@@ -94,11 +96,17 @@ IDENTIFYING: Final[dict[str, Value]] = {
     "title": lambda names: names.title,
     "tool_call_id": lambda names: names.call,
     "user_id": lambda names: names.user,
+    "value": lambda names: names.user,
     "workspace_id": lambda names: names.workspace,
 }
 """Parameters whose value can be that of another tenant: an id, a filter, or a payload with ids in it."""
 
-MADE: Final = ("before", "checkpoint_id", "parent_id")
+MADE: Final = {
+    "before": "before",
+    "checkpoint_id": "checkpoint_id",
+    "parent_id": "checkpoint_id",
+    "post_id": "post_id",
+}
 """The same for ids that the stores make; one store's are not those of another: see `Names.made`."""
 
 REQUIRED: Final[dict[str, Any]] = {
@@ -113,24 +121,52 @@ REQUIRED: Final[dict[str, Any]] = {
     "expected": ["active", "running"],
     "from_sequence": 0,
     "keep": 1,
+    "limit_tokens": 1,
     "kind": "suspended_client_tool",
+    "message": MESSAGE,
     "messages": [MESSAGE],
     "older_than": timedelta(),
     "role": "user",
+    "scope": "user",
     "snapshot": {"version": 1},
     "status": "completed",
     "timeout_ms": 1,
 }
 """Values of required parameters that identify nothing."""
 
+GIVEN: Final = frozenset({"limit_tokens"})
+"""Optional parameters that their calls need: they take one of several."""
+
 OPTIONAL: Final = {
+    *("actor", "digest", "input"),
+    *("limit_tokens", "limit_usd", "period"),
     *("approved", "array_replacements", "awaiting_children", "bucket", "chunk_size", "completion_reason"),
     *("content", "count", "created_from", "created_to", "custom_state", "cycle_state", "date_from"),
     *("date_to", "direction", "dry_run", "error", "expected_version", "expires_at", "failure_reason"),
     *("fencing_token", "from_sequence", "group_by", "include_sub_agents", "include_thinking"),
-    *("keep_chunks", "keep_usage", "kind", "kinds", "limit", "message_index", "mode", "node_id"),
+    *(
+        "keep_chunks",
+        "keep_usage",
+        "kind",
+        "kinds",
+        "limit",
+        "message_index",
+        "mode",
+        "node_id",
+        "not_before",
+    ),
     *("node_results", "now", "offset", "order", "order_by", "output", "pending", "pending_nodes", "reason"),
-    *("result", "source", "start_sequence", "status", "step_count", "step_range", "supersede", "tokens_in"),
+    *(
+        "result",
+        "source",
+        "start_sequence",
+        "states",
+        "status",
+        "step_count",
+        "step_range",
+        "supersede",
+        "tokens_in",
+    ),
     *(
         "timeout_ms",
         "tokens_out",
@@ -157,7 +193,9 @@ def choices_of(method: Callable[..., Any]) -> Iterator[tuple[frozenset[str], fro
     parameters = inspect.signature(method).parameters.values()
     named = [each for each in parameters if each.name != "self" and _identifies(method, each)]
     required = frozenset(
-        each.name for each in parameters if each.name != "self" and each.default is each.empty
+        each.name
+        for each in parameters
+        if each.name in GIVEN or (each.name != "self" and each.default is each.empty)
     )
     others = required & {each.name for each in named}
     yield required, others
@@ -195,7 +233,7 @@ def _value(store: type[Any], method: str, name: str, names: Names) -> Any:
     if name == "cursor":
         return names.made[cursor_of(store, method)]
     if name in MADE:
-        return names.made[f"{store.__name__}.{'before' if name == 'before' else 'checkpoint_id'}"]
+        return names.made[f"{store.__name__}.{MADE[name]}"]
     if name == "step":
         return 1 if method.endswith("save_checkpoint") else StepInfo(names.step, 1)
     return IDENTIFYING[name](names) if name in IDENTIFYING else REQUIRED[name]

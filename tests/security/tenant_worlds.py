@@ -25,8 +25,14 @@ WITHOUT_TENANT: Final = {
     "Claim": "is made by a checkpointer for its own tenant",
     "Lock": "is made by a lock manager for its own tenant",
     "MemoryWorld": "is the memory of all tenants",
+    "SessionHandle": "is opened by a store for its own tenant",
+    "Step": "is opened by a handle for its own tenant",
+    "Turn": "is opened by a handle for its own tenant",
 }
 """Public classes of the stores that no caller makes for a tenant, and why."""
+
+OF_PARTS: Final = ("InMemoryStore", "Store")
+"""Classes that only pass their tenant to other stores of this list, as `tests.handles.test_stores` shows."""
 
 PATHS_TO_TENANT: Final = ("tenant", "session__tenant", "stream__tenant")
 
@@ -35,7 +41,7 @@ def public_stores() -> dict[str, type[Any]]:
     """Every public class that is made for a tenant."""
     found = {}
     for module in (helix_store.stores, helix_store.checkpointers):
-        for name in module.__all__:
+        for name in [each for each in module.__all__ if each not in OF_PARTS]:
             if "tenant" in inspect.signature(getattr(module, name)).parameters:
                 found[name] = getattr(module, name)
             else:
@@ -203,8 +209,13 @@ def _fill(face: Any, names: Names, made: dict[str, Any]) -> None:
     key = type(face).__name__
     if hasattr(face, "save_state_and_promote_staging"):
         made[f"{key}.checkpoint_id"] = _fill_sessions(face, names)
+        for post_key in (names.key, None):
+            post = face.post_message(names.session, MESSAGE, key=post_key, author=names.user)
+            made[f"{key}.post_id"] = post.post_id
     elif hasattr(face, "record_entry"):
         face.record_entry(names.entry)
+    elif hasattr(face, "set_budget"):
+        face.set_budget(names.session, scope="user", value=names.user, limit_tokens=1)
     elif hasattr(face, "force_release"):
         assert face.acquire(names.session, owner=names.owner)
     elif hasattr(face, "write_sync"):

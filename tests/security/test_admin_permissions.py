@@ -129,42 +129,41 @@ def test_a_page_has_no_link_to_a_page_that_is_forbidden(visitor: Browser, allowe
                 assert visitor.open(address).status == 200, address
 
 
-@pytest.mark.parametrize(
-    ("model", "columns"),
-    [
-        (SubSessionRef, {"sub_session_id": "mark", "output": '"mark"'}),
-        (InterruptRequest, {"reason": "mark"}),
-        (StagedChange, {"tool_call_id": "mark", "payload": '"mark"'}),
-        (Message, {"role": "mark", "payload": '{"content":"mark"}'}),
-        (Run, {"run_id": "mark", "completion_reason": "mark", "error": '"mark"'}),
-        (Lock, {"owner": "mark"}),
-        (UsageEntry, {"custom_type": "mark", "custom_name": "mark"}),
-        (Stream, {"agent_name": "mark"}),
-    ],
-)
-def test_a_session_page_shows_rows_of_another_model_with_its_permission(
-    visitor: Browser, model: type[Model], columns: dict[str, str]
-) -> None:
+COLUMNS_OF_SECTIONS: Final[dict[type[Model], dict[str, str]]] = {
+    SubSessionRef: {"sub_session_id": "mark", "output": '"mark"'},
+    InterruptRequest: {"reason": "mark"},
+    StagedChange: {"tool_call_id": "mark", "payload": '"mark"'},
+    Message: {"role": "mark", "payload": '{"content":"mark"}'},
+    Run: {"run_id": "mark", "completion_reason": "mark", "error": '"mark"'},
+    Lock: {"owner": "mark"},
+    UsageEntry: {"custom_type": "mark", "custom_name": "mark"},
+    Stream: {"agent_name": "mark"},
+}
+
+
+def test_a_session_page_shows_rows_of_another_model_with_its_permission(visitor: Browser) -> None:
     session = write_session(visitor.database)
     tenant, alias = visitor.database.tenant, visitor.database.alias
     streams = DatabaseStreamManager(alias, tenant=tenant)
     async_to_sync(streams.create_writer)(session.session_id, "run", "agent")
     assert DatabaseLockManager(alias, tenant=tenant).acquire(session.session_id) is not None
-    assert model._default_manager.using(alias).update(**columns)
+    for model, columns in COLUMNS_OF_SECTIONS.items():
+        assert model._default_manager.using(alias).update(**columns)
     _sign_in_to_view(visitor, Session)
     pages = visitor.sections_of(session)
     assert {page.status for page in pages.values()} == {200, 403}
     assert [name for name, page in pages.items() if "mark" in page.text] == []
-    _sign_in_to_view(visitor, Session, model)
-    assert [name for name, page in visitor.sections_of(session).items() if "mark" in page.text] != []
+    for model in COLUMNS_OF_SECTIONS:
+        _sign_in_to_view(visitor, Session, model)
+        assert [name for name, page in visitor.sections_of(session).items() if "mark" in page.text], model
 
 
 def test_a_section_needs_the_permission_to_view_its_rows(visitor: Browser) -> None:
     session = write_session(visitor.database)
     _sign_in_to_view(visitor, Session)
     needs = {section.name: section.needs for section in SECTIONS}
-    # One of the models whose rows it shows is enough.
-    needs["items"] = (Item,)
+    # One of the models whose rows they show is enough.
+    needs |= {"items": (Item,), "conversation": (Message,)}
     for name, models in needs.items():
         page = visitor.page_of(session, section=name)
         assert page.status == (403 if models else 200), name

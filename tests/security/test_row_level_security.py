@@ -6,6 +6,7 @@ import io
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
 from helix_store.models import Lock, Session
 from helix_store.stores import (
+    DatabaseBudgetStore,
     DatabaseLockManager,
     DatabaseStateStore,
     DatabaseStreamManager,
@@ -108,9 +110,11 @@ def live(alias: str, tenant: str) -> None:
         operation_id="operation",
     )
     store.request_interrupt("session")
+    store.post_message("session", {"role": "user", "content": "hello"})
     lock = DatabaseLockManager(alias, tenant=tenant).acquire("session")
     assert lock is not None
     assert lock.refresh()
+    DatabaseBudgetStore(alias, tenant=tenant).set_budget("budget", scope="tenant", limit_usd=1)
     DatabaseUsageStore(alias, tenant=tenant).record_entry(
         UsageEntry(
             session_id="session",
@@ -121,6 +125,7 @@ def live(alias: str, tenant: str) -> None:
             tool_name="search",
             success=True,
             duration_ms=1,
+            cost_usd=Decimal("0.5"),
         )
     )
     streams = DatabaseStreamManager(alias, tenant=tenant)

@@ -261,14 +261,18 @@ def test_a_walk_is_bounded_in_depth_and_in_entries(storage: Storage) -> None:
         assert (caught.value.limit, caught.value.actual) == (limit, limit + 1)
 
 
-def test_a_walk_beyond_its_bounds_is_an_error_of_that_session_alone(
+def test_a_walk_beyond_its_bounds_leaves_the_folder_and_lets_the_session_expire(
     expired: Callable[..., Path],
     cleanup: Callable[[StorageWorkspaceProvider], CleanupSummary],
     provider: StorageWorkspaceProvider,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = expired("hostile")
     (folder / "/".join("d" * 9)).mkdir(parents=True)
     expired("ordinary")
     summary = cleanup(StorageWorkspaceProvider(provider.storage, max_depth=8))
-    assert summary == CleanupSummary(detected=2, marked=1, errors=1, snapshots_deleted=1)
+    assert summary == CleanupSummary(detected=2, marked=2, errors=1, snapshots_deleted=1)
     assert files(folder) == ["own.tar"]
+    assert "'hostile' has expired, but its workspaces were left: max_depth" in caplog.text
+    # It is over: no later cleanup meets it again.
+    assert cleanup(StorageWorkspaceProvider(provider.storage, max_depth=8)) == CleanupSummary()

@@ -59,14 +59,14 @@ def tenants(backend: str, request: pytest.FixtureRequest) -> Iterator[Tenants]:
 
 @pytest.mark.parametrize(("backend", "store"), TRIED)
 def test_another_tenants_ids_are_ids_that_do_not_exist(
-    tenants: Tenants, store: type[Any], security_counts: Counter[str]
+    tenants: Tenants, backend: str, store: type[Any], security_counts: Counter[str]
 ) -> None:
     victim = fresh_tenant()
     secret = tenants.fill(victim, "other")
     stored = tenants.dump(victim)
     nobody = tenants.names_of_nothing("nobody")
     faults = []
-    for method in public_methods(store):
+    for method in public_methods(store) if backend == "postgres" else sync_methods(store):
         calls = [Call(tenants, store, method, *choice) for choice in choices(store, method)]
         own_ids = Call(tenants, store, method, calls[0].chosen | flags_of(store, method), frozenset())
         tried = [(each, way) for each in calls for way in (Call.beside_own_data, Call.in_an_empty_tenant)]
@@ -102,6 +102,12 @@ def test_with_its_own_ids_a_tenant_finds_what_it_stored(tenants: Tenants, store:
 def public_methods(store: type[Any]) -> list[str]:
     """The names of all public methods and properties, sync and async."""
     return [name for name in dir(store) if not name.startswith("_")]
+
+
+def sync_methods(store: type[Any]) -> list[str]:
+    """The names without async twins, which call the same code on every back end."""
+    names = public_methods(store)
+    return [name for name in names if not (name.startswith("a") and name[1:] in names)]
 
 
 def flags_of(store: type[Any], method: str) -> frozenset[str]:

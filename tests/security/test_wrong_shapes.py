@@ -6,14 +6,15 @@ import logging
 from typing import Any
 
 import pytest
-from django.db.models import Model
+from django.db.models import JSONField, Model, Value
 
 from helix_store.core.limits import AS_STORED
 from helix_store.core.types import Checkpoint as CheckpointValue
 from helix_store.core.types import MessagePage, SessionState
 from helix_store.exceptions import ConflictError, IntegrityFault
-from helix_store.models import Checkpoint, Message, Session, StagedChange
+from helix_store.models import BudgetCounter, Checkpoint, Message, Session, StagedChange
 from helix_store.sessions.layout import encode_state
+from helix_store.stores import Store
 from tests.databases import CommittedDatabase
 from tests.security.damaged_world import COLUMNS, LISTS, READS, WRITES, World, damages
 
@@ -96,6 +97,27 @@ def test_a_damaged_column_raises_a_fault_of_its_row_alone(world: World, column: 
         faults += [f"{text[:60]!r}: {fault}" for fault in found]
     assert {name: repr(read(world, "good")) for name, read in READS.items()} == before
     assert "\n".join(faults) == ""
+
+
+def test_damaged_holds_of_a_budget_are_a_fault_or_none(committed_db: CommittedDatabase) -> None:
+    store = Store(committed_db.alias, tenant=committed_db.tenant)
+    store.budgets.set_budget("budget", scope="tenant", limit_tokens=10)
+    store.new_session("session", agent_type="agent")
+    key = Session.objects.using(committed_db.alias).get(tenant=committed_db.tenant).pk
+    counter = BudgetCounter.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
+    with store.session("session").turn(estimate_tokens=3) as turn, turn.step():
+        token = turn.fencing_token
+        assert token is not None
+        assert store.budgets.status("budget").held_tokens == 3
+        others: list[Any] = [[], 7, None, {}, {"x": 1}, {str(key): 7}, {str(key): [token - 1, 0, 5]}]
+        for holds in others:
+            counter.update(holds=Value(holds, JSONField()))
+            assert store.budgets.status("budget").held_tokens == 0, holds
+        for hold in ([token], [token, 0, "5"], [token, 0, 5, 0]):
+            counter.update(holds={str(key): hold})
+            with pytest.raises(IntegrityFault):
+                store.budgets.status("budget")
+        counter.update(holds={})
 
 
 def test_calls_of_a_session_that_cannot_be_read_are_left_out_with_a_warning(

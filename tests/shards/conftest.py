@@ -15,17 +15,11 @@ from pytest_django import DjangoDbBlocker
 from example_project.settings import SQLITE_OPTIONS
 from tests.databases import ALIASES, close_connections, fresh_tenant
 from tests.postgres import PostgresCluster
-from tests.sampling import leave_most_out
 from tests.settings import postgres_database
 from tests.shards.routers import PLACES
 from tests.streams.background import wait_for_background_threads
 
 SECOND = "second"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Partitions change how two tables are read, and the tests of plans look at that."""
-    leave_most_out(config, items, lambda item: "test_partitions.py::TestStateStore::" in item.nodeid)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from helix_store.testing import (
     StreamManagerContract,
     UsageStoreContract,
 )
+from tests.selection import Variant
 from tests.shards.conftest import Pair
 from tests.shards.routers import PLACES
 
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.parametrize("pair_of_aliases", ["postgres"], indirect=T
 class Routed:
     """Stores without ``using``. The tenants of one test are in both databases."""
 
+    variant = Variant()
     pair: Pair
     named: ClassVar[set[str]] = set()
 

@@ -18,8 +18,8 @@ from helix_store.exceptions import InvalidQuery, StoreUnavailable, TenantMoved
 from helix_store.models import Checkpoint, Session
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.testing.usage.base import tokens
-from helix_store.transfer import fences
-from helix_store.transfer.fences import ARRIVING, fence_of, put_up, take_down
+from helix_store.transfer import fence_sql
+from helix_store.transfer.fences import ARRIVING, COPYING, FENCED, fence_of, put_up, take_down
 from helix_store.transfer.moves import TenantMove, find_move
 from tests.adapters.third_party.models import Page
 from tests.cleanup.conftest import LONG_AGO
@@ -142,7 +142,7 @@ def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
                 return ""
 
     relation = Note._meta.get_field("conversation").remote_field
-    monkeypatch.setattr(fences, "children_of_sessions", lambda: [relation])
+    monkeypatch.setattr(fence_sql, "children_of_sessions", lambda: [relation])
 
 
 def write_page(alias: str, tenant: str) -> None:
@@ -180,10 +180,9 @@ def test_rows_that_no_export_has_are_looked_for_behind_the_fence(routed: Pair, u
 class CleanedMove(TenantMove):
     """Between the copy and the comparison, a cleanup of all databases runs."""
 
-    def _copied_rows(self) -> list[str]:
-        problems = super()._copied_rows()
+    def _copy_rows(self) -> None:
+        super()._copy_rows()
         expired_session_cleanup()
-        return problems
 
 
 def test_a_cleanup_of_all_databases_does_not_change_the_copy(routed: Pair) -> None:
@@ -246,7 +245,8 @@ def test_a_database_that_is_down_does_not_keep_a_move_from_its_end(routed: Pair,
 def test_a_move_to_a_database_that_is_lost_is_aborted_by_force(routed: Pair, down: str) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = filled(tenant)
-    put_up(Database(routed.first, tenant), down, "copying")
+    for phase in (COPYING, FENCED):
+        put_up(Database(routed.first, tenant), down, phase)
     with pytest.raises(CommandError, match="cannot be reached"):
         move(tenant, "--abort")
     with pytest.raises(TenantMoved):

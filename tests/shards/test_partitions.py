@@ -22,6 +22,7 @@ from helix_store.stores import DatabaseLockManager, DatabaseStateStore
 from helix_store.testing import StateStoreContract
 from helix_store.testing.state_store.samples import commit_step, full_session, messages
 from tests.databases import ALIASES, close_connections, fresh_tenant
+from tests.selection import Variant
 
 ALIAS = "partitioned"
 PARTS = 16
@@ -84,6 +85,10 @@ def alias(partitioned: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]
 
 
 class TestStateStore(StateStoreContract):
+    """Partitions change how two tables are read, and the tests of plans look at that."""
+
+    variant = Variant(one_in=100)
+
     @pytest.fixture(autouse=True)
     def _partitions(self, alias: str) -> None:
         self.prefix = fresh_tenant()

@@ -24,7 +24,7 @@ from django.core.management import call_command
 from django.db import connections
 from pytest_django import DjangoDbBlocker
 
-from helix_store.app_tables import registered_tables
+from helix_store.catalogue import registered_tables
 from helix_store.exceptions import HelixStoreError
 from helix_store.stores import DatabaseStateStore
 from tests.databases import ALIASES, close_connections

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -39,6 +39,18 @@ def test_one_tenant_or_all_of_them(empty_db: CommittedDatabase) -> None:
     assert prune_streams(**using) == expected  # type: ignore[arg-type]
     assert StreamChunk.objects.using(empty_db.alias).count() == 0
     assert Stream.objects.using(empty_db.alias).count() == 3
+
+
+def test_a_stream_whose_writer_died_is_failed_only_for_its_own_tenant(empty_db: CommittedDatabase) -> None:
+    for tenant in ("-a", "-b"):
+        streams = DatabaseStreamManager(empty_db.alias, tenant=empty_db.tenant + tenant)
+        async_to_sync(streams.create_writer)("stream", "run", "agent")
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    Stream.objects.using(empty_db.alias).update(lease_expires_at=long_ago)
+    pruned = prune_streams(using=empty_db.alias, tenant=empty_db.tenant + "-a", older_than=NO_TIME)
+    assert pruned.failed == 1
+    statuses = Stream.objects.using(empty_db.alias).order_by("tenant").values_list("status", flat=True)
+    assert list(statuses) == ["failed", "active"]
 
 
 def test_it_works_in_batches_of_streams_and_of_chunks(empty_db: CommittedDatabase) -> None:

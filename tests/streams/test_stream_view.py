@@ -97,7 +97,7 @@ async def _shows_headers_chunks_and_the_end(site: Site) -> None:
     async with site.opened("ended") as source:
         assert source.status == 200
         assert source.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert source.headers["cache-control"] == "no-cache"
+        assert source.headers["cache-control"] == "private, no-store"
         assert source.headers["x-accel-buffering"] == "no"
         events = await source.all()
     assert events[0] == Received("message", "1", {"type": "t", "number": 1})
@@ -213,7 +213,7 @@ async def test_only_those_whom_the_project_lets_in_are_let_in(
     with override_settings(HELIX_STORE={"STREAM_PERMISSION": path, "STREAMS": streams}):
         response = await AsyncClient().get("/streams/nowhere/")
     assert response.status_code == status
-    assert response.headers["Cache-Control"] == "no-store"
+    assert response.headers["Cache-Control"] == "private, no-store"
 
 
 def test_wsgi_is_refused_after_the_permission() -> None:

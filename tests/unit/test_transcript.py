@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helix_store.sessions.transcript import Part, parts_of, role_of, turns
+from helix_store.core.transcript import Part, parts_of, role_of, turns
 from tests.strategies import json_values
 
 TEXT = Part(kind="text", text="Hello")
@@ -115,6 +115,35 @@ RESULT = Part(kind="result", text="Rain", call_id="c-1")
         (
             {"role": "user", "content": [{"type": "image", "source": {"id": 7}}, "Hello"]},
             [Part(kind="other", text='{"type": "image", "source": {"id": 7}}', name="image"), TEXT],
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]},
+            [Part(kind="file", text="https://a/b.png", name="image_url")],
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]},
+            [Part(kind="file", text="3 bytes", name="image/png")],
+        ),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "title": "a.pdf", "source": {"type": "base64", "data": "AAAAAA=="}}
+                ],
+            },
+            [Part(kind="file", text="4 bytes", name="a.pdf")],
+        ),
+        (
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "content": None},
+            [THINKING],
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c-1", "name": "weather", "input": {"city": "Kyōto"}}],
+                "tool_calls": [{"id": "c-1", "name": "weather", "args": {"city": "Kyōto"}}],
+            },
+            [CALL],
         ),
         ({"role": "user", "content": {"a": 1}}, [Part(kind="other", text='{"a": 1}', name="part")]),
     ],

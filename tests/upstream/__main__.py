@@ -11,7 +11,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-_SUITES: Final = ("langgraph", "langgraph_conformance", "langgraph_store", "openai_agents", "strands")
+_SUITES: Final = (
+    "langgraph",
+    "langgraph_conformance",
+    "langgraph_store",
+    "openai_agents",
+    "strands",
+    "not_in_dev",
+)
 _DATABASES: Final = ("sqlite", "postgres")
 
 

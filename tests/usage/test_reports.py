@@ -274,7 +274,8 @@ def test_nothing_spent_is_a_report_of_nothing(empty_db: CommittedDatabase) -> No
         {"date_to": 1_773_576_000},
         {"tenant": "a\x00"},
         {"model": ""},
-        {"user_id": 7},
+        {"user_id": 1.5},
+        {"user_id": True},
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""``manage.py demo``: fill a database with agent sessions, to look at in the admin."""
+"""``manage.py demo``: fill a database with agent sessions that you can view in the admin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.db import connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from example_project.command_lines import approval_line, server_line
-from example_project.demo import TripSummary, demonstrate_agent
+from example_project.demo import Emphasis, TripSummary, demonstrate_agent
 from example_project.replay import ReplaySummary, replay_file
 from example_project.transcripts import TranscriptError
 from helix_store.exceptions import HelixStoreError
@@ -110,17 +110,22 @@ class Command(BaseCommand):
 
     # --- What is shown -----------------------------------------------------------------------------
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, emphasis: Emphasis = "none") -> None:
         """Write progress to stderr; none with ``-v0``."""
+        styles = {
+            "heading": self.style.MIGRATE_HEADING,
+            "kill": self.style.ERROR,
+            "success": self.style.SUCCESS,
+        }
         if not self.is_silent:
-            self.stderr.write(line, self.style.HTTP_INFO)
+            self.stderr.write(line, styles.get(emphasis, str))
 
     def progress(self, line: str, is_last: bool) -> None:
-        """On a terminal one line that is overwritten; elsewhere a new line from time to time."""
+        """Show progress: on a terminal in one line that is overwritten, elsewhere in new lines."""
         if self.is_silent:
             return
         if self.stderr.isatty():
-            self.stderr.write(f"\r\x1b[K{line}", self.style.HTTP_INFO, ending="\n" if is_last else "")
+            self.stderr.write(f"\r\x1b[K{line}", str, ending="\n" if is_last else "")
             self.stderr.flush()
         elif is_last:
             self.say(line)
@@ -131,7 +136,7 @@ class Command(BaseCommand):
         killed, undisturbed, _ = trips
         if not killed.same_outcome(undisturbed):
             raise CommandError("The session of the killed worker did not end like the undisturbed one.")
-        self.say("The session of the killed worker ended exactly like the undisturbed one.")
+        self.say("The session of the killed worker ended exactly like the undisturbed one.", "success")
 
     def show_replay(self, summary: ReplaySummary, format: str) -> None:
         self.show([summary.figures()], summary.to_dict(), format)
@@ -140,14 +145,14 @@ class Command(BaseCommand):
         if summary.problems:
             raise CommandError(f"{len(summary.problems)} conversations differ from the file.")
         if summary.stopped_at is not None:
-            raise CommandError(f"Stopped after {summary.stopped_at}; the same command goes on from there.")
+            raise CommandError(f"Stopped after {summary.stopped_at}; the same command continues from there.")
 
     def show(self, rows: Sequence[dict[str, Any]], document: dict[str, Any], format: str) -> None:
         self.stdout.write(json.dumps(document, indent=2) if format == "json" else table(rows))
 
     def show_server(self, database: str) -> None:
-        """Print how to open the pages, with a new user where that is safe."""
-        self.say("Start the server:")
+        """Print how to open the pages, with a new user if that is safe."""
+        self.say("Start the server:", "heading")
         self.say(f"  {server_line()}")
         self.say("Then open")
         self.say(f"  {ADDRESS}/admin/  the sessions")
@@ -171,7 +176,8 @@ class Command(BaseCommand):
             options["using"] = store.alias
         if store.tenant:
             options["tenant"] = store.tenant
-        self.say("One booking waits. To approve it and to finish the trip:")
+        self.say("One booking waits.", "heading")
+        self.say("Approve it in the admin, and the server finishes the trip. Or do both here:")
         self.say(f"  {approval_line(trip.state.session_id, **options)}")
 
 
@@ -196,7 +202,7 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of text in columns with headings."""
+    """Return rows of text in columns with headings."""
     lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

@@ -1,86 +1,117 @@
 import { follow } from "./stream.js";
 
-// The page comes with the stored messages. The stream of the turn brings words while the agent writes, and
-// its messages when they are stored: those replace the words, and show what a reload would show.
+// The stream of the chat brings the words that the agent says now, and tells when something else has changed:
+// then the page loads what is stored. Forms are sent without leaving the page.
 const transcript = document.getElementById("transcript");
-const status = document.getElementById("status");
+const writing = document.getElementById("writing");
+const problem = document.getElementById("problem");
 const compose = document.getElementById("compose");
 const send = compose.querySelector("button");
+const { text, key } = compose.elements;
+const blank = document.getElementById("entry").content.firstElementChild;
 
 const isAtEnd = () => window.innerHeight + window.scrollY >= document.body.scrollHeight - 40;
 const goToEnd = () => window.scrollTo(0, document.body.scrollHeight);
 
-const blank = document.getElementById("entry").content.firstElementChild;
-
-const append = (entry) => {
-  transcript.append(entry);
-  return entry;
+const keepingTheEnd = (change) => {
+  const wasAtEnd = isAtEnd();
+  change();
+  if (wasAtEnd) goToEnd();
 };
 
-const entryOf = ({ role, title, text }) => {
-  const entry = blank.cloneNode(true);
-  entry.className = role;
-  entry.querySelector(".title").textContent = title;
-  entry.querySelector(".text").textContent = text;
-  return entry;
+// The number of the message that is being written.
+let current = -1;
+
+const write = ({ number, is_first: isFirst, delta }) => {
+  if (number < transcript.children.length) return;
+  // A turn that continues after a dead worker says the whole message again.
+  if (isFirst || number !== current) writing.replaceChildren(blank.cloneNode(true));
+  current = number;
+  writing.querySelector(".text").textContent += delta;
 };
 
-const ask = (question) => {
-  document.getElementById("question").textContent = question;
-  document.getElementById("approval").hidden = !question;
-  status.textContent = "";
-  send.disabled = Boolean(question);
+// Elements that stay are not touched, so that a click on them is not lost.
+const update = (element, fresh) => {
+  const added = [...fresh.children];
+  for (const old of [...element.children]) {
+    const same = added.findIndex((child) => child.isEqualNode(old));
+    if (same < 0) old.remove();
+    else added.splice(same, 1);
+  }
+  element.append(...added);
+};
+
+const show = (page) => {
+  const stored = page.getElementById("transcript").children;
+  transcript.append(...[...stored].slice(transcript.children.length));
+  if (current < transcript.children.length) writing.replaceChildren();
+  for (const id of ["waiting", "now"]) update(document.getElementById(id), page.getElementById(id));
+};
+
+// One request after the other, so that an older page never replaces a newer one.
+let last = Promise.resolve();
+
+const load = (url, options) => {
+  const loaded = last.then(async () => {
+    const response = await fetch(url, options);
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    keepingTheEnd(() => show(page));
+    expectMore();
+    return page;
+  });
+  last = loaded.catch(() => {});
+  return loaded;
+};
+
+const refresh = () => load(location.href).catch(() => {});
+
+// A worker that dies says nothing. After its term the stored session shows that nobody drives the chat.
+let timer = 0;
+
+const expectMore = () => {
+  clearTimeout(timer);
+  if (document.getElementById("stop")) timer = setTimeout(refresh, Number(transcript.dataset.termMs) + 1000);
+};
+
+const post = async (form, submitter) => {
+  const body = new FormData(form, submitter);
+  const isMessage = form === compose;
+  if (isMessage) {
+    send.disabled = true;
+    text.value = "";
+  }
+  let draft = body.get("text");
+  try {
+    const page = await load(submitter?.getAttribute("formaction") ?? form.action, { method: "POST", body });
+    const { text: unsent, key: next } = page.getElementById("compose").elements;
+    problem.textContent = page.getElementById("problem").textContent;
+    draft = unsent.value;
+    key.value = next.value;
+  } catch {
+    // The key stays: if the message was stored after all, it is not stored twice.
+    problem.textContent = "The server did not answer. Try again.";
+  }
+  if (isMessage) {
+    send.disabled = false;
+    text.value = [draft, text.value].filter(Boolean).join("\n");
+    goToEnd();
+  }
 };
 
 if (transcript.dataset.events) {
-  let stored = transcript.children.length;
-  let written = null;
-
-  const change = {
-    text_delta: ({ number, delta }) => {
-      if (number < stored) return;
-      written ??= append(blank.cloneNode(true));
-      written.querySelector(".text").textContent += delta;
-    },
-    messages: ({ number, entries }) => {
-      const fresh = entries.slice(Math.max(0, stored - number));
-      if (fresh.length === 0) return;
-      written?.remove();
-      written = null;
-      fresh.map(entryOf).forEach(append);
-      stored += fresh.length;
-    },
-  };
-
-  // A worker that dies says nothing. After its term the server knows that nobody drives the chat.
-  const silence = Number(transcript.dataset.termMs) + 1000;
-  let timer = 0;
-  const expectMore = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => {
-      status.textContent = "The agent has been silent for a while. Reload the page: if it has stopped, it can go on.";
-    }, silence);
-  };
-
-  send.disabled = true;
   expectMore();
-  follow(transcript, status, {
-    comesLater: true,
+  follow(transcript, document.getElementById("status"), {
+    from: Number(transcript.dataset.from),
+    isOpen: "",
     onChunk: (chunk) => {
       expectMore();
-      const wasAtEnd = isAtEnd();
-      change[chunk.type]?.(chunk);
-      if (wasAtEnd) goToEnd();
+      if (chunk.type === "text_delta") keepingTheEnd(() => write(chunk));
+      else refresh();
     },
-    onEnd: ({ question }) => {
-      clearTimeout(timer);
-      ask(question);
-      goToEnd();
-    },
-    onFail: () => {
-      clearTimeout(timer);
-      status.textContent = "The agent failed. Reload the page to let it go on.";
-    },
+  });
+  document.addEventListener("submit", (event) => {
+    event.preventDefault();
+    post(event.target, event.submitter);
   });
 }
 

@@ -11,9 +11,9 @@ const reasons = {
 };
 
 // `element` has the address of the stream and the command of a server that can send it, `status` shows the
-// words. `onChunk` gets each chunk after the sequence `from`, `onTruncated` is called when the oldest ones are
-// gone, `onEnd` gets the output, and `onFail` nothing. A stream that `comesLater` may not exist yet.
-export const follow = (element, status, { from = 0, comesLater = false, onChunk, onTruncated, onEnd, onFail }) => {
+// words; `isOpen` are those of an open connection. `onChunk` gets each chunk after the sequence `from`, and
+// `onTruncated` is called when the oldest ones are gone.
+export const follow = (element, status, { from = 0, isOpen = "answering", onChunk, onTruncated }) => {
   const { events, server } = element.dataset;
   let sequence = from;
 
@@ -33,9 +33,7 @@ export const follow = (element, status, { from = 0, comesLater = false, onChunk,
       return;
     }
     controller.abort();
-    if (response.status === 404 && comesLater) {
-      tryAgain("The answer has not begun.");
-    } else if (response.status in reasons) {
+    if (response.status in reasons) {
       status.textContent = reasons[response.status];
       if (response.status === 501) {
         const command = document.createElement("code");
@@ -57,7 +55,7 @@ export const follow = (element, status, { from = 0, comesLater = false, onChunk,
       status.textContent = text;
     };
     source.onopen = () => {
-      status.textContent = "answering";
+      status.textContent = isOpen;
     };
     source.onmessage = (event) => {
       sequence = Number(event.lastEventId);
@@ -70,14 +68,8 @@ export const follow = (element, status, { from = 0, comesLater = false, onChunk,
         status.textContent = "The connection was lost. The browser connects again.";
       }
     };
-    source.addEventListener("end", (event) => {
-      stop("finished");
-      onEnd?.(JSON.parse(event.data).output);
-    });
-    source.addEventListener("fail", () => {
-      stop("failed");
-      onFail?.();
-    });
+    source.addEventListener("end", () => stop("finished"));
+    source.addEventListener("fail", () => stop("failed"));
     source.addEventListener("paused", () => stop("paused"));
     source.addEventListener("truncated", (event) => {
       source.close();

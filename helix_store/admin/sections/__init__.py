@@ -1,13 +1,15 @@
-"""The sections of the session page, in their order."""
+"""The sections of the session page, in order."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from helix_store.admin.sections.budgets import Budgets
 from helix_store.admin.sections.checkpoints import Checkpoints
 from helix_store.admin.sections.conversation import Conversation
 from helix_store.admin.sections.details import Details
 from helix_store.admin.sections.family import Family
+from helix_store.admin.sections.inbox import Inbox
 from helix_store.admin.sections.items import Items
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.sections.state import State, state_file
@@ -22,9 +24,11 @@ SECTIONS: Final[tuple[Section, ...]] = (
     Conversation(),
     Timeline(),
     Waits(),
+    Inbox(),
     Checkpoints(),
     State(),
     Usage(),
+    Budgets(),
     Family(),
     Items(),
     Stream(),

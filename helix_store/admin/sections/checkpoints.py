@@ -1,40 +1,27 @@
-"""Checkpoints of steps: a page of them, the difference of any two, restore, branch and prune."""
+"""A page of step checkpoints: the difference between any two of them, restore, branch and prune."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import badge, json_start, printable
+from helix_store.actions.checkpoints import BRANCH, PRUNE_CHECKPOINTS, RESTORE
+from helix_store.admin.documents import difference
+from helix_store.admin.elements import badge, printable
 from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.session_operations import BRANCH, PRUNE_CHECKPOINTS, RESTORE
 from helix_store.admin.times import stamp
 from helix_store.core.types import CheckpointHead, SessionState
 from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidPayload
 from helix_store.models import Checkpoint
-from helix_store.sessions.comparison import changes_between, comparable
+from helix_store.reports.comparison import changes_between, shown_state
 
 __all__ = ["CURRENT", "Checkpoints"]
 
 CURRENT: Final = "current"
 
 _PAGE: Final = 25
-_CHANGES: Final = 200
-_VALUE: Final = 600
 _SHORT_ID: Final = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A change between two states."""
-
-    op: str
-    path: str
-    before: str | None
-    after: str | None
 
 
 class Checkpoints(Section):
@@ -80,21 +67,8 @@ class Checkpoints(Section):
             return {"problem": str(error)}
         if before is None or after is None:
             return {"problem": _("A checkpoint that was chosen is deleted.")}
-        changes = list(islice(changes_between(_public(before), _public(after)), _CHANGES + 1))
-        return {
-            "a": printable(a),
-            "b": printable(b),
-            "has_more": len(changes) > _CHANGES,
-            "lines": [
-                Line(
-                    op=change.op,
-                    path=printable(change.path),
-                    before=None if change.op == "add" else _short(change.before),
-                    after=None if change.op == "remove" else _short(change.after),
-                )
-                for change in changes[:_CHANGES]
-            ],
-        }
+        changes = changes_between(shown_state(before), shown_state(after))
+        return {"a": printable(a), "b": printable(b), **difference(changes)}
 
     def _state(self, view: SessionView, checkpoint_id: str) -> SessionState | None:
         session_id = view.session.session_id
@@ -105,16 +79,6 @@ class Checkpoints(Section):
         except InvalidPayload:
             return None
         return None if found is None else found.state
-
-
-def _public(state: SessionState) -> dict[str, Any]:
-    """A state without its tracing context, which may hold secrets."""
-    return {name: value for name, value in comparable(state).items() if name != "tracing_context"}
-
-
-def _short(value: Any) -> str:
-    text, is_cut = json_start(value, _VALUE)
-    return printable(text) + ("…" if is_cut else "")
 
 
 def _row(view: SessionView, head: CheckpointHead, keys: dict[str | None, int]) -> dict[str, Any]:

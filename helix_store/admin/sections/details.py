@@ -1,4 +1,4 @@
-"""The rest of a session: its labels, its counts and times, and its output."""
+"""The other data of a session: its labels, its counts and times, and its output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from django.db.models.functions import Substr
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import hide_secrets, json_block, printable
-from helix_store.admin.payloads import PayloadText
 from helix_store.admin.sections.section import DOCUMENT_LIMIT, Section, SessionView, current_row
 from helix_store.admin.times import stamp
+from helix_store.reports.payloads import PayloadText
 
 __all__ = ["Details", "current_envelope"]
 
@@ -20,7 +20,7 @@ _LONGEST_LINE: Final = 1_000
 
 
 def current_envelope(view: SessionView) -> str | None:
-    """The start of the rest of the current state, which is whole if it has at most `DOCUMENT_LIMIT`."""
+    """Return the start of the current state's envelope. It is complete if it is within `DOCUMENT_LIMIT`."""
     found = (
         current_row(view)
         .values_list(PayloadText(Substr("envelope", 1, DOCUMENT_LIMIT + 1)), flat=True)
@@ -84,7 +84,7 @@ class Details(Section):
 
 
 def _outcome(envelope: Any) -> Any:
-    """The fields of a state that are not columns of its session. Another shape may hide a tracing context."""
+    """Return the state's fields that are not session columns. Other shapes may hide a tracing context."""
     if not isinstance(envelope, dict):
         return hide_secrets(envelope)
     return {name: envelope[name] for name in _IN_ENVELOPE_ONLY if name in envelope}

@@ -1,26 +1,24 @@
-"""Items of the session in lanes, and how many rows other apps keep with it."""
+"""The items in the session's lanes, and the number of rows that other apps keep with the session."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from django.db.models import Count
-from django.db.models.functions import Length, Substr
+from django.db.models.functions import Length
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.app_rows import app_rows
 from helix_store.admin.elements import identifier, printable
 from helix_store.admin.items import item_preview
-from helix_store.admin.messages import PREVIEW_SOURCE, message_start
-from helix_store.admin.payloads import PayloadText
+from helix_store.admin.sections.app_rows import app_rows, counted_tables
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import stamp
-from helix_store.app_tables import registered_tables
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
+from helix_store.reports.previews import PREVIEW_SOURCE, message_start, payload_start
 
 __all__ = ["Items"]
 
@@ -34,15 +32,14 @@ class Items(Section):
     label = _("Items")
 
     def is_visible(self, view: SessionView) -> bool:
-        tables = registered_tables("session")
-        return view.may_view(Item) or any(view.may_view(table.model) for table in tables)
+        return bool(counted_tables(view))
 
     def context(self, view: SessionView) -> dict[str, Any]:
         found: dict[str, Any] = {"tables": app_rows(view)}
         return found | self._lanes(view) if view.may_view(Item) else found
 
     def _lanes(self, view: SessionView) -> dict[str, Any]:
-        """The lanes, and a page of the newest items of one: the chosen one, or the first."""
+        """Return the lanes, and a page of the newest items of one of them: the chosen lane or the first."""
         rows = Item.objects.using(view.alias).filter(session=view.session.pk)
         lanes = list(rows.values_list("lane").annotate(number=Count("pk")).order_by("lane")[: _LANES + 1])
         if not lanes:
@@ -63,8 +60,8 @@ class Items(Section):
 
     def _page(self, rows: Any, before: int | None) -> list[dict[str, Any]]:
         newest = rows.filter(pk__lt=MAX_BIGINT if before is None else before).order_by("-pk")
-        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
-        found = newest.values_list("pk", "key", "created_at", Length("payload"), start)[: _PAGE + 1]
+        columns = ("pk", "key", "created_at", Length("payload"), payload_start())
+        found = newest.values_list(*columns)[: _PAGE + 1]
         return [
             {
                 "id": key,
@@ -79,7 +76,7 @@ class Items(Section):
 
 
 def _chosen(view: SessionView, first: str) -> str:
-    """The lane of the address, or the first one. The empty name is that of the default lane."""
+    """Return the lane that the address names, or the first one. The default lane has an empty name."""
     try:
         return lane_name(view.request.GET.get("lane", first))
     except (InvalidPayload, LimitExceeded):
@@ -92,7 +89,7 @@ def _shown(name: str) -> str:
 
 
 def _kind(start: str) -> str:
-    """What an item says that it is: its type or its role."""
+    """Return the type or role that an item specifies."""
     try:
         item = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
     except IntegrityFault:

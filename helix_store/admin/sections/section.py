@@ -1,9 +1,10 @@
-"""What the sections of the session page have in common: what they may read, and links to themselves."""
+"""The common base of the session page's sections: bounded reads, and links back to the section."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
@@ -12,32 +13,34 @@ from django.db.models.functions import Cast, Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from helix_store.actions.action import Action
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.elements import identifier, link
+from helix_store.admin.lists import OperatedList
 from helix_store.admin.operating import Button
-from helix_store.admin.operations import Operation
-from helix_store.admin.payloads import FreeText, PayloadText
 from helix_store.core.payloads import decode
+from helix_store.counters.rules import Spender
+from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Checkpoint, Session
 from helix_store.models.fields import PayloadField
+from helix_store.reports.budgets import BudgetReport, reports_of_session
+from helix_store.reports.payloads import FreeText, PayloadText
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-    from helix_store.admin.session_page import SessionPage
-
 __all__ = ["DOCUMENT_LIMIT", "TOO_LONG", "UNREADABLE", "Section", "SessionView", "current_row", "decoded"]
 
 DOCUMENT_LIMIT = 200_000
-"""Characters of a document that a page reads."""
+"""The number of characters of a document that a page reads."""
 
 _LONGEST_PARAMETER = 2_000
 
 
 class Unreadable:
-    """A stored document that cannot be shown; false."""
+    """A falsy value for a stored document that cannot be shown."""
 
     def __bool__(self) -> bool:
         return False
@@ -48,10 +51,10 @@ UNREADABLE, TOO_LONG = Unreadable(), Unreadable()
 
 @dataclass
 class SessionView:
-    """One session as one user looks at it. All reads are of the database where the session was found."""
+    """One session as seen by one user. All reads use the database in which the session was found."""
 
     request: HttpRequest
-    page: SessionPage
+    page: OperatedList
     session: Session
     section: str = ""
     texts: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +64,10 @@ class SessionView:
         return str(self.session._state.db)
 
     @property
+    def db(self) -> Database:
+        return Database(self.alias, self.session.tenant)
+
+    @property
     def store(self) -> DatabaseStateStore:
         return DatabaseStateStore(self.alias, tenant=self.session.tenant)
 
@@ -68,55 +75,63 @@ class SessionView:
     def usage(self) -> DatabaseUsageStore:
         return DatabaseUsageStore(self.alias, tenant=self.session.tenant)
 
+    @cached_property
+    def budgets(self) -> list[BudgetReport]:
+        """The budgets that apply to the session, by name. One statement, when they are first used."""
+        session = self.session
+        root_id = session.root_session_id or session.session_id
+        spender = Spender(root_id, session.user_id, session.agent_type)
+        return reports_of_session(Database(self.alias, session.tenant), spender)
+
     def may_view(self, *models: type[Model]) -> bool:
         return all(self.page.may_view(self.request, model) for model in models)
 
-    def buttons(self, *operations: Operation) -> list[Button]:
+    def buttons(self, *operations: Action) -> list[Button]:
         return self.page.buttons(self.request, self.session, operations)
 
-    def may(self, operation: Operation) -> bool:
-        return operation.is_permitted(self.request)
+    def may(self, operation: Action) -> bool:
+        return operation.is_permitted(self.request.user)
 
     def url(self, section: str = "", **query: Any) -> str:
-        """The page of this session with a section, by default the current one."""
+        """Return the address of this session's page with a section, by default the current one."""
         given = {name: value for name, value in query.items() if value is not None}
         address = self.page.page_url(Session, self.session.pk)
         return f"{address}?{urlencode({'section': section or self.section, **given})}"
 
     def list_url(self, model: type[Model]) -> str:
-        """The list of the rows of this session."""
+        """Return the address of the list of this session's rows."""
         return self.page.list_url(model, **{OF_SESSION: self.session.pk})
 
     def children_url(self) -> str:
-        """The list of the sessions below this one."""
+        """Return the address of the list of this session's sub-sessions."""
         session = self.session
         return self.page.list_url(Session, tenant=session.tenant, parent_session_id=session.session_id)
 
     def text(self, name: str) -> str:
-        """A parameter of the address, cut to a sane length."""
+        """Return a parameter of the address, cut to a sane length."""
         return self.request.GET.get(name, "")[:_LONGEST_PARAMETER]
 
     def number(self, name: str) -> int | None:
-        """A whole number of the address; ``None`` for anything else."""
+        """Return a whole number from the address, or ``None`` for anything else."""
         text = self.text(name)
         return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
     def document(self, column: str) -> Any:
-        """A JSON column of the session, or `UNREADABLE`, or `TOO_LONG`; ``None`` for an empty column.
+        """Return a JSON column of the session, `UNREADABLE` or `TOO_LONG`, or ``None`` for an empty column.
 
-        The columns of one call of `read` are read by one query.
+        `read` must have read the column. One call of `read` takes one query.
         """
         return decoded(self.texts[column])
 
     def read(self, *columns: str) -> None:
-        """Read the starts of columns of text, as `document` and ``texts`` give them."""
+        """Read the starts of text columns for `document` and ``texts``."""
         starts = {name: _start(name) for name in columns if name not in self.texts}
         rows = Session.objects.using(self.alias).filter(pk=self.session.pk).values_list(*starts.values())
         found = rows.first() or [None] * len(starts)
         self.texts.update(zip(starts, found, strict=True))
 
     def session_urls(self, session_ids: Iterable[str | None]) -> dict[str, str]:
-        """The pages of the sessions of this tenant that have one of these ids."""
+        """Return the addresses of this tenant's sessions that have one of these ids."""
         wanted = {session_id for session_id in session_ids if session_id is not None}
         if not wanted:
             return {}
@@ -127,7 +142,7 @@ class SessionView:
         }
 
     def session_links(self, session_ids: Iterable[str]) -> dict[str, SafeString]:
-        """A link for each id of a session of this tenant; for other ids the id."""
+        """Return a link for each id of a session of this tenant, and the plain id for any other."""
         wanted = list(session_ids)
         urls = self.session_urls(wanted)
         return {
@@ -136,7 +151,7 @@ class SessionView:
 
 
 def current_row(view: SessionView) -> QuerySet[Checkpoint]:
-    """The row that holds the current state; none for a session that has lost it."""
+    """Return a queryset of the row with the current state. It is empty if the session has lost the state."""
     key = view.session.current_id or 0
     return Checkpoint.objects.using(view.alias).filter(session=view.session.pk, pk=key)
 
@@ -148,11 +163,11 @@ def _start(column: str) -> PayloadText:
     return (PayloadText if is_document else FreeText)(Substr(text, 1, DOCUMENT_LIMIT + 1))
 
 
-def decoded(text: str | None) -> Any:
-    """A stored document, or why there is none to show."""
+def decoded(text: str | None, *, limit: int | None = DOCUMENT_LIMIT) -> Any:
+    """Return a stored document, or the marker that explains why it cannot be shown."""
     if text is None:
         return None
-    if len(text) > DOCUMENT_LIMIT:
+    if limit is not None and len(text) > limit:
         return TOO_LONG
     try:
         return decode(text)
@@ -161,9 +176,9 @@ def decoded(text: str | None) -> Any:
 
 
 class Section:
-    """A part of the session page with its own address; it reads nothing unless it is shown.
+    """A section of the session page with its own address. It reads nothing unless it is shown.
 
-    ``needs`` are the models whose rows it shows: without permission to view them there is no section.
+    ``needs`` are the models whose rows it shows. Users who may not view all of them do not see the section.
     """
 
     name: ClassVar[str]

@@ -11,15 +11,16 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.documents import MISSING, at, matches, tree
 from helix_store.admin.elements import printable
-from helix_store.admin.payloads import PayloadText, whole_state
 from helix_store.admin.sections.section import Section, SessionView, current_row
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
+from helix_store.models import Session
+from helix_store.reports.payloads import PayloadText, whole_state
 
 __all__ = ["State", "state_file", "state_text"]
 
 _LARGEST: Final = 4_000_000
-"""Bytes of a state that a page reads."""
+"""The number of bytes of a state that a page reads."""
 
 _MATCHES: Final = 100
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -30,7 +31,10 @@ class State(Section):
     label = _("State")
 
     def context(self, view: SessionView) -> dict[str, Any]:
-        context: dict[str, Any] = {"download": view.page.state_url(view.session), "term": view.text("q")}
+        context: dict[str, Any] = {
+            "download": view.page.view_url(Session, "state", view.session.pk),
+            "term": view.text("q"),
+        }
         size = _size(view)
         if size is None:
             return {"problem": _("The state of this session is missing.")}
@@ -59,14 +63,14 @@ class State(Section):
 
 
 def _size(view: SessionView) -> int | None:
-    """Characters of the stored state with what it is a delta from; ``None`` without a state."""
+    """Return the length of the stored state and its base in characters, or ``None`` without a state."""
     lengths = Length(PayloadText("payload")), Length(PayloadText("base__payload"))
     found = current_row(view).values_list(*lengths).first()
     return None if found is None else sum(length or 0 for length in found)
 
 
 def state_text(view: SessionView) -> str | None:
-    """The exact text of the custom state, or ``None``."""
+    """Return the exact text of the custom state, or ``None``."""
     columns = "base_id", PayloadText("payload"), PayloadText("base__payload")
     row = current_row(view).values_list(*columns).first()
     if row is None:
@@ -76,11 +80,11 @@ def state_text(view: SessionView) -> str | None:
 
 
 def state_file(view: SessionView) -> HttpResponse:
-    """The exact text as a file to download."""
+    """Return the exact text as a file to download."""
     text = state_text(view)
     if text is None:
         raise Http404
-    # A text with a mark holds the bytes of a document with lone surrogates.
+    # A text with a leading mark holds the bytes of a document with lone surrogates.
     body = text[1:].encode("latin-1", "replace") if text.startswith("~") else text.encode(errors="replace")
     name = _NOT_IN_A_NAME.sub("_", view.session.session_id)[:80]
     response = HttpResponse(body, content_type="application/json; charset=utf-8")

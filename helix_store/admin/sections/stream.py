@@ -1,4 +1,4 @@
-"""The stream of the session: its last chunks, and what is written while one looks."""
+"""The session's stream: its last chunks, and new chunks while the page is open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store import conf
 from helix_store.admin.elements import badge, one_line, printable
-from helix_store.admin.payloads import PayloadText
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import distance
 from helix_store.core import moments
@@ -21,6 +20,7 @@ from helix_store.core.types import StreamStatus
 from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Stream as StreamRow
 from helix_store.models import StreamChunk
+from helix_store.reports.payloads import PayloadText
 from helix_store.streams.permission import permitted_tenant
 
 __all__ = ["Stream"]
@@ -73,7 +73,7 @@ class Stream(Section):
 
 
 def _joined(chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chunks, with those that continue a text of the same type as one."""
+    """Return the chunks, merging consecutive texts of the same type into one."""
     joined: list[dict[str, Any]] = []
     for chunk in chunks:
         if chunk["type"] and joined and joined[-1]["type"] == chunk["type"]:
@@ -84,7 +84,7 @@ def _joined(chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _chunk(text: str) -> dict[str, str]:
-    """The type and the text of a chunk, where it has them; else its JSON."""
+    """Return the type and the text of a chunk, or its JSON if it does not have both."""
     try:
         chunk = decode(text) if len(text) <= _CHUNK else None
     except (IntegrityFault, RecursionError):
@@ -104,7 +104,7 @@ def _writer(stream: StreamRow) -> Any:
 
 
 def _live_url(view: SessionView, stream: StreamRow) -> str:
-    """The address of the events, if the project has it and it is the stream of this tenant to this user."""
+    """Return the events' address if the project has one and permits this user this tenant's stream."""
     permission = conf.stream_permission()
     if permission is None or stream.status in (StreamStatus.ENDED, StreamStatus.FAILED):
         return ""

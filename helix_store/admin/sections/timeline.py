@@ -1,4 +1,4 @@
-"""Runs, steps, waits and sub-agents on one axis of time, with long idle times cut short."""
+"""Runs, steps, waits and sub-agents on one time axis, with long idle times cut short."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import one_line, printable, tone
+from helix_store.admin.elements import NOTHING, one_line, printable, tone
 from helix_store.admin.names import name_of_status
-from helix_store.admin.payloads import start_of
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import duration, format_time, stamp
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES
 from helix_store.models import Checkpoint, CheckpointKind, Message, Run, SubSessionRef
+from helix_store.reports.payloads import said_by, start_of
 
 __all__ = ["Scale", "Timeline"]
 
@@ -27,13 +27,13 @@ _SUB_AGENTS: Final = 30
 _REASON: Final = 120
 _WIDTH: Final = 1000
 _GAP: Final = 40
-"""Units of the axis that an idle time takes, if it is long."""
+"""The width, in units of the axis, of a long idle time."""
 
 Span = tuple[datetime, datetime]
 
 
 class Scale:
-    """From times to places on an axis of 1000 units. An idle time longer than the work around it is cut."""
+    """A map from times to places on an axis of 1000 units. Idle times longer than the nearby work are cut."""
 
     def __init__(self, busy: Sequence[Span]) -> None:
         merged = _merged(busy)
@@ -101,6 +101,7 @@ class Timeline(Section):
             busy.append((now, now))
         scale = Scale(busy)
         steps = self._steps(view, shown) if view.may_view(Checkpoint) else []
+        _set_starts(steps, self._step_before(view, steps[0]) if steps else None, shown)
         return {
             "rows": list(self._rows(view, scale, shown, steps, sub_agents, now)),
             "gaps": [_placed(scale, start, end) for start, end in scale.gaps],
@@ -118,7 +119,8 @@ class Timeline(Section):
             runs = runs.filter(turn__lt=before)
         reason = start_of("completion_reason", _REASON)
         columns = ("pk", "run_id", "turn", "status", "step_count", "started_at", "ended_at")
-        return list(runs.order_by("-turn").values(*columns, reason=reason)[: _RUNS + 1])
+        error = start_of("error", _REASON)
+        return list(runs.order_by("-turn").values(*columns, reason=reason, error_start=error)[: _RUNS + 1])
 
     def _steps(self, view: SessionView, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         steps = Checkpoint.objects.using(view.alias).filter(
@@ -127,8 +129,14 @@ class Timeline(Section):
             namespace="",
             run_id__in=[run["run_id"] for run in runs],
         )
-        columns = ("run_id", "step_id", "step_count", "created_at", "status", "message_count")
+        columns = ("run_id", "step_id", "step_count", "created_at", "version")
         return list(steps.order_by("-version").values(*columns)[:_STEPS])[::-1]
+
+    def _step_before(self, view: SessionView, first: dict[str, Any]) -> Any:
+        steps = Checkpoint.objects.using(view.alias).filter(
+            session=view.session.pk, kind=CheckpointKind.STEP, namespace="", version__lt=first["version"]
+        )
+        return steps.order_by("-version").values("run_id", "created_at").first()
 
     def _sub_agents(self, view: SessionView, since: datetime) -> list[dict[str, Any]]:
         refs = SubSessionRef.objects.using(view.alias).filter(session=view.session.pk, created_at__gte=since)
@@ -154,20 +162,21 @@ class Timeline(Section):
                 (run["started_at"], end),
                 status=run["status"],
                 note=" · ".join(
-                    filter(None, (name_of_status(run["status"]), one_line(run["reason"] or "", _REASON)))
+                    filter(None, (name_of_status(run["status"]), one_line(_reason(run), _REASON)))
                 ),
                 url=view.page.page_url(Run, run["pk"]),
             )
-            at = run["started_at"]
             for step in steps:
                 if step["run_id"] != run["run_id"]:
                     continue
                 label = _("Step %d") % step["step_count"]
                 url = view.url("conversation", step=step["step_count"]) if view.may_view(Message) else ""
                 step_id = printable(step["step_id"] or "")
-                span = min(at, step["created_at"]), step["created_at"]
-                yield _row(scale, "step", label, span, status="", note=step_id, url=url)
-                at = step["created_at"]
+                start, end = step["started_at"], step["created_at"]
+                span = end if start is None else min(start, end), end
+                yield _row(
+                    scale, "step", label, span, status="", note=step_id, url=url, is_known=start is not None
+                )
             for ref in sub_agents:
                 if run["started_at"] <= ref["created_at"] < next_start:
                     span = ref["created_at"], _end_of(ref, now)
@@ -179,8 +188,31 @@ class Timeline(Section):
                 yield _row(scale, "wait", _("Wait"), (end, next_start), status="paused", note=note)
 
 
+def _set_starts(
+    steps: list[dict[str, Any]], before: dict[str, Any] | None, runs: Iterable[dict[str, Any]]
+) -> None:
+    """Set when each step began: when the previous step of its run ended, or when its run began.
+
+    It is ``None`` if the previous step was deleted.
+    """
+    run_starts = {run["run_id"]: run["started_at"] for run in runs}
+    for step in steps:
+        if before is not None and before["run_id"] == step["run_id"]:
+            step["started_at"] = before["created_at"]
+        elif before is None and step["step_count"] > 1:
+            step["started_at"] = None
+        else:
+            step["started_at"] = run_starts[step["run_id"]]
+        before = step
+
+
+def _reason(run: dict[str, Any]) -> str:
+    """Return the error of a run, which begins with its reason, or only the reason."""
+    return said_by(run["error_start"]) or run["reason"] or ""
+
+
 def _waits(run: dict[str, Any]) -> bool:
-    """Whether the session waits from the end of this run on, until the next one."""
+    """Return whether the session waits from the end of this run until the next one starts."""
     return run["status"] in SUSPENDED_STATUSES and run["ended_at"] is not None
 
 
@@ -189,14 +221,24 @@ def _end_of(ref: dict[str, Any], now: datetime) -> datetime:
     return end
 
 
-def _row(scale: Scale, kind: str, label: Any, span: Span, *, status: str, note: str, url: str = "") -> Row:
+def _row(
+    scale: Scale,
+    kind: str,
+    label: Any,
+    span: Span,
+    *,
+    status: str,
+    note: str,
+    url: str = "",
+    is_known: bool = True,
+) -> Row:
     start, end = span
     return Row(
         kind=kind,
         label=printable(str(label)),
         note=note,
         tone=tone(status) if status else "plain",
-        took=duration(end - start),
+        took=duration(end - start) if is_known else NOTHING,
         title=f"{format_time(start)} to {format_time(end)}",
         url=url,
         **_placed(scale, start, end),
@@ -205,6 +247,6 @@ def _row(scale: Scale, kind: str, label: Any, span: Span, *, status: str, note: 
 
 def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
     x = scale.place(start)
-    # A short one is still seen, also at the end of the axis.
+    # A short bar stays visible, even at the end of the axis.
     width = max(scale.place(end) - x, 4.0)
     return {"x": f"{min(x, _WIDTH - width):.1f}", "width": f"{width:.1f}"}

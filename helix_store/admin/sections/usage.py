@@ -1,4 +1,4 @@
-"""Tokens, tools and costs of the session, and of the session with all that it started."""
+"""The tokens, tools and costs of the session, alone and together with its sub-sessions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Usage(Section):
 
 
 def _name(name: str | None) -> str:
-    # A row that no store has written may lack its name.
+    # A row that was not written by a store may have no name.
     return NOTHING if name is None else printable(name)
 
 

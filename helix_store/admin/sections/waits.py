@@ -1,38 +1,71 @@
-"""What a session waits for: calls to answer, sub-agents, staged changes, and a request to stop."""
+"""The reasons why a session waits: calls to answer, sub-agents, staged changes, and a request to stop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from django.contrib.admin.models import LogEntry
-from django.contrib.contenttypes.models import ContentType
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.documents import tree
+from helix_store.actions.answers import ANSWER
+from helix_store.actions.shown_input import WHOLE, CallInput, InputPart
+from helix_store.admin.documents import difference, tree, whole_tree
 from helix_store.admin.elements import NOTHING, json_block, printable
 from helix_store.admin.names import name_of_status
 from helix_store.admin.operating import Button
-from helix_store.admin.payloads import payload_of, with_payloads
-from helix_store.admin.sections.section import Section, SessionView
-from helix_store.admin.session_operations import ANSWER
+from helix_store.admin.sections.section import TOO_LONG, Section, SessionView, decoded
 from helix_store.admin.times import distance, moment_of_epoch
 from helix_store.core import moments
-from helix_store.exceptions import shown_id
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.exceptions import NotPermitted
 from helix_store.models import Session, StagedChange
+from helix_store.reports.comparison import changes_between
+from helix_store.reports.payloads import PayloadText, json_start, payload_of, with_payloads
+from helix_store.sessions.approvals import (
+    EDITED_FROM,
+    checked_actor,
+    current_call,
+    number_of_approvals,
+    require_permitted,
+)
 
 __all__ = ["Waits", "open_calls"]
 
 _CALLS: Final = 50
 _STAGED: Final = 20
-_LOGGED: Final = 200
-_ANSWER_FIELDS: Final = ("result", "error", "approved", "reason")
+_SHOWN: Final = 60_000
+"""The number of characters of open calls' inputs on one page."""
+_USER: Final = "user:"
+_REFUSALS: Final = {
+    "permission": _("You may not answer it: it needs an active user with its permission."),
+    "requester": _("You may not answer it: it needs somebody other than who asked for it."),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """Who may answer an open call, who has approved it, and why this user may not answer it."""
+
+    requester: str = ""
+    permission: str = ""
+    approvals: int = 1
+    approved_by: str = ""
+    approved: int = 0
+    refusal: str = ""
+    has_approved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call that was or is to be answered. ``approval`` is the raw approval id, for the form."""
+    """A call, answered or not. ``approval`` is the raw approval id, for the form.
+
+    A long input is shown as a ``part`` on a page of its own, ``read_url``.
+    """
 
     id: str
     shown_id: str
@@ -47,11 +80,21 @@ class Call:
     answer_value: SafeString | str
     answered: SafeString | str
     answered_by: str
+    used_by: str
+    digest: str
+    demands: Demands
     button: Button | None
+    may_approve: bool = False
+    editor: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+    part: InputPart | None = None
+    read_url: str = ""
+    previous_url: str = ""
+    next_url: str = ""
 
 
 def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The calls of a column that have no answer yet."""
+    """Return the calls of a column that have no answer yet."""
     calls = document if isinstance(document, dict) else {}
     waiting = ((key, call) for key, call in calls.items() if isinstance(call, dict))
     return [(key, call) for key, call in waiting if "submitted_at" not in call]
@@ -65,22 +108,26 @@ class Waits(Section):
         view.read(
             "pending_client_tool_calls",
             "completed_client_tool_calls",
+            "approved_tool_calls",
             "client_tool_call_ownership",
             "suspension_context",
             "suspended_awaiting_children",
         )
-        pending = view.document("pending_client_tool_calls")
+        pending = _whole(view, "pending_client_tool_calls")
         completed = view.document("completed_client_tool_calls")
-        logged = self._who(view) if pending or completed else {}
         buttons = view.buttons(ANSWER)
         button = buttons[0] if buttons else None
         answered = completed.items() if isinstance(completed, dict) else ()
+        newest = list(answered)[-_CALLS:][::-1]
+        people = _People.of([*_items(pending), *newest])
+        approved = view.document("approved_tool_calls")
+        used = approved if isinstance(approved, dict) else {}
         return {
-            "pending": [_call(key, call, button, logged) for key, call in _items(pending)],
+            "pending": _open(view, pending, button, people, used),
             "pending_text": json_block(view.texts["pending_client_tool_calls"])
             if _is_damaged(pending)
             else "",
-            "completed": [_call(key, call, None, logged) for key, call in list(answered)[-_CALLS:][::-1]],
+            "completed": [_call(key, call, None, people, used.get(key)) for key, call in newest],
             "completed_count": len(answered),
             "completed_text": json_block(view.texts["completed_client_tool_calls"])
             if _is_damaged(completed)
@@ -95,20 +142,8 @@ class Waits(Section):
             "next": view.url(),
         }
 
-    def _who(self, view: SessionView) -> dict[str, str]:
-        """Who answered a call in the admin, by the id of the call as the log shows it."""
-        entries = LogEntry.objects.filter(
-            content_type=ContentType.objects.get_for_model(Session), object_id=str(view.session.pk)
-        ).order_by("-pk")
-        found: dict[str, str] = {}
-        for message, name in entries.values_list("change_message", "user__username")[:_LOGGED]:
-            call_id, separator, _answer = message.rpartition(": ")
-            if separator:
-                found.setdefault(call_id, printable(name or ""))
-        return found
-
     def _elsewhere(self, view: SessionView) -> list[Any]:
-        """Links to the sessions below that own calls of this tree."""
+        """Return links to the sub-sessions that own calls of this tree."""
         owners = view.document("client_tool_call_ownership")
         if not isinstance(owners, dict):
             return []
@@ -137,6 +172,75 @@ class Waits(Section):
         }
 
 
+def _whole(view: SessionView, column: str) -> Any:
+    """Return a document of any length, so that the input of a call can be read to its end."""
+    document = view.document(column)
+    if document is not TOO_LONG:
+        return document
+    rows = Session.objects.using(view.alias).filter(pk=view.session.pk)
+    return decoded(rows.values_list(PayloadText(column), flat=True).first(), limit=None)
+
+
+def _open(
+    view: SessionView, document: Any, button: Button | None, people: _People, used: dict[str, Any]
+) -> list[Call]:
+    """Return the pending calls, or only the one that the address names."""
+    calls = dict(_items(document))
+    named = view.text("call")
+    if isinstance(document, dict) and named in document:
+        calls = {named: document[named]}
+    room = _SHOWN
+    found = []
+    for key, call in calls.items():
+        entry = call if isinstance(call, dict) else {"input": call}
+        text, is_cut = json_start(entry.get("input"), min(room, WHOLE))
+        shown = _call(key, call, button, people, used.get(key))
+        if shown.answer:
+            found.append(shown)
+            continue
+        shown = replace(shown, demands=_demands(view, key, entry, people))
+        if not is_cut:
+            room -= len(text)
+            tree = "" if entry.get("input") is None else whole_tree(entry["input"])
+            changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
+            found.append(
+                replace(
+                    shown,
+                    input=tree,
+                    may_approve=True,
+                    editor=_editable_text(entry),
+                    changes=difference(changes),
+                )
+            )
+        elif key == named:
+            found.append(replace(shown, input="", **_part(view, key, entry)))
+        else:
+            found.append(replace(shown, input="", read_url=_url(view, key)))
+    return found
+
+
+def _part(view: SessionView, key: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a long input. Only the last part can be approved, after all the others."""
+    call = CallInput(view.request.user, view.session, key, entry)
+    part = call.part(view.number("part") or 1, view.text("shown"))
+    part = replace(part, text=printable(part.text))
+    before, after = part.number - 1, part.number + 1
+    return {
+        "part": part,
+        "read_url": _url(view, key) if not part.mark else "",
+        "previous_url": _url(view, key, part=before) if before else "",
+        "next_url": "" if part.is_last else _url(view, key, part=after, shown=part.mark),
+        "may_approve": part.is_last and bool(part.mark),
+    }
+
+
+def _url(view: SessionView, key: str, **query: Any) -> str:
+    try:
+        return view.url(call=key, **query)
+    except UnicodeEncodeError:  # The id has a lone surrogate, so no address can name it.
+        return ""
+
+
 def _items(document: Any) -> list[tuple[str, Any]]:
     return list(document.items())[:_CALLS] if isinstance(document, dict) else []
 
@@ -149,7 +253,76 @@ def _shown(view: SessionView, column: str) -> SafeString | str:
     return "" if view.texts[column] is None else json_block(view.texts[column])
 
 
-def _call(key: str, call: Any, button: Button | None, logged: dict[str, str]) -> Call:
+def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People) -> Demands:
+    call, user = current_call(entry), checked_actor(view.request.user)
+    refusal = ""
+    try:
+        require_permitted(key, call, user)
+    except NotPermitted as exc:
+        refusal = str(_REFUSALS[exc.reason])
+    approved_by = call.get("approved_by", [])
+    return Demands(
+        requester=people.named(call.get("requester")),
+        permission=printable(str(call.get("permission") or "")),
+        approvals=number_of_approvals(call),
+        approved=len(approved_by),
+        approved_by=people.names(approved_by),
+        refusal=refusal,
+        has_approved=user.id in approved_by,
+    )
+
+
+def _editable_text(entry: dict[str, Any]) -> str:
+    """Return the input to edit, with invisible characters as escapes, or nothing if it is not editable."""
+    if entry.get("editable") is not True:
+        return ""
+    value = entry.get("input")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text if printable(text) == text else json.dumps(value, indent=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _People:
+    """The names of the Django users among the actors of some calls."""
+
+    users: dict[str, str]
+
+    @classmethod
+    def of(cls, calls: list[tuple[str, Any]]) -> _People:
+        actors = {
+            actor
+            for _key, call in calls
+            if isinstance(call, dict)
+            for actor in (*_list(call.get("actors")), *_list(call.get("approved_by")), call.get("requester"))
+            if isinstance(actor, str) and actor.startswith(_USER)
+        }
+        model = get_user_model()
+        keys = {}
+        for actor in actors:
+            with suppress(ValidationError):
+                key = model._meta.pk.to_python(actor.removeprefix(_USER))
+                if not isinstance(key, int) or 0 < key <= MAX_BIGINT:
+                    keys[key] = actor
+        found = model._default_manager.in_bulk(keys) if keys else {}
+        return cls({keys[key]: user.get_username() for key, user in found.items()})
+
+    def named(self, actor: Any) -> str:
+        """Return the name of a user, or a text in quotes, so that nobody takes it for a user's name."""
+        if not isinstance(actor, str):
+            return ""
+        if actor in self.users:
+            return printable(self.users[actor])
+        return printable(actor if actor.startswith(_USER) else f"“{actor}”")
+
+    def names(self, actors: Any) -> str:
+        return ", ".join(filter(None, map(self.named, _list(actors))))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _call(key: str, call: Any, button: Button | None, people: _People, approved: Any = None) -> Call:
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
     is_answered = "submitted_at" in entry
@@ -167,7 +340,10 @@ def _call(key: str, call: Any, button: Button | None, logged: dict[str, str]) ->
         answer=_answer_word(answer, entry) if is_answered else "",
         answer_value=_answer_value(answer, entry) if is_answered else "",
         answered=_time(entry.get("submitted_at")),
-        answered_by=logged.get(shown_id(key), "") if is_answered else "",
+        answered_by=people.names(entry.get("actors")) if is_answered else "",
+        used_by=_text(approved["used_by"]) if isinstance(approved, dict) and "used_by" in approved else "",
+        digest="" if is_answered else current_call(entry)["digest"],
+        demands=Demands(),
         button=None if is_answered else button,
     )
 

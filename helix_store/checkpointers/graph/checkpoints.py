@@ -88,7 +88,7 @@ class GraphCheckpoints(DatabaseOperations):
     def select(
         self, session_id: str, *, namespace: str | None, limit: int, after: tuple[int, int] | None
     ) -> tuple[list[GraphCheckpoint], tuple[int, int] | None]:
-        """A page, and its last position when more checkpoints follow."""
+        """Return a page, and its last position if more checkpoints follow."""
         rows = _newest_first(self.db, session_id, namespace)
         if after is not None:
             version, key = after
@@ -139,10 +139,8 @@ class GraphCheckpoints(DatabaseOperations):
         return read_session(columns)
 
     def _locked_source(self, checkpoint_id: str) -> Session:
-        """The checkpoint's session, locked so that its history stands still.
-
-        The joined row may be older than the lock. But a graph checkpoint never changes, and it is deleted
-        only with its session.
+        """Return the checkpoint's session, locked so that its history does not change. The joined row may be
+        older than the lock, but a graph checkpoint never changes, and is deleted only with its session.
         """
         sessions: QuerySet[Any] = Session.objects.using(self.db.alias)
         source = first_row(
@@ -192,7 +190,7 @@ class GraphCheckpoints(DatabaseOperations):
 
 
 def latest_checkpoint(db: Database, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
-    """The checkpoint with the highest version, of one namespace or of all. One query."""
+    """Return the checkpoint with the highest version, of one namespace or of all. One query."""
     row = first_row(_newest_first(db, session_id, namespace).values(*_COLUMNS))
     return None if row is None else _checkpoint_from(row, session_id).readable()
 
@@ -222,7 +220,8 @@ def _checkpoint_from(row: Mapping[str, Any], session_id: str) -> GraphCheckpoint
 
 
 def _id_prefix() -> str:
-    """A UUIDv7 without its last 12 digits."""
-    # New ids of one millisecond may differ in the last digits alone: the other random bits are drawn here.
+    """Return a UUIDv7 without its last 12 digits."""
+    # New ids of one millisecond may differ only in the last digits, because the other random bits are drawn
+    # here.
     random = int.from_bytes(os.urandom(4), "big")
     return f"{new_id()[:15]}{random >> 20:03x}-{0x8000 | random & 0x3FFF:04x}-"

@@ -1,4 +1,4 @@
-"""Messages of graph sessions in the database: each caller gets the rows it wrote; pages lose no message."""
+"""Messages of graph sessions in the database. Each caller gets the rows it wrote; pages lose no message."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GraphMessages(DatabaseOperations):
         return messages
 
     def _next_time(self, head: Session) -> datetime:
-        """A time after that of every message: a page by time cannot end between two equal times."""
+        """Return a time later than every message's, because a page must not end between two equal times."""
         last = first_row(
             Message.objects.using(self.db.alias)
             .filter(session_id=head.pk, sequence=head.message_count)
@@ -79,10 +79,10 @@ class GraphMessages(DatabaseOperations):
 def newest_messages(
     db: Database, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
 ) -> list[StoredMessage]:
-    """The newest messages before an id or a time, oldest first; empty for an unknown session. One query."""
+    """Return the newest messages before an id or a time, oldest first. One query."""
     rows: QuerySet[Message] = Message.objects.using(db.alias).filter(session_id=pk_of(db, session_id))
     if limit is not None:
-        # Numbers have no gaps: a page is a range of them, which every plan finds by an index.
+        # Numbers have no gaps, so a page is a range of numbers, which every plan finds by an index.
         last = _last_number(db, session_id, rows, before)
         rows = rows.filter(sequence__lte=last, sequence__gt=last - limit)
     elif isinstance(before, datetime):
@@ -96,13 +96,13 @@ def newest_messages(
 def _last_number(
     db: Database, session_id: str, rows: QuerySet[Message], before: int | datetime | None
 ) -> Combinable:
-    """The number of the newest message before an id or a time."""
+    """Return the number of the newest message before an id or a time."""
     if before is None:
         return Subquery(session_with_id(db, session_id).values("message_count"))
     newest_first = rows.order_by("-sequence").values("sequence")
     if isinstance(before, datetime):
         return Subquery(newest_first.filter(created_at__lt=before)[:1])
-    # The id of a message of another session is a position too, which takes longer to find.
+    # The id of another session's message is also a position, which takes longer to find.
     own = Subquery(rows.filter(pk=before).values("sequence"))
     return Coalesce(own - 1, Subquery(newest_first.filter(pk__lt=before)[:1]))
 

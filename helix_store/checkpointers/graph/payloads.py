@@ -1,4 +1,4 @@
-"""The layout of graph sessions, messages and checkpoints at rest.
+"""The stored form of graph sessions, messages and checkpoints.
 
 A message's payload is a JSON object with its role, like any other message; a checkpoint's payload holds its
 node results, pending nodes and cycle state. Both are typed JSON. A row that cannot be read is returned
@@ -80,7 +80,7 @@ def new_session(
     metadata: dict[Any, Any] | None,
     limits: Limits,
 ) -> NewSession:
-    """A graph session as it is created. Raises `InvalidPayload` and `LimitExceeded`."""
+    """Return a graph session as it is created. Raises `InvalidPayload` and `LimitExceeded`."""
     typed_metadata = encode_metadata(metadata, limits)
     state = SessionState(
         session_id=session_id,
@@ -121,13 +121,13 @@ def _given_message(message: Any, path: str) -> dict[str, Any]:
 
 
 def encode_message(message: Mapping[str, Any], limits: Limits) -> EncodedMessage:
-    """Check and encode one message; ``None`` and a missing field are the same."""
+    """Check and encode one message; ``None`` means the same as a missing field."""
     checked = _checked_message(message, "")
     return EncodedMessage(checked["role"], _written(checked, limits.max_message_bytes, ""))
 
 
 def _checked_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The fields of a message that are given."""
+    """Return the fields of a message that are given."""
     role = message.get("role")
     if type(role) is not str or role not in MESSAGE_ROLES:
         raise InvalidPayload(path=f"{path}/role", reason=f"expected one of {', '.join(MESSAGE_ROLES)}")

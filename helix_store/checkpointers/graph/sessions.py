@@ -100,7 +100,7 @@ class GraphSessions(DatabaseOperations):
         return self._summaries(self._matching(query))
 
     def _summaries(self, sessions: QuerySet[Session]) -> list[GraphSessionSummary]:
-        """Three queries for any number of sessions, messages and checkpoints."""
+        """Return summaries, with three queries for any number of sessions, messages and checkpoints."""
         messages = Message.objects.using(self.db.alias)
         last_message = messages.filter(session_id=OuterRef("pk"), sequence=OuterRef("message_count"))
         listed = sessions.annotate(last_message_id=Subquery(last_message.values("pk")))
@@ -126,7 +126,7 @@ class GraphSessions(DatabaseOperations):
         ]
 
     def _matching(self, query: GraphSessionQuery) -> QuerySet[Session]:
-        # The index of workspaces finds fewer sessions than that of agent types.
+        # The workspace index finds fewer sessions than the agent type index.
         is_of_workspace = isinstance(query.workspace_id, str)
         sessions = (
             Session.objects.using(self.db.alias)

@@ -1,4 +1,4 @@
-"""The SQL of forks: messages and checkpoints are copied by one statement each."""
+"""The SQL of forks, with one statement that copies messages and one that copies checkpoints."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ COPY_MESSAGES: Final = Statement(f"""
     ORDER BY source.sequence""")
 
 _THIS_ONE: Final = "{row}.kind = 'graph' AND {row}.id = %(forked)s"
-# A later version of the same namespace would be the latest of the fork in place of the forked checkpoint.
+# A later version of the same namespace would replace the forked checkpoint as the fork's latest one.
 _ALL_UP_TO_THIS_ONE: Final = """{row}.kind = 'graph' AND {row}.id <= %(forked)s
     AND ({row}.namespace <> %(namespace)s OR {row}.version <= %(version)s)"""
 
 
 def _copy(is_copied: str) -> Statement:
-    """A copy's id is a prefix and the original's key: the same statement can translate the ids of parents.
-
-    The forked checkpoint has the original as its parent. A parent that is not copied stays.
+    """Return the statement that copies checkpoints. A copy's id is a prefix and the original's key, so the
+    same statement can translate the ids of parents. The forked checkpoint has the original as its parent. A
+    parent that is not copied stays.
     """
     text = f"""
         INSERT INTO {table(Checkpoint)} (
@@ -56,7 +56,7 @@ def _copy(is_copied: str) -> Statement:
         ORDER BY original.id"""
 
     def with_digits(digits: str) -> str:
-        """The text with the last 12 digits of a UUID, from the keys of the rows."""
+        """Return the text with the last 12 digits of a UUID, from the keys of the rows."""
         return text.format(
             original_digits=digits.format("original.id & 281474976710655"),
             parent_digits=digits.format("parent.id & 281474976710655"),

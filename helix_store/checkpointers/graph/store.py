@@ -46,11 +46,10 @@ __all__ = ["GraphCheckpointStore"]
 
 
 class GraphCheckpointStore:
-    """Sessions, messages and checkpoints of graph runtimes in a Django database.
-
-    One checkpoint per wave of nodes, a namespace per sub-graph, forks. Its sessions are sessions of agent
-    type ``graph``: a state store loads them, and this store finds the sessions of a state store by their id.
-    Source: the graph checkpoint store document.
+    """Sessions, messages and checkpoints of graph runtimes in a Django database, with a checkpoint per wave
+    of nodes, a namespace per sub-graph, and forks. Its sessions are sessions of agent type ``graph``: a state
+    store loads them, and this store finds the sessions of a state store by their id. Source: the graph
+    checkpoint store document.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
@@ -99,7 +98,7 @@ class GraphCheckpointStore:
     def get_session(self, session_id: str) -> GraphSession | None:
         """Return a session of any agent type, or ``None``. One query.
 
-        Raises `IntegrityFault` when its metadata cannot be read.
+        Raises `IntegrityFault` if its metadata cannot be read.
         """
         return self._sessions.get(validation.identifier(session_id, "session_id"))
 
@@ -141,8 +140,8 @@ class GraphCheckpointStore:
     ) -> GraphPage[GraphSession]:
         """List graph sessions, the most recently written first. One query.
 
-        An empty workspace id is a filter too; ``None`` means sessions without a workspace.
-        ``limit`` is 1 to 200 (above means 200). Raises `InvalidQuery` and `InvalidCursor`.
+        An empty workspace id is also a filter; ``None`` means sessions without a workspace. ``limit`` is 1 to
+        200 (above means 200). Raises `InvalidQuery` and `InvalidCursor`.
         """
         query = GraphSessionQuery(workspace_id=_workspace_filter(workspace_id))
         return self._page(query, limit, cursor)
@@ -155,9 +154,8 @@ class GraphCheckpointStore:
         limit: int = 50,
         cursor: str | None = None,
     ) -> GraphPage[GraphSession]:
-        """`list_sessions` with a text in title, directory or id, in upper or lower case.
-
-        One query, which reads all graph sessions of the tenant or the workspace: no index holds the text.
+        """List sessions with a text in title, directory or id, ignoring case. One query, which reads all
+        graph sessions of the tenant or the workspace, because no index contains the text.
         """
         if not validation.text(text, "text", limit=MAX_TITLE_BYTES):
             raise InvalidQuery("The text to search for is empty; list_sessions lists all.", path="text")
@@ -178,7 +176,7 @@ class GraphCheckpointStore:
     def list_session_summaries(
         self, workspace_id: str | Unset | None = UNSET, *, limit: int = 50, cursor: str | None = None
     ) -> GraphPage[GraphSessionSummary]:
-        """`list_sessions` with counts and last messages. Three queries for a page of any size."""
+        """List sessions with counts and last messages. Three queries for a page of any size."""
         binding, query = self._bound(GraphSessionQuery(workspace_id=_workspace_filter(workspace_id)), cursor)
         limit = validation.page_limit(limit)
         found = self._sessions.summaries(replace(query, limit=limit + 1))
@@ -192,7 +190,7 @@ class GraphCheckpointStore:
         return GraphPage(items=found[:limit], next_cursor=_next_cursor(found, limit, binding))
 
     def _bound(self, query: GraphSessionQuery, cursor: str | None) -> tuple[list[Any], GraphSessionQuery]:
-        """The binding of the query's cursors, and the query of the page after ``cursor``."""
+        """Return the binding of the query's cursors, and the query of the page after ``cursor``."""
         binding = ["graph sessions", self.tenant, query.workspace_id, query.text]
         if cursor is None:
             return binding, query
@@ -290,7 +288,7 @@ class GraphCheckpointStore:
         """Store the progress of a graph and return the stored checkpoint.
 
         One transaction under the session's lock. Without a ``version`` it takes the next free one of its
-        namespace: a graph may run and resume any number of times. ``node_results`` has a dict with a
+        namespace, so a graph may run and resume any number of times. ``node_results`` has a dict with a
         ``status`` for each node id; typed values are kept. It updates the session's ``updated_at`` and does
         not change its version. Raises `SessionNotFound`, `ConflictError` for a version in use,
         `CheckpointNotFound` for a parent that is not in the session, `InvalidPayload`, `LimitExceeded` and
@@ -320,15 +318,15 @@ class GraphCheckpointStore:
     def get_checkpoint(self, checkpoint_id: str) -> GraphCheckpoint | None:
         """Return a checkpoint by its id alone, or ``None``. One query.
 
-        Raises `IntegrityFault` when it cannot be read.
+        Raises `IntegrityFault` if it cannot be read.
         """
         return self._checkpoints.get(validation.identifier(checkpoint_id, "checkpoint_id"))
 
     def get_latest_checkpoint(self, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
         """Return the checkpoint with the highest version, in one namespace or in all, or ``None``. One query.
 
-        Its step may be lower than that of another checkpoint. Of equal versions in several namespaces it is
-        the one that was saved last.
+        Its step may be lower than that of another checkpoint. If versions in several namespaces are equal, it
+        is the one that was saved last.
         """
         validation.identifier(session_id, "session_id")
         return self._checkpoints.latest(session_id, _namespace_filter(namespace))
@@ -386,14 +384,14 @@ class GraphCheckpointStore:
 
 
 def _workspace_filter(workspace_id: Any) -> str | Unset | None:
-    """`UNSET` for all workspaces, ``None`` for sessions without one; the empty id is a workspace too."""
+    """Check a filter: `UNSET` for all workspaces, ``None`` for sessions without one, or an id, even empty."""
     if isinstance(workspace_id, Unset):
         return workspace_id
     return validation.optional_identifier(workspace_id, "workspace_id", empty=True)
 
 
 def _namespace_filter(namespace: Any) -> str | None:
-    """``None`` for all namespaces; the empty one belongs to the outermost graph."""
+    """Check a filter: ``None`` for all namespaces; the empty one belongs to the outermost graph."""
     return validation.optional_identifier(namespace, "namespace", empty=True)
 
 

@@ -44,14 +44,14 @@ class _WithTypedValues:
 
     @classmethod
     def without_typed_values(cls, **columns: Any) -> Self:
-        """A row with unreadable text: its columns alone."""
+        """Return a row with unreadable text, which has only its columns."""
         row = object.__new__(cls)
         for name, value in columns.items():
             object.__setattr__(row, name, value)
         return row
 
     def readable(self) -> Self:
-        """This row; raises `IntegrityFault` when it cannot be read."""
+        """Return this row. Raises `IntegrityFault` if it cannot be read."""
         for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             getattr(self, each.name)
         return self
@@ -59,7 +59,7 @@ class _WithTypedValues:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Called for missing attributes alone.
+            # Called only for missing attributes.
             if any(each.name == name for each in fields(self)):
                 raise IntegrityFault(
                     f"The stored {name} of a row cannot be read; other rows are not affected."
@@ -97,7 +97,7 @@ class StoredMessage(_WithTypedValues):
 class GraphCheckpoint(_WithTypedValues):
     """The progress of a graph after one wave of nodes.
 
-    ``parent_id`` of a fork is the id of the original in another session, also after its deletion.
+    The ``parent_id`` of a fork is the id of the original in another session, even after its deletion.
     """
 
     checkpoint_id: str

@@ -17,7 +17,7 @@ __all__ = ["Claim"]
 class Claim:
     """The right to resume one snapshot, for a term on the database's clock.
 
-    During the term, and at any time after `done`, a second claim on the snapshot is refused. When a resumer
+    During the term, and at any time after `done`, a second claim on the snapshot is refused. If a resumer
     dies, the snapshot becomes available at the end of the term.
     """
 
@@ -46,7 +46,7 @@ class Claim:
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The claimed snapshot, a copy of this claim alone."""
+        """The claimed snapshot, a copy that belongs to this claim."""
         return self._term.snapshot
 
     @property
@@ -61,7 +61,7 @@ class Claim:
         """Restart the term and return its new end; for a resume that takes longer than one term.
 
         One transaction under the session's lock. ``ttl_ms`` is by default that of the claim. Raises
-        `LockLostError` when the term is over: this resumer must stop. Safe to repeat.
+        `LockLostError` if the term is over; this resumer must stop. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
@@ -74,14 +74,14 @@ class Claim:
     def done(self) -> bool:
         """Mark the snapshot as resumed: it cannot be claimed again.
 
-        One transaction under the session's lock; in the transaction of the side effect, both happen or
-        neither. It also works after the end of the term. Returns ``False`` when the snapshot was claimed
-        again, released or deleted. Safe to repeat.
+        One transaction under the session's lock; if you call it in the transaction of the side effect, both
+        happen or neither. It also works after the end of the term. Returns ``False`` if the snapshot was
+        claimed again, released or deleted. Safe to repeat.
         """
         return self._backend.finish_claim(self._term)
 
     def release(self) -> bool:
-        """Make the snapshot available again; ``False`` when the term was over.
+        """Make the snapshot available again; return ``False`` if the term was over.
 
         One transaction under the session's lock. Safe to repeat.
         """

@@ -1,4 +1,4 @@
-"""Snapshots in the database: a thread is a session, and its row's lock gives the snapshots their order."""
+"""Snapshots in the database. A thread is a session, whose row lock determines the order of snapshots."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from helix_store.checkpointers.snapshots.rules import (
 )
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_call_id
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.engine.clocks import as_utc
+from helix_store.core.moments import as_utc
 from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.models import Checkpoint, CheckpointKind, Session
@@ -40,7 +40,7 @@ _UNGUARDED: Final = Guard()
 
 
 class DatabaseSnapshots(DatabaseOperations):
-    """Every write locks the session's row first, claims too: no claim deadlocks with a put that trims."""
+    """The back end in a database. All writes, even claims, lock the session's row first."""
 
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
@@ -53,6 +53,7 @@ class DatabaseSnapshots(DatabaseOperations):
             "size_bytes": snapshot.size_bytes,
             "snapshot_version": snapshot.version,
             "at": moments.now(),
+            "call_id": new_call_id(),
         }
         if cap is not None:
             parameters["kept"] = cap - 1
@@ -69,10 +70,10 @@ class DatabaseSnapshots(DatabaseOperations):
             if not self._is_put(thread_id, parameters):
                 locked()
 
-        committed_once(self.db, put, look_first, operation_id=lambda: checkpoint_id)
+        self.db.committed_once(put, look_first, operation_id=lambda: checkpoint_id)
 
     def _is_put(self, thread_id: str, parameters: dict[str, Any]) -> bool:
-        """Whether the thread has this snapshot of this call. A thread that exists is locked."""
+        """Return whether the thread has this call's snapshot, and lock the thread if it exists."""
         try:
             key = lock_session(self.db, thread_id).pk
         except SessionNotFound:
@@ -81,12 +82,12 @@ class DatabaseSnapshots(DatabaseOperations):
             session_id=key,
             kind=CheckpointKind.SNAPSHOT,
             checkpoint_id=parameters["checkpoint_id"],
-            created_at=parameters["at"],
+            call_id=parameters["call_id"],
         )
         return found.exists()
 
     def _put_in_one_statement(self, parameters: dict[str, Any]) -> bool:
-        """Return whether it was stored: not in a new thread, nor in one that another write has changed."""
+        """Return whether it was stored; it is not if the thread is new or another write has changed it."""
         statement = sql.PUT_AND_TRIM if "kept" in parameters else sql.PUT
         try:
             return bool(self.db.try_write(statement, parameters))
@@ -98,7 +99,7 @@ class DatabaseSnapshots(DatabaseOperations):
     @writes
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
         head, _ = lock_or_insert_session(self.db, thread_id, lambda: new_thread(thread_id), guard)
-        # A put that waited for the lock is later than those that it waited for.
+        # A put that waited for the lock comes after those that it waited for.
         of_thread = {**parameters, "key": head.pk, "at": moments.now()}
         if "kept" in parameters:
             self.db.execute(sql.TRIM, of_thread)
@@ -216,7 +217,7 @@ class DatabaseSnapshots(DatabaseOperations):
         return self.db.execute(statement, {**parameters, "key": head.pk})
 
     def _mark_written(self, keys: Collection[int], at: datetime) -> None:
-        """Update the rows of locked sessions: `sql.PUT` has to see that their snapshots changed."""
+        """Update the rows of locked sessions, so that `sql.PUT` sees that their snapshots changed."""
         Session.objects.using(self.db.alias).filter(pk__in=keys).update(updated_at=at)
 
 

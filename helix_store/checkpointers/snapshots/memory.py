@@ -183,7 +183,7 @@ def _new_record(thread_id: str) -> SessionRecord:
 
 
 def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> StoredSnapshot | None:
-    """The snapshot of an id, or the newest one."""
+    """Return the snapshot of an id, or the newest one."""
     if checkpoint_id is not None:
         return snapshots.get(checkpoint_id)
     return next(reversed(snapshots.values()), None)

@@ -1,4 +1,4 @@
-"""Value objects of the snapshot checkpointer, what it accepts, and the protocol of its back ends."""
+"""Value objects of the snapshot checkpointer, its argument checks, and the protocol of its back ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SnapshotBackend(Protocol):
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
-        """Store a snapshot as the newest of its thread, and drop the oldest beyond ``cap``."""
+        """Store a snapshot as the newest of its thread, and delete the oldest beyond ``cap``."""
         ...
 
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None: ...
@@ -92,7 +92,7 @@ class SnapshotBackend(Protocol):
     def release_claim(self, term: ClaimTerm) -> bool: ...
 
     def finish_claim(self, term: ClaimTerm) -> bool:
-        """Mark the snapshot as resumed; ``False`` when it was released, deleted or claimed again."""
+        """Mark the snapshot as resumed; return ``False`` if it was released, deleted or claimed again."""
         ...
 
 
@@ -106,12 +106,12 @@ def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:
 
 
 def read_snapshot(text: str) -> dict[str, Any]:
-    """The snapshot of a stored text; `IntegrityFault` when it cannot be read."""
+    """Return the snapshot of a stored text. Raises `IntegrityFault` if it cannot be read."""
     return decode_object(text)
 
 
 def new_thread(thread_id: str) -> NewSession:
-    """The session that the first snapshot of an unknown thread creates."""
+    """Return the session that the first snapshot of an unknown thread creates."""
     state = SessionState(
         session_id=thread_id, agent_type=SNAPSHOT_AGENT_TYPE, root_session_id=thread_id, stream_id=thread_id
     )
@@ -119,5 +119,5 @@ def new_thread(thread_id: str) -> NewSession:
 
 
 def optional_count(value: Any, name: str) -> int | None:
-    """A whole number from 1, or ``None`` for no bound. Raises `InvalidQuery`."""
+    """Return a whole number from 1, or ``None`` for no bound. Raises `InvalidQuery`."""
     return None if value is None else validation.query_number(value, name, minimum=1)

@@ -1,7 +1,7 @@
 """The SQL of snapshots: puts, reads and claims.
 
-A thread is a session. The parameters ``tenant`` and ``thread_id`` identify it, or ``key`` where its row is
-locked already.
+A thread is a session. The parameters ``tenant`` and ``thread_id`` identify it, or ``key`` if its row is
+already locked.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ _COLUMNS: Final = {
     "envelope": "'{}'",
     "size_bytes": "%(size_bytes)s",
     "created_at": "%(at)s",
+    "call_id": "%(call_id)s",
     "snapshot_version": "%(snapshot_version)s",
 }
 
@@ -83,15 +84,14 @@ def _add(key: str, sessions: str) -> str:
 
 
 def _put(*, trims: bool) -> str:
-    """A put whose statement, and not a transaction around it, locks the thread.
-
-    ``head`` decides, and the other parts take the thread's key from there. A statement that waited for the
-    session's row sees that row as it is then, and all other rows as they were at its start. Conditions:
+    """Return a put whose statement locks the thread, without a transaction around it. ``head`` decides, and
+    the other parts take the thread's key from there. A statement that waited for the session's row sees that
+    row as it is after the wait, but all other rows as of its start. Conditions:
 
     - The thread exists: checked again on the locked row.
     - The thread has the snapshots that the number and the trim were computed from: every write that adds or
       deletes a snapshot updates the session's row and changes its ``xmin``. PostgreSQL compares it again on
-      the locked row, while the subselect keeps its value of the start.
+      the locked row, while the subselect keeps its original value.
     - ``message_count`` comes from the locked row.
     - The id is new in the thread: checked by the unique constraint.
 
@@ -139,7 +139,7 @@ _IS_HELD: Final = f"{_IS_OWN} AND claim_done_at IS NULL AND claim_expires_at > {
 
 
 def _update(assignments: str, condition: str, returning: str) -> Statement:
-    """``{now}`` is the database's time, and ``{end}`` that of a term from now."""
+    """Return an update in which ``{now}`` is the database's time and ``{end}`` the end of a new term."""
     text = f"UPDATE {_CHECKPOINT} SET {assignments} WHERE {condition} RETURNING {returning}"
     return with_clock(lambda clock: text.format(now=clock.now, end=clock.after("ttl_ms")))
 
@@ -156,7 +156,7 @@ CLAIM_ONE: Final = _claim(_ONE_LOCKED)
 CLAIM_NEWEST: Final = _claim(_NEWEST_LOCKED)
 REFRESH_CLAIM: Final = _update("claim_expires_at = {end}", _IS_HELD, "claim_expires_at")
 RELEASE_CLAIM: Final = _update("claim_expires_at = NULL", _IS_HELD, "id")
-# Also after the term, if there was no other claim since: the work is done.
+# This also works after the term, unless someone else has claimed it since: the work is done.
 FINISH_CLAIM: Final = _update(
     "claim_done_at = COALESCE(claim_done_at, {now})", f"{_IS_OWN} AND claim_expires_at IS NOT NULL", "id"
 )

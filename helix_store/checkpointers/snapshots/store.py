@@ -32,7 +32,7 @@ __all__ = ["InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotChec
 class SnapshotCheckpointerBase:
     """The snapshot checkpointer of the contract; a subclass supplies the back end.
 
-    A thread is the session with the same id, and the first `put` creates it: an agent with a session in a
+    A thread is the session with the same id, and the first `put` creates it. An agent with a session in a
     state store may keep its snapshots there. Ids come from ``id_factory``; order never depends on them.
     Source: the snapshot checkpointer document.
     """
@@ -64,7 +64,8 @@ class SnapshotCheckpointerBase:
         One transaction under the session's lock, which also deletes the oldest snapshots beyond the cap. It
         updates the session's ``updated_at`` and does not change its version. Raises `InvalidPayload` unless
         ``snapshot["version"]`` is a whole number from 1, `LimitExceeded` beyond ``max_state_bytes``,
-        `ConflictError` for an id that the thread has, and `FencedOutError`. A repeat stores another snapshot.
+        `ConflictError` for an id that the thread already has, and `FencedOutError`. A repeat stores another
+        snapshot.
         """
         validation.identifier(thread_id, "thread_id")
         encoded = encode_snapshot(snapshot, conf.limits())
@@ -85,7 +86,7 @@ class SnapshotCheckpointerBase:
         """List the thread's snapshots without their payloads, newest first; empty for an unknown thread.
 
         One query, two with ``before``, which is the id of the last snapshot of the previous page. Raises
-        `CheckpointNotFound` for an id that the thread does not have, also of a deleted snapshot, and
+        `CheckpointNotFound` for an id that the thread does not have, such as that of a deleted snapshot, and
         `InvalidQuery` for a limit below 1.
         """
         validation.identifier(thread_id, "thread_id")
@@ -94,7 +95,7 @@ class SnapshotCheckpointerBase:
         )
 
     def delete(self, thread_id: str, checkpoint_id: str | None = None) -> int:
-        """Delete one snapshot, or without an id all of the thread, and return the number.
+        """Delete one snapshot, or without an id all snapshots of the thread, and return their number.
 
         One transaction under the session's lock; a deletion updates the session's ``updated_at``. Safe to
         repeat.
@@ -106,7 +107,7 @@ class SnapshotCheckpointerBase:
         """Erase threads in one transaction, and return the number of snapshots by thread.
 
         A session that `put` created is deleted with its usage and its descendants, as by ``delete_session``;
-        of any other session only the snapshots are deleted. Safe to repeat.
+        for any other session, only the snapshots are deleted. Safe to repeat.
         """
         unique = dict.fromkeys(
             validation.identifier(thread_id, f"thread_ids/{index}")
@@ -161,7 +162,7 @@ class SnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
-    """Snapshots in the memory of this process, under the same contract; for tests and trials.
+    """Snapshots in the memory of this process, with the same contract; for tests and trials.
 
     With the ``world`` of an `InMemoryStateStore`, its threads are sessions of that store.
     """
@@ -185,5 +186,5 @@ class InMemorySnapshotCheckpointer(SnapshotCheckpointerBase):
 
 
 def _optional_id(checkpoint_id: str | None, name: str = "checkpoint_id") -> str | None:
-    """An empty id is an error: it must never mean the newest snapshot, or all of them."""
+    """Return an id or ``None``, but refuse an empty id, which must never mean the newest or all snapshots."""
     return None if checkpoint_id is None else validation.identifier(checkpoint_id, name)

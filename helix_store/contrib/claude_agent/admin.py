@@ -9,11 +9,11 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.amounts import number
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import NOTHING, json_block, narrow
-from helix_store.admin.payloads import payload_of
 from helix_store.admin.times import stamp
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.core.payloads import size_of
 from helix_store.core.validation import milliseconds_to_datetime
+from helix_store.reports.payloads import payload_of
 
 __all__ = ["ClaudeSessionAdmin"]
 

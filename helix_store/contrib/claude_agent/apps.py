@@ -8,8 +8,10 @@ class ClaudeAgentConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from helix_store.app_tables import AppTable, register_table
+        from helix_store.catalogue import AppTable, register_conversation, register_table
+        from helix_store.contrib.claude_agent.conversation import CONVERSATION
         from helix_store.contrib.claude_agent.keys import faults
         from helix_store.contrib.claude_agent.models import ClaudeSession
 
         register_table(AppTable(ClaudeSession, record="claude_session", check=faults))
+        register_conversation(CONVERSATION)

@@ -1,4 +1,4 @@
-"""Entries of transcripts as items, and what they say of usage."""
+"""Transcript entries as items, and the usage that they report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from helix_store.core import validation
 from helix_store.core.limits import MAX_LANE_BYTES
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.counters.counting import delete_usage
+from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import HelixStoreError, InvalidPayload
 from helix_store.models import UsageEntry as UsageRow
@@ -20,7 +22,7 @@ __all__ = ["key_of", "record_usage", "usage_of"]
 
 
 def key_of(entry: Mapping[str, Any]) -> str | None:
-    """The key under which a transcript has the entry once; ``None`` for an entry that is always added."""
+    """Return the key that makes an entry unique, or ``None`` for an entry that is always added."""
     uuid = entry.get("uuid")
     try:
         return validation.text(uuid, "uuid", limit=MAX_LANE_BYTES) or None
@@ -34,7 +36,7 @@ def key_of(entry: Mapping[str, Any]) -> str | None:
 def usage_of(
     entries: Iterable[Mapping[str, Any]], *, session_id: str, agent_type: str, now_ms: int
 ) -> list[UsageEntry]:
-    """An entry of the ledger for each response of a model.
+    """Return a ledger entry for each response of a model.
 
     A response is written as several entries with one message id and the same usage, and a fork copies them:
     the id of the ledger's entry is that of the message. The totals of a `ResultMessage` are not in a
@@ -53,7 +55,7 @@ def usage_of(
 def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
     """Record the responses in the ledger, each once, with the largest usage that its entries have.
 
-    The entries of one response may come in several batches. What the ledger has of another session stays.
+    The entries of one response may come in several batches. Entries of another session in the ledger stay.
     """
     if not usage:
         return
@@ -67,7 +69,7 @@ def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
         if recorded_in == session.key and (total or 0) < totals[name]
     ]
     if outdated:
-        rows.filter(pk__in=outdated).delete()
+        delete_usage(Database(session.alias, session.tenant), rows.filter(pk__in=outdated))
     DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(usage)
 
 

@@ -1,4 +1,4 @@
-"""Keys of the SDK, and the sessions that they stand for."""
+"""Keys of the SDK, and the sessions that they identify."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helix_store.exceptions import InvalidPayload
 __all__ = ["MAIN", "TranscriptKey", "checked_part", "faults"]
 
 MAIN: Final = ""
-"""The lane of the main transcript. That of a sub-agent is its ``subpath``."""
+"""The lane of the main transcript. The lane of a sub-agent is its ``subpath``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TranscriptKey:
 
     @classmethod
     def of(cls, key: Mapping[str, Any]) -> Self:
-        """Raises `InvalidPayload` and `LimitExceeded`."""
+        """Check a key of the SDK. Raises `InvalidPayload` and `LimitExceeded`."""
         if not isinstance(key, Mapping):
             raise InvalidPayload(path="key", reason=f"expected a session key, got {type(key).__name__}")
         subpath = key.get("subpath")
@@ -46,14 +46,14 @@ class TranscriptKey:
 
 
 def checked_part(value: Any, name: str) -> str:
-    """A part of a key. Raises `InvalidPayload` and `LimitExceeded`."""
+    """Return a part of a key. Raises `InvalidPayload` and `LimitExceeded`."""
     if validation.text(value, name, limit=MAX_LANE_BYTES):
         return str(value)
     raise InvalidPayload(path=name, reason="expected at least one character")
 
 
 def faults(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
-    """For the doctor: rows that a look-up by the SDK's key does not find."""
+    """Yield rows that a look-up by the SDK's key does not find, for the doctor."""
     rows = ClaudeSession.objects.using(db.alias).filter(session_id__in=keys).select_related("session")
     for row in rows.only(
         "session__tenant", "session__session_id", "tenant", "project_key", "claude_session_id"

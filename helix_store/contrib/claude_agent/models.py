@@ -1,4 +1,4 @@
-"""What Claude Agent SDK lists of a session. Its transcripts are items of the session."""
+"""The table of Claude Agent SDK's sessions. Transcripts are items of the session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ClaudeSession(models.Model):
     session = models.ForeignKey(
         Session, on_delete=models.CASCADE, related_name="claude_sessions", db_constraint=False, db_index=False
     )
-    # That of the session, so that a list reads one index.
+    # A copy of the session's value, so that a list reads one index.
     tenant = IdentifierField(default="", blank=True)
     project_key = IdentifierField(max_length=MAX_LANE_BYTES)
     claude_session_id = IdentifierField(max_length=MAX_LANE_BYTES)

@@ -1,11 +1,12 @@
-"""The session store of Claude Agent SDK in the database of the project."""
+"""The session store of Claude Agent SDK in the project's database."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from claude_agent_sdk import SessionKey, SessionStore, fold_session_summary
 from claude_agent_sdk.types import (
@@ -23,20 +24,20 @@ from helix_store.contrib.numbers import as_payload, from_payload, with_numbers_a
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.payloads import decode_object, encode
+from helix_store.core.types import UserId
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 from helix_store.items import ItemLog
 from helix_store.models import Item
 
 __all__ = ["DjangoSessionStore"]
 
-R = TypeVar("R")
+_logger = logging.getLogger(__name__)
 
 _PAGE: Final = 1_000
-"""Entries in one statement of a load."""
+"""The number of entries that one statement of a load reads."""
 
 
 class DjangoSessionStore(SessionStore):
@@ -44,10 +45,11 @@ class DjangoSessionStore(SessionStore):
 
     A session of the SDK is one session here, and each transcript is a lane of it. An entry with a ``uuid`` is
     stored once. The summary is folded under the session's lock, so that appends may overlap. A cancelled
-    write raises after its transaction has ended. What the models' responses spent goes to the usage ledger
-    in the same transaction, unless ``record_usage`` is False. ``user_id`` is that of the sessions that the
-    store creates. With a ``fencing_token``, a write raises `FencedOutError` when the lock of the session has
-    a larger one. Needs asyncio. Raises the errors of this package.
+    write raises after its transaction has ended. The usage of the models' responses is recorded in the usage
+    ledger in the same transaction, unless ``record_usage`` is False. An append gives a session without a user
+    ``user_id``, and raises `ConflictError` if the session belongs to another user. With a ``fencing_token``,
+    a write raises `FencedOutError` if the session's lock has a larger one. Needs asyncio. Raises the errors
+    of this package.
     """
 
     def __init__(
@@ -56,18 +58,18 @@ class DjangoSessionStore(SessionStore):
         *,
         tenant: str = "",
         agent_type: str = "claude-agent",
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         record_usage: bool = True,
         fencing_token: int | None = None,
     ) -> None:
         self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
-        self._user_id = validation.optional_identifier(user_id, "user_id")
+        self._user_id = validation.user_id(user_id)
         self._records_usage = record_usage
 
     @staticmethod
     def session_id_of(key: SessionKey) -> str:
-        """The id of the session in this store: for the admin, usage, locks and cleanup."""
+        """Return the id of the session in this store: for the admin, usage, locks and cleanup."""
         return TranscriptKey.of(key).stored_id
 
     # --- The protocol of the SDK -------------------------------------------------------------------
@@ -80,27 +82,32 @@ class DjangoSessionStore(SessionStore):
             await in_thread_to_the_end(partial(self._append, transcript, given))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """All entries of a transcript as of one moment; ``None`` for one that has none."""
+        """Return all entries of a transcript as of one moment, or ``None`` for one that has none."""
         entries = await in_thread(partial(self._load, TranscriptKey.of(key)))
         return cast("list[SessionStoreEntry]", entries) or None
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """The sessions of a project that have a main transcript, by the time of its last write. One query."""
+        """Return a project's sessions with a main transcript, by its last write. One query."""
         rows = await self._listed(project_key, "claude_session_id", "mtime_ms")
         return [{"session_id": session_id, "mtime": mtime} for session_id, mtime in rows]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
-        """The sessions of `list_sessions` with their summaries. One query, which reads no transcript."""
+        """Return the sessions of `list_sessions` with their summaries. One query, which reads no transcript.
+
+        A summary that cannot be read is left out and logged; the SDK then reads that transcript. The next
+        append rebuilds the summary.
+        """
         rows = await self._listed(project_key, "claude_session_id", "mtime_ms", "summary")
-        return [
-            {"session_id": session_id, "mtime": mtime, "data": decode_object(summary)}
-            for session_id, mtime, summary in rows
-        ]
+        found: list[SessionSummaryEntry] = []
+        for session_id, mtime, summary in rows:
+            if (data := _summary(session_id, summary)) is not None:
+                found.append({"session_id": session_id, "mtime": mtime, "data": data})
+        return found
 
     async def delete(self, key: SessionKey) -> None:
         """Delete a session with its transcripts and usage, or the one transcript of a ``subpath``.
 
-        Of a session that the application created, its items go and the session stays. Safe to repeat.
+        If the application created the session, only its items are deleted. Safe to repeat.
         """
         transcript = TranscriptKey.of(key)
         if transcript.lane != MAIN:
@@ -111,7 +118,7 @@ class DjangoSessionStore(SessionStore):
             )
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        """The subpaths of the transcripts of sub-agents, in order."""
+        """Return the subpaths of the transcripts of sub-agents, in order."""
         lanes = await self._log(replace(TranscriptKey.of(key), lane=MAIN)).alanes()
         return [lane for lane in lanes if lane != MAIN]
 
@@ -129,17 +136,10 @@ class DjangoSessionStore(SessionStore):
             payloads = [with_numbers_as_text(entry) for entry in entries]
             self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
 
-    def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], R]) -> R:
-        write = partial(self._adapter.write, transcript.stored_id, call, fencing_token=self.fencing_token)
-
-        def create() -> R:
-            self._adapter.ensure(transcript.stored_id, user_id=self._user_id)
-            return write()
-
-        try:
-            return write(create=False)
-        except SessionNotFound:
-            return self._adapter.db.transaction(create)
+    def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], None]) -> None:
+        self._adapter.write(
+            transcript.stored_id, call, user_id=self._user_id, fencing_token=self.fencing_token
+        )
 
     def _append_locked(
         self,
@@ -153,9 +153,9 @@ class DjangoSessionStore(SessionStore):
         if not added:
             return
         if added < len(entries):
-            # The lane is locked: its newest items are those that were not there before.
+            # The lane is locked, so its newest items are the new ones.
             entries = [from_payload(item.payload) for item in log.tail(added)]
-        now_ms = datetime_to_milliseconds(database_now(session.db))
+        now_ms = datetime_to_milliseconds(session.db.now())
         self._fold_locked(transcript, entries, session, now_ms)
         if self._records_usage:
             usage = usage_of(
@@ -180,27 +180,32 @@ class DjangoSessionStore(SessionStore):
         if transcript.lane == MAIN:
             before: SessionSummaryEntry | None = None
             if row.summary is not None and row.mtime_ms is not None:
-                data = decode_object(row.summary)
-                before = {"session_id": transcript.session_id, "mtime": row.mtime_ms, "data": data}
+                data = _summary(transcript.session_id, row.summary)
+                if data is None:
+                    entries = self._entries(self._log(transcript))
+                else:
+                    before = {"session_id": transcript.session_id, "mtime": row.mtime_ms, "data": data}
             key: SessionKey = {"project_key": transcript.project_key, "session_id": transcript.session_id}
             folded = fold_session_summary(before, key, cast("list[SessionStoreEntry]", entries))
             row.summary = encode(folded["data"])
-            # Later also when the clock was set back, so that no write is taken for an older one.
+            # Later even if the clock was set back, so that no write looks older than it is.
             row.mtime_ms = max(now_ms, (row.mtime_ms or 0) + 1)
         row.save(using=session.alias)
 
     # --- Reading -----------------------------------------------------------------------------------
 
     def _load(self, transcript: TranscriptKey) -> list[Any]:
-        log = self._log(transcript)
+        with self._adapter.db.snapshot():
+            return self._entries(self._log(transcript))
+
+    def _entries(self, log: ItemLog) -> list[Any]:
         pages: list[list[Any]] = []
         before: int | None = None
-        with self._adapter.db.snapshot():
-            while items := log.tail(_PAGE, before=before):
-                pages.append([from_payload(item.payload) for item in items])
-                if len(items) < _PAGE:
-                    break
-                before = items[0].position
+        while items := log.tail(_PAGE, before=before):
+            pages.append([from_payload(item.payload) for item in items])
+            if len(items) < _PAGE:
+                break
+            before = items[0].position
         return [entry for page in reversed(pages) for entry in page]
 
     async def _listed(self, project_key: str, *columns: str) -> list[Any]:
@@ -222,3 +227,12 @@ class DjangoSessionStore(SessionStore):
             tenant=self._adapter.tenant,
             agent_type=self._adapter.agent_type,
         )
+
+
+def _summary(session_id: str, text: str) -> dict[str, Any] | None:
+    """Return a stored summary, or `None` if it cannot be read. It can be rebuilt from the transcript."""
+    try:
+        return decode_object(text)
+    except IntegrityFault:
+        _logger.error("The summary of the Claude session %s cannot be read.", shown_id(session_id))
+        return None

@@ -7,9 +7,10 @@ from helix_store.contrib._lazy import lazily
 if TYPE_CHECKING:
     from helix_store.contrib.langgraph.saver import DjangoSaver
     from helix_store.contrib.langgraph.store import DjangoStore
+    from helix_store.contrib.langgraph.types import register_types
     from helix_store.contrib.langgraph.usage import UsageRecorder
 
-__all__ = ["DjangoSaver", "DjangoStore", "UsageRecorder"]
+__all__ = ["DjangoSaver", "DjangoStore", "UsageRecorder", "register_types"]
 
 __getattr__ = lazily(
     __name__,
@@ -18,4 +19,5 @@ __getattr__ = lazily(
     DjangoSaver="saver",
     DjangoStore="store",
     UsageRecorder="usage",
+    register_types="types",
 )

@@ -10,8 +10,11 @@ class LangGraphConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from helix_store.catalogue import register_conversation
+        from helix_store.contrib.langgraph.conversation import CONVERSATION
         from helix_store.contrib.langgraph.sources import register_sources
         from helix_store.contrib.langgraph.tables import register_tables
 
         register_tables()
+        register_conversation(CONVERSATION)
         register_sources()

@@ -1,4 +1,4 @@
-"""Channels that are stored as deltas: what the ancestors of a checkpoint wrote, back to a stored value."""
+"""Channels that are stored as deltas: the writes of a checkpoint's ancestors, back to a stored value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from langgraph.checkpoint.base import DeltaChannelHistory, writes_sort_key
@@ -13,9 +14,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.encoding import Body, Place, read_body
+from helix_store.contrib.langgraph.serializer import read_from
+from helix_store.core import validation
+from helix_store.core.limits import MAX_LONG_ID_BYTES
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
-from helix_store.exceptions import IntegrityFault
+from helix_store.exceptions import IntegrityFault, shown_id
 
 __all__ = ["ancestors_needed", "history"]
 
@@ -30,7 +34,7 @@ class _Ancestor(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """How far the walk of a channel went: the ancestors that it passed, and where its value is stored."""
+    """The walk of a channel: the ancestors that it passed, and the place where its value is stored."""
 
     passed: list[str] = field(default_factory=list)
     seed: _Ancestor | None = None
@@ -39,29 +43,33 @@ class _Walk:
 def history(
     db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
 ) -> dict[str, DeltaChannelHistory]:
+    channels = [
+        validation.text(each, "channels", limit=MAX_LONG_ID_BYTES)
+        for each in validation.items(channels, "channels")
+    ]
     if not channels:
         return {}
     walks = _walks(db, serde, place, channels)
     writes, values = _written(db, place, walks)
     found: dict[str, DeltaChannelHistory] = {}
     for channel, walk in walks.items():
-        on_path = [
-            (task_id, channel, serde.loads_typed((kind, blob)))
-            for checkpoint_id in reversed(walk.passed)
-            for _, task_id, _, kind, blob in sorted(
-                writes[checkpoint_id, channel], key=lambda write: writes_sort_key(*write[:3])
-            )
-        ]
-        found[channel] = {"writes": on_path}
+        found[channel] = {
+            "writes": [
+                write
+                for checkpoint_id in reversed(walk.passed)
+                for write in _writes_of(serde, place, checkpoint_id, channel, writes[checkpoint_id, channel])
+            ]
+        }
         if walk.seed is not None:
-            found[channel]["seed"] = _seed(serde, channel, walk.seed, values)
+            seed = partial(_seed, serde, channel, walk.seed, values)
+            found[channel]["seed"] = read_from(place.thread_id, walk.seed.checkpoint_id, seed)
     return found
 
 
 def ancestors_needed(
     db: Database, serde: SerializerProtocol, place: Place, channels: Sequence[str]
 ) -> set[str]:
-    """The ids of the ancestors that the values of channels are read from."""
+    """Return the ids of the ancestors from which the values of channels are read."""
     return {
         checkpoint_id for walk in _walks(db, serde, place, channels).values() for checkpoint_id in walk.passed
     }
@@ -92,9 +100,10 @@ def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterato
         start = newest[0][0] if newest else None
     while start is not None:
         page = db.read(sql.CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
-        # The first one is where the page begins, which is no ancestor, or which the last page had.
-        for checkpoint_id, _, versions, kind, body in page[1:]:
-            yield _Ancestor(checkpoint_id, json.loads(versions), read_body(serde, kind, body))
+        # The first one starts the page: it is not an ancestor, or was already on the last page.
+        for checkpoint_id, _, versions, kind, content in page[1:]:
+            body = read_from(place.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
+            yield _Ancestor(checkpoint_id, json.loads(versions), body)
         start = page[-1][0] if len(page) > _PAGE else None
 
 
@@ -104,7 +113,7 @@ _Written = defaultdict[tuple[str, str], list[tuple[str, str, int, str, bytes]]]
 def _written(
     db: Database, place: Place, walks: Mapping[str, _Walk]
 ) -> tuple[_Written, dict[tuple[str, str], tuple[str, bytes]]]:
-    """The writes of each checkpoint to each channel, and the values by channel and version."""
+    """Return the writes of each checkpoint to each channel, and the values by channel and version."""
     versions = {
         walk.seed.versions[channel]
         for channel, walk in walks.items()
@@ -130,6 +139,21 @@ def _written(
     return writes, values
 
 
+def _writes_of(
+    serde: SerializerProtocol,
+    place: Place,
+    checkpoint_id: str,
+    channel: str,
+    stored: Sequence[tuple[str, str, int, str, bytes]],
+) -> list[Any]:
+    ordered = sorted(stored, key=lambda write: writes_sort_key(*write[:3]))
+
+    def read() -> list[Any]:
+        return [(task_id, channel, serde.loads_typed((kind, blob))) for _, task_id, _, kind, blob in ordered]
+
+    return read_from(place.thread_id, checkpoint_id, read)
+
+
 def _seed(
     serde: SerializerProtocol,
     channel: str,
@@ -141,5 +165,5 @@ def _seed(
         return ancestor.body.values[channel]
     stored = values.get((channel, ancestor.versions[channel]))
     if stored is None:
-        raise IntegrityFault("A stored value of a LangGraph channel is missing; other rows are not affected.")
+        raise IntegrityFault(f"the value of the channel {shown_id(channel)} is not stored")
     return serde.loads_typed(stored)

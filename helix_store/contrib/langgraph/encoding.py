@@ -1,4 +1,4 @@
-"""Checkpoints as rows, and rows as checkpoints."""
+"""The conversion of checkpoints to rows and back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from helix_store.adapters import session_id_for
+from helix_store.contrib.langgraph.serializer import dumped, read_from
 from helix_store.core import moments, validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
-from helix_store.exceptions import IntegrityFault, InvalidPayload, InvalidQuery, LimitExceeded
+from helix_store.core.payload_faults import TOO_LONG_INTEGER
+from helix_store.core.payloads import check_call_bytes, size_of
+from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
 __all__ = [
     "Body",
@@ -49,7 +52,7 @@ _LONGEST_SEARCHABLE: Final = 8_192
 
 
 class Place(NamedTuple):
-    """Where a config points: a thread, a namespace, and a checkpoint or the newest one."""
+    """The place that a config names: a thread, a namespace, and a checkpoint or the newest one."""
 
     thread_id: str
     session_id: str
@@ -58,7 +61,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, config: RunnableConfig) -> Place:
-        """Raises `InvalidPayload` and `LimitExceeded` for ids that cannot be stored."""
+        """Read a config. Raises `InvalidPayload` and `LimitExceeded` for ids that cannot be stored."""
         configurable = config["configurable"]
         thread_id, session_id = cls.ids_of_thread(configurable["thread_id"])
         checkpoint_id = get_checkpoint_id(config)
@@ -71,9 +74,9 @@ class Place(NamedTuple):
 
     @staticmethod
     def ids_of_thread(thread_id: Any) -> tuple[str, str]:
-        """The id of a thread as text, and that of its session. Raises `InvalidPayload` for ``None``."""
+        """Return the ids of a thread and its session as text. Raises `InvalidPayload` for ``None``."""
         if thread_id is None:
-            # As text it would be one thread for all who forgot to name theirs.
+            # As text, it would be one thread for everyone who forgot to name theirs.
             raise InvalidPayload(path="thread_id", reason="expected the thread's id, got None")
         text = validation.text(str(thread_id), "thread_id", limit=_MAX_THREAD_ID_BYTES)
         return text, session_id_for(text)
@@ -109,7 +112,7 @@ def encoded_checkpoint(
     *,
     limit: int,
 ) -> dict[str, Any]:
-    """The columns of a checkpoint, and its new values as lists of columns, for `sql.PUT`.
+    """Return the columns of a checkpoint, and its new values as lists of columns, for `sql.PUT`.
 
     The serializer writes everything that the application gave: the checkpoint, its metadata and the values.
     """
@@ -121,13 +124,12 @@ def encoded_checkpoint(
         for channel, version in checkpoint["channel_versions"].items()
         if channel in values and channel not in small
     }
-    # In one order for all writers, so that two of them never wait for each other.
+    # In the same order for all writers, so that two of them never wait for each other.
     stored = sorted(channel for channel in new_versions if channel in versions)
-    blobs = [_dumped(serde, values[channel]) for channel in stored]
     known = get_checkpoint_metadata(config, metadata)
-    kind, body = _dumped(serde, {"checkpoint": rest, "metadata": known, "values": small})
-    for blob in (body, *(blob for _, blob in blobs)):
-        _check_size(blob, limit)
+    named = [("checkpoint", {"checkpoint": rest, "metadata": known, "values": small})]
+    named += [(f"channel_values/{channel}", values[channel]) for channel in stored]
+    (kind, body), *blobs = _encoded(serde, named, "channel_values", channels=stored, limit=limit)
     run_id, step = known.get("run_id"), known.get("step")
     return {
         "thread_id": place.thread_id if place.thread_id != place.session_id else None,
@@ -145,7 +147,8 @@ def encoded_checkpoint(
         "size_bytes": len(body) + sum(len(blob) for _, blob in blobs),
         "at": moments.now(),
         "channels": stored,
-        # Not that of channel_versions: a channel may be new in a version that the checkpoint does not see.
+        # Not the order of channel_versions: a channel may be new in a version that the checkpoint does not
+        # see.
         "channel_versions": [str(new_versions[channel]) for channel in stored],
         "types": [kind for kind, _ in blobs],
         "blobs": [blob for _, blob in blobs],
@@ -161,45 +164,61 @@ def encoded_writes(
     *,
     limit: int,
 ) -> dict[str, Any]:
-    """The columns of the writes of a task, for `sql.PUT_WRITES`."""
-    # Two interrupts have one position. The later one counts, and a statement may write a row only once.
+    """Return the columns of the writes of a task, for `sql.PUT_WRITES`."""
+    # Two interrupts have one position. The later one counts, because a statement may write a row only once.
     at_position = {
-        WRITES_IDX_MAP.get(channel, index): (channel, v) for index, (channel, v) in enumerate(writes)
+        WRITES_IDX_MAP.get(channel, index): (channel, v)
+        for index, (channel, v) in enumerate(validation.items(writes, "writes"))
     }
     positions = sorted(at_position)
-    blobs = [_dumped(serde, at_position[position][1]) for position in positions]
-    for _, blob in blobs:
-        _check_size(blob, limit)
+    named = [(f"writes/{position}", at_position[position][1]) for position in positions]
+    channels = [_long_id(at_position[position][0], "writes") for position in positions]
+    blobs = _encoded(serde, named, "writes", channels=channels, limit=limit)
     return {
         "namespace": place.namespace,
         "checkpoint_id": place.checkpoint_id,
         "task_id": _long_id(task_id, "task_id"),
         "task_path": validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
         "positions": positions,
-        "channels": [_long_id(at_position[position][0], "writes") for position in positions],
+        "channels": channels,
         "types": [kind for kind, _ in blobs],
         "blobs": [blob for _, blob in blobs],
+        "at": moments.now(),
     }
 
 
 def is_small(value: Any) -> bool:
-    """Whether a value is written again with each checkpoint, which costs less than a row for it."""
+    """Return whether a value is written again with each checkpoint, which costs less than its own row."""
     return type(value) in _INLINE_TYPES or (type(value) is str and len(value) <= _LONGEST_INLINE_TEXT)
 
 
-def _dumped(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
-    kind, blob = serde.dumps_typed(value)
-    # LangGraph's serializer gives a bytearray back as it is.
-    return kind, bytes(blob)
+def _encoded(
+    serde: SerializerProtocol,
+    values: Sequence[tuple[str, Any]],
+    name: str,
+    *,
+    channels: Sequence[str],
+    limit: int,
+) -> list[tuple[str, bytes]]:
+    """Return the types and bytes of all values of one call, which are passed with their paths.
 
-
-def _check_size(blob: bytes, limit: int) -> None:
-    if len(blob) > limit:
-        raise LimitExceeded(name="max_state_bytes", limit=limit, actual=len(blob))
+    Raises `InvalidPayload`, and `LimitExceeded` at the first value that exceeds the limit. Names of channels
+    count, because a value may be shorter than its name.
+    """
+    encoded = []
+    size = size_of(*channels)
+    for path, value in validation.items(values, name):
+        kind, blob = dumped(serde, value, path)
+        if len(blob) > limit:
+            raise LimitExceeded(name="max_state_bytes", limit=limit, actual=len(blob))
+        size += len(blob)
+        check_call_bytes(size, limit=limit)
+        encoded.append((kind, blob))
+    return encoded
 
 
 def searchable(metadata: Mapping[str, Any]) -> str:
-    """Metadata as JSON to filter by: without what JSON cannot hold, and without long values.
+    """Return metadata as JSON for filters, without long values and values that JSON cannot represent.
 
     Members are sorted, so that equal values have equal texts.
     """
@@ -212,9 +231,10 @@ def searchable(metadata: Mapping[str, Any]) -> str:
 
 
 def searchable_filter(wanted: Mapping[str, Any]) -> str:
-    """A filter in the form of `searchable`. Raises `InvalidQuery` for what is left out there.
+    """Return a filter in the form of `searchable`. Raises `InvalidQuery` for values that `searchable` leaves
+    out.
 
-    A filter without it would match checkpoints that differ in just that.
+    Without it, the filter would match checkpoints that differ only in that value.
     """
     for name, value in wanted.items():
         if not _is_whole(value, _DEEPEST_SEARCHABLE - 1) or searchable({name: value}) == "{}":
@@ -227,7 +247,7 @@ def searchable_filter(wanted: Mapping[str, Any]) -> str:
 
 
 def _is_whole(value: Any, depth: int) -> bool:
-    """Whether `_plain` leaves nothing of a value out."""
+    """Return whether `_plain` keeps all of a value."""
     if isinstance(value, Mapping | list | tuple):
         members = value.values() if isinstance(value, Mapping) else value
         return depth > 0 and all(_is_whole(member, depth - 1) for member in members)
@@ -240,8 +260,10 @@ _ABSENT: Final = object()
 def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return value.replace("\x00", "").encode("utf-8", "replace").decode()
-    if value is None or type(value) in (bool, int):
+    if value is None or type(value) is bool:
         return value
+    if type(value) is int:
+        return value if abs(value) < TOO_LONG_INTEGER else _ABSENT
     if type(value) is float:
         return value if math.isfinite(value) else _ABSENT
     if depth == 0:
@@ -264,7 +286,7 @@ class CheckpointRow(NamedTuple):
     namespace: str
     checkpoint_id: str
     parent_id: str | None
-    versions: dict[str, str]
+    versions: str
     type: str
     body: bytes
 
@@ -290,15 +312,18 @@ class Body(NamedTuple):
 
     @property
     def delta_channels(self) -> list[str]:
-        """The channels whose values are in the writes of earlier checkpoints, if nowhere nearer."""
+        """The channels whose values are in the writes of earlier checkpoints, unless stored nearer."""
         counters: Any = self.metadata.get(_DELTA_COUNTERS) or {}
-        return [channel for channel in counters if channel in self.checkpoint["channel_versions"]]
+        return [channel for channel in counters if channel in self.checkpoint.get("channel_versions", {})]
 
 
 def read_body(serde: SerializerProtocol, kind: str, body: bytes) -> Body:
+    """Return the content of a stored checkpoint. Call it through `read_from`."""
     content = serde.loads_typed((kind, body))
-    if not isinstance(content, dict) or content.keys() != {"checkpoint", "metadata", "values"}:
-        raise IntegrityFault("A stored checkpoint of LangGraph cannot be read; other rows are not affected.")
+    if content.keys() != {"checkpoint", "metadata", "values"}:
+        raise ValueError("the body of a checkpoint has three parts")
+    if not all(isinstance(part, dict) for part in content.values()):
+        raise TypeError("each part of a checkpoint is a dict")
     return Body(content["checkpoint"], content["metadata"], content["values"])
 
 
@@ -308,23 +333,31 @@ def checkpoint_tuple(
     values: Mapping[tuple[int, str, str, str], ValueRow],
     writes: Iterable[WriteRow],
 ) -> CheckpointTuple:
-    """A checkpoint with its values and pending writes; each call reads all of them from their bytes."""
-    body = read_body(serde, row.type, row.body)
-    stored = {
-        channel: serde.loads_typed(values[key])
-        for channel, version in row.versions.items()
-        if (key := (row.session, row.namespace, channel, version)) in values
-    }
+    """Return a checkpoint with its values and pending writes; each call reads all of them from their bytes.
+
+    Raises `IntegrityFault` if one of them cannot be read.
+    """
     ordered = sorted(
         writes, key=lambda write: writes_sort_key(write.task_path, write.task_id, write.position)
     )
+
+    def read() -> tuple[Body, dict[str, Any], list[Any]]:
+        stored = {
+            channel: serde.loads_typed(values[key])
+            for channel, version in json.loads(row.versions).items()
+            if (key := (row.session, row.namespace, channel, version)) in values
+        }
+        pending = [
+            (write.task_id, write.channel, serde.loads_typed((write.type, write.blob))) for write in ordered
+        ]
+        return read_body(serde, row.type, row.body), stored, pending
+
+    body, stored, pending = read_from(row.thread_id, row.checkpoint_id, read)
     checkpoint: Any = {**body.checkpoint, "channel_values": {**body.values, **stored}}
     return CheckpointTuple(
         config=_config(row.thread_id, row.namespace, row.checkpoint_id),
         checkpoint=checkpoint,
         metadata=body.metadata,
         parent_config=_config(row.thread_id, row.namespace, row.parent_id) if row.parent_id else None,
-        pending_writes=[
-            (write.task_id, write.channel, serde.loads_typed((write.type, write.blob))) for write in ordered
-        ],
+        pending_writes=pending,
     )

@@ -1,9 +1,10 @@
-"""Filters of a search: a part is compared by the database, and all of it here."""
+"""Filters of a search: the database compares a part, and this module all of it."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from django.db.models import Q
@@ -16,6 +17,8 @@ __all__ = ["checked_filter", "is_match", "narrowed"]
 _MOST_BYTES: Final = 64 * 1024
 # SQLite refuses a pattern of LIKE that is longer than 50,000 bytes.
 _LONGEST_PATTERN: Final = 1_000
+# SQLite refuses an expression of more than 1,000 levels, and each field adds one.
+_NARROWING_FIELDS: Final = 50
 
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "$gt": operator.gt,
@@ -29,7 +32,7 @@ _NUMBERS: Final = (int, float)
 
 
 def checked_filter(given: Any) -> dict[str, Any]:
-    """A filter as a dict. Raises `InvalidQuery` for values that are not JSON, and for unknown operators."""
+    """Return a filter as a dict. Raises `InvalidQuery` for values other than JSON and unknown operators."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -45,13 +48,12 @@ def checked_filter(given: Any) -> dict[str, Any]:
 
 
 def narrowed(conditions: Mapping[str, Any]) -> Q:
-    """What the text of a matching value holds: a superset of the rows that `is_match` takes.
-
-    A field that equals a text is written in one way only, unless the whole value is in the other form of
+    """Return conditions on the text of a value, which select a superset of the rows that `is_match` accepts.
+    A field that equals a text is written in only one way, unless the whole value is in the other form of
     `core.payloads`, which begins with a tilde.
     """
     found = Q()
-    for name, condition in conditions.items():
+    for name, condition in islice(conditions.items(), _NARROWING_FIELDS):
         value = condition.get(_EQUAL) if isinstance(condition, dict) else condition
         if type(value) is not str:
             continue
@@ -62,7 +64,7 @@ def narrowed(conditions: Mapping[str, Any]) -> Q:
 
 
 def is_match(value: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
-    """Whether each field meets its condition. A missing field is like one that is null."""
+    """Return whether each field meets its condition. A missing field is like one that is null."""
     return all(_meets(value.get(name), condition) for name, condition in conditions.items())
 
 
@@ -107,7 +109,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_equal(value: Any, other: Any) -> bool:
-    """Equality of JSON: ``1`` is ``1.0``, and not ``true`` as in Python."""
+    """Compare JSON values: ``1`` equals ``1.0``, but not ``true`` as in Python."""
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     if isinstance(value, dict) and isinstance(other, dict):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby, islice
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from helix_store.contrib.langgraph import namespaces
 from helix_store.contrib.langgraph.filters import is_match, narrowed
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments
 from helix_store.core.payloads import decode_object, size_of
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset, tenant_parameter
+from helix_store.exceptions import IntegrityFault, shown_id
+
+if TYPE_CHECKING:
+    from helix_store.contrib.langgraph.vectors.index import Index
 
 __all__ = ["Address", "Memories", "NewMemory", "StoredMemory", "delete_namespace", "sweep"]
+
+_logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 200
 _DELETED_AT_ONCE: Final = 1_000
@@ -31,15 +37,18 @@ _COLUMNS: Final = ("id", "namespace", "key", "value", "created_at", "updated_at"
 
 
 class Address(NamedTuple):
-    """What no two memories of a tenant share. ``namespace`` is text."""
+    """The columns that identify a memory within its tenant. ``namespace`` is text."""
 
     namespace: str
     key: str
 
 
 class NewMemory(NamedTuple):
+    """A value to store. ``embedded`` are the parts of it that get a vector, by path."""
+
     text: str
     ttl_ms: int | None
+    embedded: Mapping[str, str] = {}
 
 
 class StoredMemory(NamedTuple):
@@ -53,13 +62,24 @@ class StoredMemory(NamedTuple):
 
     @property
     def value(self) -> dict[str, Any]:
+        """Raises `IntegrityFault` if it cannot be read."""
         return decode_object(self.text)
+
+    @property
+    def readable_value(self) -> dict[str, Any] | None:
+        """The value, or `None` if it cannot be read, so that one memory does not hide others in a search."""
+        try:
+            return self.value
+        except IntegrityFault:
+            place = f"{shown_id(self.key)} of the namespace {shown_id(self.namespace)}"
+            _logger.error("A search leaves out the LangGraph memory %s, which cannot be read.", place)
+            return None
 
 
 class Memories:
     """The memories of one tenant. The caller opens the query or transaction.
 
-    With ``omit_expired``, reads leave out what has expired by the database's clock.
+    With ``omit_expired``, reads leave out memories that have expired by the database's clock.
     """
 
     def __init__(self, db: Database, *, omit_expired: bool = False) -> None:
@@ -69,7 +89,7 @@ class Memories:
     # --- Reads -------------------------------------------------------------------------------------
 
     def at(self, addresses: Collection[Address]) -> dict[Address, StoredMemory]:
-        """The memories that are stored at these addresses: a statement for 200 of them."""
+        """Return the memories at these addresses, with one statement for every 200."""
         found = {}
         for some in _portions(sorted(set(addresses))):
             for row in self._readable().filter(_is_one_of(some)).values_list(*_COLUMNS):
@@ -80,16 +100,54 @@ class Memories:
     def search(
         self, prefix: str, conditions: Mapping[str, Any], *, limit: int, offset: int
     ) -> list[StoredMemory]:
-        """The memories under a namespace that meet a filter, the last written first."""
+        """Return the memories under a namespace that meet a filter, last written first.
+
+        Without a filter the values are not read.
+        """
         rows = self._readable().filter(namespaces.is_under(prefix)).order_by("-updated_at", "-id")
         if not conditions:
             return [StoredMemory(*row) for row in rows.values_list(*_COLUMNS)[offset : offset + limit]]
         memories = self._all(rows.filter(narrowed(conditions)))
-        matching = (memory for memory in memories if is_match(memory.value, conditions))
+        matching = (memory for memory in memories if _is_readable_match(memory, conditions))
         return list(islice(islice(matching, offset, None), limit))
 
+    def nearest(
+        self,
+        embedding: tuple[Index, str],
+        prefix: str,
+        conditions: Mapping[str, Any],
+        *,
+        limit: int,
+        offset: int,
+    ) -> list[tuple[StoredMemory, float]]:
+        """Return the memories under a namespace that meet a filter, nearest first, with their scores.
+
+        With a filter, this reads the distances of all of them, and then values until enough have matched.
+        """
+        from helix_store.contrib.langgraph.vectors.rows import with_distance
+
+        index, vector = embedding
+        rows = self._readable().filter(namespaces.is_under(prefix), narrowed(conditions))
+        nearest_first = (F("distance").asc(nulls_last=True), "-updated_at", "-id")
+        ranked = with_distance(rows, index, vector).order_by(*nearest_first).values_list("pk", "distance")
+        if not conditions:
+            ranked, offset = ranked[offset : offset + limit], 0
+        scores = {key: index.score(distance) for key, distance in ranked if distance is not None}
+        found = (
+            memory
+            for some in _portions(list(scores))
+            for memory in self._by_keys(some)
+            if _is_readable_match(memory, conditions)
+        )
+        return [(memory, scores[memory.id]) for memory in islice(islice(found, offset, None), limit)]
+
+    def _by_keys(self, keys: Sequence[int]) -> Iterator[StoredMemory]:
+        rows = self._rows().filter(pk__in=keys).values_list(*_COLUMNS)
+        found = {row[0]: StoredMemory(*row) for row in rows}
+        return (found[key] for key in keys if key in found)
+
     def namespaces(self, matching: Q, *, depth: int | None, limit: int, offset: int) -> list[tuple[str, ...]]:
-        """The namespaces that have a memory, in the order of their text, each cut to so many labels."""
+        """Return the namespaces that have a memory, ordered by text, each cut to ``depth`` labels."""
         rows = self._readable().filter(matching).order_by("namespace").values_list("namespace", flat=True)
         rows = rows.distinct()
         if depth is None:
@@ -101,11 +159,11 @@ class Memories:
         while page := list(rows.filter(namespace__gt=after)[:_LARGEST_PAGE]):
             for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
                 yield labels
-            # All that is under a namespace of this depth is cut to it.
+            # All namespaces below this depth are cut to it.
             after = page[-1] if len(labels) < depth else namespaces.end_of(namespaces.namespace_text(labels))
 
     def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
-        """All rows in pages that become longer: a filter often has its matches among the first."""
+        """Yield all rows in pages of growing length, because a filter often matches among the first rows."""
         size, page = _FIRST_PAGE, rows
         while True:
             memories = [StoredMemory(*row) for row in page.values_list(*_COLUMNS)[:size]]
@@ -118,11 +176,14 @@ class Memories:
 
     # --- Writes ------------------------------------------------------------------------------------
 
-    def put(self, memories: Mapping[Address, NewMemory]) -> None:
-        """Insert or replace. In the order of addresses, so that two writers do not wait for each other."""
+    def put(self, memories: Mapping[Address, NewMemory], *, vectors: Mapping[str, str] | None = None) -> None:
+        """Insert or replace, in the order of addresses, so that two writers do not wait for each other.
+
+        ``vectors`` are those of the texts in ``embedded``, and replace those of the former values.
+        """
         time = moments.now()
         has_terms = any(memory.ttl_ms is not None for memory in memories.values())
-        clock = database_now(self._db) if has_terms else None
+        clock = self._db.now() if has_terms else None
         rows = [
             LangGraphMemory(
                 tenant=self._db.tenant,
@@ -144,33 +205,45 @@ class Memories:
             unique_fields=["tenant", "namespace", "key"],
             update_fields=["value", "size_bytes", "ttl_ms", "expires_at", "updated_at"],
         )
+        if vectors is None:
+            return
+        from helix_store.contrib.langgraph.vectors.rows import delete_vectors, insert_vectors
+
+        for some in _portions(sorted(memories)):
+            delete_vectors(self._db, _is_one_of(some))
+        embedded = [
+            (*address, path, vectors[text])
+            for address, memory in sorted(memories.items())
+            for path, text in memory.embedded.items()
+        ]
+        insert_vectors(self._db, embedded, time)
 
     def delete(self, addresses: Collection[Address]) -> None:
         for some in _portions(sorted(addresses)):
             self._rows().filter(_is_one_of(some)).delete()
 
     def renew(self, memories: Collection[StoredMemory]) -> None:
-        """Begin the terms of memories that were read again. One that was replaced since keeps its own."""
+        """Restart the terms of memories that were read. A memory that was replaced since keeps its term."""
         by_term = defaultdict(set)
         for memory in memories:
             if memory.ttl_ms is not None:
                 by_term[memory.ttl_ms].add(memory.id)
         if not by_term:
             return
-        clock = database_now(self._db)
+        clock = self._db.now()
         for ttl_ms, keys in sorted(by_term.items()):
             for some in _portions(sorted(keys)):
                 rows = self._rows().filter(pk__in=some, ttl_ms=ttl_ms)
                 rows.update(expires_at=_term_end(clock, ttl_ms))
 
     def delete_under(self, prefix: str, limit: int) -> int:
-        """Delete the first memories under a namespace, at most so many, and return how many there were."""
+        """Delete the first memories under a namespace, at most ``limit``, and return their number."""
         rows = self._rows().filter(namespaces.is_under(prefix)).order_by("namespace", "key")
         keys = list(rows.select_for_update().values_list("pk", flat=True)[:limit])
         return self._rows().filter(pk__in=keys).delete()[0]
 
     def delete_expired(self, now: datetime, limit: int) -> int:
-        """Delete the memories that expired first, at most so many, and return how many there were."""
+        """Delete the memories that expired first, at most ``limit``, and return their number."""
         expired = self._rows().filter(expires_at__lte=now).order_by("expires_at")
         keys = list(expired.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
         return self._rows().filter(pk__in=keys).delete()[0]
@@ -184,7 +257,7 @@ class Memories:
     def _readable(self) -> QuerySet[LangGraphMemory]:
         if not self._omit_expired:
             return self._rows()
-        clock = database_now(self._db)
+        clock = self._db.now()
         return self._rows().filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock))
 
 
@@ -197,7 +270,7 @@ def sweep(db: Database, now: datetime) -> int:
 
 
 def delete_namespace(db: Database, prefix: str) -> int:
-    """Delete the memories of a tenant under a namespace, and return their number; else like `sweep`.
+    """Delete the memories of a tenant under a namespace, and return their number; otherwise like `sweep`.
 
     It waits for a transaction that has locked one of them.
     """
@@ -211,6 +284,10 @@ def _in_transactions(db: Database, delete: Callable[[int], int]) -> int:
     return deleted
 
 
+def _is_readable_match(memory: StoredMemory, conditions: Mapping[str, Any]) -> bool:
+    return (value := memory.readable_value) is not None and is_match(value, conditions)
+
+
 def _term_end(clock: datetime, ttl_ms: int | None) -> datetime | None:
     return None if ttl_ms is None else clock + timedelta(milliseconds=ttl_ms)
 
@@ -220,7 +297,7 @@ def _portions(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _is_one_of(addresses: Sequence[Address]) -> Q:
-    """A condition for each namespace; the addresses are in order."""
+    """Return a condition for each namespace; the addresses are in order."""
     found = Q()
     for namespace, some in groupby(addresses, key=lambda address: address.namespace):
         found |= Q(namespace=namespace, key__in=[address.key for address in some])

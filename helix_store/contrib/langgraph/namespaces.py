@@ -1,4 +1,4 @@
-"""Namespaces as text. Each label is followed by a dot, so that no label is the beginning of another one."""
+"""Namespaces as text. A dot follows each label, so that no label is a prefix of another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WILDCARD = "*"
 
 
 def namespace_text(labels: Sequence[str], name: str = "namespace") -> str:
-    """The text of a namespace. Raises `InvalidPayload` or `LimitExceeded` for one that cannot be stored."""
+    """Return a namespace as text. Raises `InvalidPayload` or `LimitExceeded` if it cannot be stored."""
     return validation.text("".join(f"{label}." for label in labels), name, limit=MAX_NAMESPACE_BYTES)
 
 
@@ -25,17 +25,17 @@ def labels_of(text: str) -> tuple[str, ...]:
 
 
 def end_of(text: str) -> str:
-    """The first text after all namespaces under this one: a slash is the character after the dot."""
+    """Return the first text after all namespaces under this one; the character after the dot is a slash."""
     return f"{text[:-1]}/"
 
 
 def is_under(text: str) -> Q:
-    """The namespace itself and all under it: one range of the index."""
+    """Return the namespace itself and all under it: one range of the index."""
     return Q(namespace__gte=text, namespace__lt=end_of(text)) if text else Q()
 
 
 def matches(match_type: str, path: Sequence[str]) -> Q:
-    """The namespaces that begin or end with a path, in which ``*`` is any one label."""
+    """Return the namespaces that begin or end with a path, in which ``*`` is any one label."""
     labels = namespace_text(path, "path")
     if not labels:
         return Q()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -22,27 +23,30 @@ from helix_store.contrib.langgraph.encoding import (
     searchable_filter,
 )
 from helix_store.core import validation
-from helix_store.core.limits import MAX_LONG_ID_BYTES
+from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.statement import Statement
+from helix_store.exceptions import IntegrityFault
 
 __all__ = ["every", "one"]
+
+_logger = logging.getLogger(__name__)
 
 _CHECKPOINT, _VALUE, _WRITE = 0, 1, 2
 _NEWEST: Final = sql.select()
 _BY_ID: Final = sql.select(by_id=True)
 
-_Page = list[tuple[CheckpointRow, CheckpointTuple]]
+_Found = tuple[CheckpointRow, Callable[[], CheckpointTuple]]
 
 
 def one(db: Database, serde: SerializerProtocol, place: Place) -> CheckpointTuple | None:
-    """A checkpoint by its id, or the newest of its namespace."""
+    """Return a checkpoint by its id, or the newest of its namespace."""
     parameters = {**_names(db, place), "namespace": place.namespace, "limit": 1}
     if place.checkpoint_id is not None:
         parameters["checkpoint_id"] = place.checkpoint_id
     statement = _NEWEST if place.checkpoint_id is None else _BY_ID
     found = _page(db, serde, statement, parameters, place.thread_id)
-    return found[0][1] if found else None
+    return found[0][1]() if found else None
 
 
 def every(
@@ -54,7 +58,10 @@ def every(
     before: RunnableConfig | None,
     limit: int | None,
 ) -> Iterator[CheckpointTuple]:
-    """All checkpoints that match, page after page. Nothing is read before the first one is asked for."""
+    """Yield all checkpoints that match, page after page. Reading starts when the first one is requested. In
+    the list of a thread, an unreadable checkpoint raises `IntegrityFault` when it is reached. In a list of
+    all threads it is left out and logged, because damage in one thread must not hide the others.
+    """
     place = Place.of(config) if config else None
     is_of_namespace = config is not None and config["configurable"].get("checkpoint_ns") is not None
     before_id = get_checkpoint_id(before) if before else None
@@ -76,19 +83,26 @@ def every(
     }
     thread_id = place.thread_id if place else None
     size = conf.page_size()
-    left = limit
+    left = None if limit is None else validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
     statement = sql.select(**conditions)
     while left is None or left > 0:
         parameters["limit"] = size if left is None else min(size, left)
         page = _page(db, serde, statement, parameters, thread_id)
-        for _, found in page:
+        for _, read in page:
+            try:
+                found = read()
+            except IntegrityFault as exc:
+                if place is not None:
+                    raise
+                _logger.error("A list of all threads leaves out what cannot be read. %s", exc)
+                continue
             yield found
+            left = None if left is None else left - 1
         if len(page) < parameters["limit"]:
             return
         last, _ = page[-1]
         parameters |= {"last_checkpoint_id": last.checkpoint_id, "last_id": last.id}
         statement = sql.select(**conditions, after=True)
-        left = None if left is None else left - len(page)
 
 
 def _names(db: Database, place: Place) -> dict[str, Any]:
@@ -101,7 +115,8 @@ def _page(
     statement: Statement,
     parameters: Mapping[str, Any],
     thread_id: str | None,
-) -> _Page:
+) -> list[_Found]:
+    """Return the checkpoints of a page, each with the call that reads it."""
     heads: list[CheckpointRow] = []
     values: dict[tuple[int, str, str, str], ValueRow] = {}
     writes: defaultdict[int, list[WriteRow]] = defaultdict(list)
@@ -113,9 +128,7 @@ def _page(
             writes[key].append(WriteRow(text, name, position, other, kind, blob))
         else:
             shown = thread if thread_id is None else thread_id
-            heads.append(
-                CheckpointRow(key, session, shown, namespace, name, other, json.loads(text), kind, blob)
-            )
+            heads.append(CheckpointRow(key, session, shown, namespace, name, other, text, kind, blob))
     # The parts of a UNION come in any order.
     heads.sort(key=lambda head: (head.checkpoint_id, head.id), reverse=True)
-    return [(head, checkpoint_tuple(serde, head, values, writes.get(head.id, ()))) for head in heads]
+    return [(head, partial(checkpoint_tuple, serde, head, values, writes.get(head.id, ()))) for head in heads]

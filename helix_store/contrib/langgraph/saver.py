@@ -18,16 +18,16 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from helix_store.adapters import LockedSession, SessionAdapter
 from helix_store.contrib.langgraph import deltas, pages, sql, upkeep
 from helix_store.contrib.langgraph.encoding import Place, encoded_checkpoint, encoded_writes
+from helix_store.contrib.langgraph.habits import OpenedByHabit
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph.serializer import StrictSerializer
 from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
 from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
-from helix_store.engine.outcomes import committed_once
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.locks.database import DatabaseLockManager, hold_fence
@@ -43,17 +43,21 @@ class _Owned(NamedTuple):
     fencing_token: int
 
 
-class DjangoSaver(BaseCheckpointSaver[str]):
+class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer in a Django database, for sync and async graphs.
 
     A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
-    with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. Values are
-    kept as the pairs of type and bytes that ``serde`` makes, and are never interpreted. The default
-    serializer refuses to build objects of types that it does not know, whatever the environment says: it
-    reads them as plain data. ``allow`` names more types as (module, class name).
+    with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. A later write
+    gives a thread without a user the config's, and raises `ConflictError` if the thread belongs to another
+    user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never interpreted.
+    The default serializer builds objects of the types that a graph's schema names, and reads other types as
+    plain data, whatever the environment says. ``allow`` names more types as (module, class name). Bytes that
+    are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
 
-    Safe in any thread: each call gives its connection back, except in an open transaction, which it joins. A
-    write of a cancelled task ends before the task learns of it.
+    Safe in any thread: each call releases its connection. Your own call joins an open transaction of its
+    thread. The threads of ``graph.invoke`` cannot: inside ``atomic()`` it raises `OutsideTransaction`,
+    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, the write finishes
+    before the task is told.
     """
 
     def __init__(
@@ -64,8 +68,8 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         allow: Iterable[tuple[str, str]] = (),
     ) -> None:
-        # None is strict; the argument left out would ask the environment.
-        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=list(allow) or None))
+        # None is strict; without the argument, the environment would decide.
+        super().__init__(serde=serde or StrictSerializer(allowed_msgpack_modules=list(allow) or None))
         self._adapter = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
         self._owned: _Owned | None = None
 
@@ -76,7 +80,7 @@ class DjangoSaver(BaseCheckpointSaver[str]):
     # --- Reads ---
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that the config names, or the newest of its namespace; ``None`` if there is none.
+        """Return the config's checkpoint, or the newest of its namespace, or ``None`` if there is none.
 
         One statement. Pending writes are in the order of their task paths, task ids and positions. Raises
         `IntegrityFault` for a stored checkpoint that cannot be read.
@@ -91,20 +95,25 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints of a thread, or with ``None`` of all threads of the tenant, newest first.
+        """Yield checkpoints of a thread, or with ``None`` of all the tenant's threads, newest first.
 
-        ``filter`` holds members of the metadata that must be equal; one that JSON cannot hold, or that is
-        longer there than 8,192 characters, is `InvalidQuery`. One statement for each page of
+        ``filter`` holds members of the metadata that must be equal; one that JSON cannot represent, or that
+        has more than 8,192 characters in JSON, raises `InvalidQuery`. One statement for each page of
         ``HELIX_STORE["PAGE_SIZE"]``, without a connection between two pages.
+
+        In the list of a thread, a checkpoint that cannot be read raises `IntegrityFault` when it is reached;
+        to continue the list after it, pass it as ``before``. A list of all threads leaves it out and logs an
+        error.
         """
         return pages.every(self._adapter.db, self.serde, config, wanted=filter, before=before, limit=limit)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """The writes of a checkpoint's ancestors to channels, each back to the newest stored value.
+        """Return the writes of a checkpoint's ancestors to channels, each back to the newest stored value.
 
-        One statement for a page of ancestors, and one for all writes and values.
+        One statement for a page of ancestors, and one for all writes and values. Raises `IntegrityFault` if a
+        stored one cannot be read.
         """
         return deltas.history(self._adapter.db, self.serde, Place.of(config), channels)
 
@@ -148,36 +157,48 @@ class DjangoSaver(BaseCheckpointSaver[str]):
                 path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
             )
         columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
-        self._store(place, config, sql.PUT_WRITES, columns, _put_writes_locked)
+        # A repeat of one statement could replace what another worker has stored since at such a position.
+        replaces = any(position < 0 for position in columns["positions"])
+        statement = None if replaces else sql.PUT_WRITES
+        self._store(place, config, statement, columns, _put_writes_locked)
 
     @property
     def _largest(self) -> int:
         return self._adapter.db.limits.max_state_bytes
 
     def _store(
-        self, place: Place, config: RunnableConfig, statement: Statement, columns: dict[str, Any], locked: Any
+        self,
+        place: Place,
+        config: RunnableConfig,
+        statement: Statement | None,
+        columns: dict[str, Any],
+        locked: Any,
     ) -> None:
+        """Store by ``statement``; without one, in a transaction, whose number tells its outcome."""
         db, owned = self._adapter.db, self._owned
         if owned is not None and owned.session_id != place.session_id:
             reason = "this saver owns another thread; claim this one too"
             raise InvalidPayload(path="config/configurable/thread_id", reason=reason)
         portable = partial(self._store_locked, place, config, columns, locked)
-        if owned is not None or not db.has_fast_writes:
+        if statement is None or owned is not None or not db.has_fast_writes:
             portable()
             return
 
         def store() -> None:
-            parameters = {**columns, "tenant": db.tenant, "session_id": place.session_id}
+            about = _about_thread(config)
+            thread = {"session_id": place.session_id, "user_id": about.get("user_id")}
+            parameters = {**columns, **thread, "tenant": db.tenant}
             if db.try_write(statement, parameters):
                 return
-            # The thread is new. Else the statement was given up, and the portable form tries again.
-            self._adapter.ensure(place.session_id, **_about_thread(config))
-            # Asked again: it opens the connection that the call before gave back.
+            # The thread is new or its user is not named, or the statement was aborted; the portable form
+            # tries again.
+            self._adapter.ensure(place.session_id, **about)
+            # Checked again, because this opens the connection that the previous call released.
             if not (db.has_fast_writes and db.try_write(statement, parameters)):
                 portable()
 
-        # A repeat replaces what it stored, or leaves it.
-        committed_once(db, store, portable, operation_id=lambda: columns["checkpoint_id"])
+        # A repeat stores the same checkpoint under the id that LangGraph made for it, or leaves writes alone.
+        db.committed_once(store, portable, operation_id=lambda: columns["checkpoint_id"])
 
     def _store_locked(
         self, place: Place, config: RunnableConfig, columns: dict[str, Any], locked: Any
@@ -185,37 +206,43 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         def write(session: LockedSession) -> None:
             locked(session, columns)
 
-        token = self._owned.fencing_token if self._owned else None
+        about = _about_thread(config)
+        store = partial(
+            self._adapter.write,
+            place.session_id,
+            write,
+            user_id=about.get("user_id"),
+            fencing_token=self._owned.fencing_token if self._owned else None,
+        )
         try:
-            self._adapter.write(place.session_id, write, create=False, fencing_token=token)
+            store(create=False)
         except SessionNotFound:
 
             def create_and_write() -> None:
-                self._adapter.ensure(place.session_id, **_about_thread(config))
-                self._adapter.write(place.session_id, write, fencing_token=token)
+                self._adapter.ensure(place.session_id, **about)
+                store()
 
-            # A write that is refused leaves no session either.
+            # A refused write does not create a session either.
             self._adapter.db.transaction(create_and_write)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """A version after ``current``. The random part tells versions of two branches from each other."""
+        """Return a version after ``current``, whose random part distinguishes versions of two branches."""
         number = 0 if current is None else int(str(current).split(".")[0])
         return f"{number + 1:032}.{random.random():016}"  # noqa: S311  no secret
 
     # --- Ownership ---
 
     def claim_write_ownership(self, thread_id: str) -> DjangoSaver:
-        """A saver that alone may write to a thread, until somebody claims the thread again.
-
-        It takes over the lock with the name of the thread's session, in one statement: writes of the former
-        owner are refused with `FencedOutError`, and leave nothing. A worker that drives the session by a turn
-        or a lock of its own is superseded too, and supersedes. Savers that claimed nothing are not checked.
+        """Return the only saver that may write to a thread, until someone claims the thread again. It takes
+        over the lock with the name of the thread's session, in one statement: writes of the former owner are
+        refused with `FencedOutError` and store nothing. This also supersedes a worker that drives the session
+        with a turn or its own lock, and vice versa. Savers without a claim are not checked.
         """
         _, session_id = Place.ids_of_thread(thread_id)
         return self._owner(session_id, self._locks.take_over(session_id))
 
     def check_write_ownership(self) -> None:
-        """Raise `FencedOutError` if this saver was superseded. Nothing to check without a claim."""
+        """Raise `FencedOutError` if this saver was superseded. Without a claim, nothing is checked."""
         if self._owned is not None:
             session_id, token = self._owned
             db = self._adapter.db
@@ -241,27 +268,28 @@ class DjangoSaver(BaseCheckpointSaver[str]):
         """Delete the checkpoints of runs, with their writes, and the values that no other one refers to.
 
         One transaction for each thread. A `DeltaChannel` needs the writes of earlier checkpoints: do not
-        delete a run of a thread that uses one and goes on.
+        delete a run of a thread that uses one and continues.
         """
         upkeep.delete_for_runs(self._adapter, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one, in one transaction.
 
-        What the target has already stays. A new target has the user and the title of the source.
+        Rows that the target already has stay. A new target gets the user and the title of the source.
         """
         upkeep.copy_thread(
             self._adapter, Place.ids_of_thread(source_thread_id), Place.ids_of_thread(target_thread_id)
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete the history of threads: ``keep_latest``, or ``delete`` for the threads as a whole.
+        """Delete the history of threads (``keep_latest``), or whole threads (``delete``).
 
         ``keep_latest`` keeps the newest checkpoint of each namespace with its values and pending writes. The
-        namespace of a subgraph's call goes with the checkpoint of the graph that it was called from. Of a
-        thread that uses a `DeltaChannel`, it also keeps the ancestors that the newest value is read from.
-        One transaction for each thread, in which nobody writes to it. Safe to repeat. Raises
-        `InvalidPayload` for another strategy.
+        namespace of a subgraph's call is deleted with the checkpoint of the graph that it was called from. If
+        a thread uses a `DeltaChannel`, it also keeps the ancestors from which the newest value is read. One
+        transaction for each thread, in which no one else writes to it. Safe to repeat. Raises
+        `InvalidPayload` for another strategy. A thread that cannot be read keeps its history, and raises
+        `IntegrityFault` after the other threads are pruned.
         """
         upkeep.prune(self._adapter, self.serde, thread_ids, strategy, self.delete_thread)
 

@@ -1,8 +1,9 @@
-"""The statements of the saver. On PostgreSQL each write and each page is one of them.
+"""The statements of the saver. On PostgreSQL each write and each page is one statement.
 
 A write to a known thread takes a share lock on the session's row, so that the session cannot be deleted in
 the meantime; writers of one thread do not wait for each other. The session is looked up by a scalar subquery
-and never joined: the planner then reads the rows of one session by their index at any size of the tables.
+and never joined, so that the planner reads the rows of one session by their index, whatever the size of the
+tables.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _VALUE: Final = table(LangGraphValue)
 _WRITE: Final = table(LangGraphWrite)
 
 _KNOWN_SESSION: Final = f"SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID}"
+_SESSION_OF_USER: Final = f"""
+    {_KNOWN_SESSION} AND (%(user_id)s::text IS NULL OR user_id = %(user_id)s) FOR KEY SHARE"""
 
 
 # --- Writes ----------------------------------------------------------------------------------------
@@ -68,14 +71,20 @@ _REPLACE_CHECKPOINT: Final = "ON CONFLICT (session_id, namespace, checkpoint_id)
 _WRITE_COLUMNS: Final = (
     "session_id, namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
 )
-# The first writer of a position from 0 wins, and the last one of a position below it.
+# For a position from 0 the first writer wins, and for a position below 0 the last one.
 _KEEP_WRITE: Final = f"""
     ON CONFLICT (session_id, namespace, checkpoint_id, task_id, position) DO UPDATE
     SET task_path = EXCLUDED.task_path, channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob
     WHERE {_WRITE}.position < 0"""
 
+_TOUCHED: Final = f"""touched AS (
+        UPDATE {_SESSION} SET updated_at = %(at)s
+        WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
+    )"""
+"""Writes the time of the session's last write, which shows whether it is idle, at most once per second."""
+
 PUT: Final = Statement(f"""
-    WITH session AS ({_KNOWN_SESSION} FOR KEY SHARE),
+    WITH session AS ({_SESSION_OF_USER}),
     stored AS (
         INSERT INTO {_VALUE} ({_VALUE_COLUMNS})
         SELECT session.id, %(namespace)s, value.channel, value.version, value.type, value.blob
@@ -84,23 +93,19 @@ PUT: Final = Statement(f"""
         ) AS value(channel, version, type, blob)
         {_KEEP_VALUE}
     ),
-    touched AS (
-        UPDATE {_SESSION} SET updated_at = %(at)s
-        WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
-    )
+    {_TOUCHED}
     INSERT INTO {_CHECKPOINT} (session_id, created_at, {", ".join(_CHECKPOINT_COLUMNS)})
     SELECT session.id, %(at)s::timestamptz,
         {", ".join(f"%({name})s::{kind}" for name, kind in _CHECKPOINT_COLUMNS.items())}
     FROM session
     {_REPLACE_CHECKPOINT}
     RETURNING session_id""")
-"""Put a checkpoint and its new values. No row is returned when the session is unknown; nothing is put then.
-
-An idle session is one without writes, so the time of the last one is written at most once per second.
+"""Put a checkpoint and its new values. If the session is unknown, or a user is given who is not the
+session's, nothing is put and no row is returned.
 """
 
 PUT_WRITES: Final = Statement(f"""
-    WITH session AS ({_KNOWN_SESSION} FOR KEY SHARE),
+    WITH session AS ({_SESSION_OF_USER}),
     stored AS (
         INSERT INTO {_WRITE} ({_WRITE_COLUMNS})
         SELECT session.id, %(namespace)s, %(checkpoint_id)s, %(task_id)s, write.position, %(task_path)s,
@@ -109,11 +114,11 @@ PUT_WRITES: Final = Statement(f"""
             %(positions)s::integer[], %(channels)s::text[], %(types)s::text[], %(blobs)s::bytea[]
         ) AS write(position, channel, type, blob)
         {_KEEP_WRITE}
-    )
+    ),
+    {_TOUCHED}
     SELECT id FROM session""")
-"""Put the writes of a task. No row is returned when the session is unknown; nothing is put then.
-
-The row is that of the session: a repeat, which inserts nothing, must not look like an unknown session.
+"""Put the writes of a task. In the same cases, nothing is put and no row is returned. The row is that of the
+session, because a repeat, which inserts nothing, must not look like an unknown session.
 """
 
 # The same for one row in a transaction that has locked the session: on SQLite, and for guarded writes.
@@ -136,7 +141,7 @@ INSERT_WRITE: Final = Statement(f"""
 
 _FOUND: Final = "id, session_id, namespace, checkpoint_id, parent_id, thread_id, versions, type, body"
 
-# Equal members, and not containment: a filter for {"a": {}} finds no {"a": {"b": 1}}.
+# Equal members, not containment: a filter for {"a": {}} does not find {"a": {"b": 1}}.
 _MATCHES: Final = (
     """NOT EXISTS (
         SELECT 1 FROM jsonb_each(%(filter)s::jsonb) AS wanted
@@ -178,12 +183,12 @@ def select(
     matching: bool = False,
     after: bool = False,
 ) -> Statement:
-    """A page of checkpoints, newest first, with their values and writes: three kinds of rows in one result.
+    """Return a page of checkpoints, newest first, with their values and writes as three kinds of rows.
 
     A value is in the result once, however many checkpoints of the page refer to it. ``after`` is for the
     pages that follow the first one.
     """
-    # Unique within a namespace, and then the order of an index.
+    # Unique within a namespace, so this is the order of an index.
     order = "c.checkpoint_id" if of_thread and of_namespace else "c.checkpoint_id, c.id"
     last = "%(last_checkpoint_id)s" if of_thread and of_namespace else "%(last_checkpoint_id)s, %(last_id)s"
 
@@ -258,7 +263,7 @@ _LINK: Final = "checkpoint_id, parent_id, versions, type, body"
 
 
 def _chain(parent: str) -> str:
-    # SQLite reads the whole table for a Bloom filter, unless the child has all that its parent is found by.
+    # SQLite reads the whole table for a Bloom filter, unless the child has all columns that find its parent.
     parents = ", ".join(f"p.{name}" for name in _LINK.split(", "))
     return f"""
         WITH RECURSIVE chain (depth, session_id, namespace, {_LINK}) AS (
@@ -328,9 +333,8 @@ COPY: Final = Statement(
     ).replace("%(thread_id)s", "%(thread_id)s::text"),
     citus=_COPIES,
 )
-"""All of `COPY_PARTS` as of one moment, on PostgreSQL: a checkpoint is copied with its values, or not.
-
-On Citus the values are copied after the checkpoints, and may be more than those that these refer to.
+"""All of `COPY_PARTS` as of one moment, on PostgreSQL, so that a checkpoint is copied with its values or not
+at all. On Citus the values are copied after the checkpoints, and may include unreferenced ones.
 """
 
 DELETE_WRITES: Final = Statement(
@@ -387,4 +391,4 @@ LOST_VALUES: Final = Statement(
     postgresql=_lost_values("json_each_text", "::json", is_in_list("c.session_id", "ids", "bigint")[0]),
     sqlite=_lost_values("json_each", "", is_in_list("c.session_id", "ids", "bigint")[1]),
 )
-"""The checkpoints of sessions that refer to a value which is not there."""
+"""The checkpoints of sessions that refer to a missing value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, Final
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    IndexConfig,
     Item,
     ListNamespacesOp,
     Op,
@@ -24,6 +26,7 @@ from langgraph.store.base import (
 )
 
 from helix_store.contrib.langgraph.filters import checked_filter
+from helix_store.contrib.langgraph.habits import OpenedByHabit
 from helix_store.contrib.langgraph.memories import (
     Address,
     Memories,
@@ -33,25 +36,32 @@ from helix_store.contrib.langgraph.memories import (
     sweep,
 )
 from helix_store.contrib.langgraph.namespaces import labels_of, matches, namespace_text
+from helix_store.contrib.langgraph.vectors.index import Embedded, Index
 from helix_store.core import validation
 from helix_store.core.limits import MAX_CALL_ITEMS, MAX_ID_BYTES
 from helix_store.core.payloads import encode, within_one_call
 from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
 __all__ = ["DjangoStore"]
 
+_logger = logging.getLogger(__name__)
+
+_MOST_CONDITIONS: Final = 100
 _TTL_KEYS: Final = frozenset({"refresh_on_read", "omit_expired", "default_ttl", "sweep_interval_minutes"})
 
 
-class DjangoStore(BaseStore):
+class DjangoStore(OpenedByHabit, BaseStore):
     """Values by namespace and key, for all threads of a tenant: pass it to ``compile(store=…)``.
 
-    ``ttl`` is LangGraph's ``TTLConfig``. The database's clock decides what has expired, and `sweep_ttl`
-    deletes it; the store starts no thread, so ``sweep_interval_minutes`` is refused. There are no vectors: a
-    search with a ``query`` raises `InvalidQuery`, and ``index`` of a put has no effect.
+    ``ttl`` is LangGraph's ``TTLConfig``. The database's clock decides which values have expired, and
+    `sweep_ttl` deletes them; the store starts no thread, so ``sweep_interval_minutes`` is refused.
+
+    ``index`` is the configuration of LangGraph's ``PostgresStore``. With it, a search with a ``query``
+    returns the items with the nearest texts. It needs PostgreSQL and the app of the vectors (see `Index`).
+    Texts are embedded before the transaction. Without an index, ``query`` and the ``index`` of a put have no
+    effect, as in LangGraph's stores; the first such search logs a warning.
 
     Each batch reads first and then writes, and its writes are one transaction. Safe for any number of
     threads. Errors are those of `helix_store.exceptions`, and ``InvalidNamespaceError`` of LangGraph.
@@ -59,35 +69,48 @@ class DjangoStore(BaseStore):
 
     supports_ttl = True
 
-    def __init__(self, *, using: str | None = None, tenant: str = "", ttl: TTLConfig | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        using: str | None = None,
+        tenant: str = "",
+        ttl: TTLConfig | None = None,
+        index: IndexConfig | None = None,
+    ) -> None:
         self.ttl_config = _checked_config(ttl)
+        self.index_config = index
         self._db = Database(using, validation.tenant(tenant))
+        self._index = None if index is None else Index(index, self._db)
+        self._has_warned = False
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run the operations and return their results in the same order.
 
-        All are checked before any statement. Reads see the store before the batch; of several puts at one
-        address the last one counts.
+        All are checked before any statement. Reads see the store as it was before the batch; if several puts
+        have one address, the last one counts. A search leaves out an item that cannot be read, which counts
+        for ``limit`` and ``offset`` if there is no filter, and logs an error; a get raises `IntegrityFault`.
         """
-        return self._run(_planned(validation.items(ops, "ops"), self._db.limits.max_state_bytes))
+        plan = self._planned(ops)
+        return self._run(plan, Embedded() if self._index is None else self._index.embed(*plan.to_embed))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Async version of `batch`. A cancelled caller is told so after the writes have ended."""
-        plan = _planned(validation.items(ops, "ops"), self._db.limits.max_state_bytes)
-        return await in_thread_to_the_end(partial(self._run, plan))
+        """Async version of `batch`. A cancelled caller is told after the writes have ended."""
+        plan = self._planned(ops)
+        embedded = Embedded() if self._index is None else await self._index.aembed(*plan.to_embed)
+        return await in_thread_to_the_end(partial(self._run, plan, embedded))
 
     def sweep_ttl(self) -> int:
         """Delete the tenant's expired items and return their number. Each thousand is a transaction.
 
-        `expired_session_cleanup` and ``cleanup_expired_sessions`` do it too, for all tenants.
+        `expired_session_cleanup` and ``cleanup_expired_sessions`` also do this, for all tenants.
         """
-        return sweep(self._db, self._db.query(lambda: database_now(self._db)))
+        return sweep(self._db, self._db.query(self._db.now))
 
     def delete_namespace(self, prefix: Sequence[str]) -> int:
         """Delete all items of a namespace and of those under it, and return their number.
 
         Each thousand is a transaction; safe to repeat. Items that are put meanwhile may stay. Raises
-        `InvalidPayload` for no labels, and ``InvalidNamespaceError`` for labels that no item can have.
+        `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item can have.
         """
         if isinstance(prefix, str):
             raise InvalidPayload(path="prefix", reason="expected labels, got str")
@@ -101,36 +124,61 @@ class DjangoStore(BaseStore):
     def _memories(self) -> Memories:
         return Memories(self._db, omit_expired=bool((self.ttl_config or {}).get("omit_expired")))
 
-    def _run(self, plan: _Plan) -> list[Result]:
+    def _planned(self, ops: Iterable[Op]) -> _Plan:
+        return _planned(validation.items(ops, "ops"), self._db.limits.max_state_bytes, self._index)
+
+    def _run(self, plan: _Plan, embedded: Embedded) -> list[Result]:
+        if (
+            self._index is None
+            and not self._has_warned
+            and any(each.query for each in plan.searches.values())
+        ):
+            self._has_warned = True
+            _logger.warning("This store has no index: a search ignores its query and uses only its filter.")
         results: list[Result] = [None] * plan.size
         renewed: list[StoredMemory] = []
         if plan.gets or plan.searches or plan.lists:
-            renewed = self._db.query(partial(self._read, plan, results))
+            renewed = self._db.query(partial(self._read, plan, embedded, results))
         if renewed or plan.puts:
-            self._db.transaction(partial(self._write, plan, renewed))
+            self._db.transaction(partial(self._write, plan, embedded, renewed))
         return results
 
-    def _read(self, plan: _Plan, results: list[Result]) -> list[StoredMemory]:
-        """Fill in the results, and return what was read whose term begins again."""
+    def _read(self, plan: _Plan, embedded: Embedded, results: list[Result]) -> list[StoredMemory]:
+        """Fill in the results, and return the items whose term restarts because they were read."""
         memories, read = self._memories, []
         found = memories.at([address for address, _ in plan.gets.values()]) if plan.gets else {}
         for index, (address, is_renewing) in plan.gets.items():
             if memory := found.get(address):
-                results[index] = Item(**_fields(memory))
+                results[index] = Item(**_fields(memory, memory.value))
                 read.append((memory, is_renewing))
         for index, search in plan.searches.items():
-            page = memories.search(search.prefix, search.filter, limit=search.limit, offset=search.offset)
-            results[index] = [SearchItem(**_fields(memory)) for memory in page]
-            read.extend((memory, search.is_renewing) for memory in page)
+            page = self._found(search, embedded)
+            results[index] = [
+                SearchItem(**_fields(memory, value), score=score)
+                for memory, score in page
+                if (value := memory.readable_value) is not None
+            ]
+            read.extend((memory, search.is_renewing) for memory, _ in page)
         for index, listing in plan.lists.items():
             results[index] = memories.namespaces(**listing)
         return [memory for memory, is_renewing in read if is_renewing and memory.ttl_ms is not None]
 
-    def _write(self, plan: _Plan, renewed: list[StoredMemory]) -> None:
+    def _found(self, search: _Search, embedded: Embedded) -> Sequence[tuple[StoredMemory, float | None]]:
+        memories, place = self._memories, {"limit": search.limit, "offset": search.offset}
+        if self._index is None or not search.query:
+            found = memories.search(search.prefix, search.filter, **place)
+            return [(memory, None) for memory in found]
+        embedding = self._index, embedded.queries[search.query]
+        return memories.nearest(embedding, search.prefix, search.filter, **place)
+
+    def _write(self, plan: _Plan, embedded: Embedded, renewed: list[StoredMemory]) -> None:
         memories = self._memories
         memories.renew(renewed)
         memories.delete([address for address, new in plan.puts.items() if new is None])
-        memories.put({address: new for address, new in plan.puts.items() if new is not None})
+        memories.put(
+            {address: new for address, new in plan.puts.items() if new is not None},
+            vectors=None if self._index is None else embedded.texts,
+        )
 
 
 # --- Checked operations ------------------------------------------------------------------------------
@@ -139,6 +187,7 @@ class DjangoStore(BaseStore):
 @dataclass(frozen=True, slots=True)
 class _Search:
     prefix: str
+    query: str | None
     filter: dict[str, Any]
     limit: int
     offset: int
@@ -155,8 +204,17 @@ class _Plan:
     lists: dict[int, dict[str, Any]] = field(default_factory=dict)
     puts: dict[Address, NewMemory | None] = field(default_factory=dict)
 
+    @property
+    def to_embed(self) -> tuple[list[str], list[str]]:
+        """The texts to store, and the queries."""
+        stored = [new for new in self.puts.values() if new is not None]
+        return (
+            [text for new in stored for text in new.embedded.values()],
+            [search.query for search in self.searches.values() if search.query],
+        )
 
-def _planned(ops: list[Op], limit: int) -> _Plan:
+
+def _planned(ops: list[Op], limit: int, embedding: Index | None) -> _Plan:
     plan = _Plan(len(ops))
     for index, op in enumerate(ops):
         validate_op_namespace(op)
@@ -165,13 +223,13 @@ def _planned(ops: list[Op], limit: int) -> _Plan:
                 plan.gets[index] = (_address(op), bool(op.refresh_ttl))
             case PutOp():
                 where = "value" if len(ops) == 1 else f"ops/{index}/value"
-                plan.puts[_address(op)] = _new_memory(op, where, limit)
+                plan.puts[_address(op)] = _new_memory(op, where, limit, embedding)
             case SearchOp():
                 plan.searches[index] = _search(op)
             case ListNamespacesOp():
                 plan.lists[index] = _listing(op)
             case _:
-                raise InvalidPayload(path=f"ops/{index}", reason=f"{type(op).__name__} is no operation")
+                raise InvalidPayload(path=f"ops/{index}", reason=f"{type(op).__name__} is not an operation")
     within_one_call((new.text for new in plan.puts.values() if new is not None), limit=limit)
     return plan
 
@@ -187,22 +245,20 @@ def _address(op: GetOp | PutOp) -> Address:
     return Address(_stored_namespace(op.namespace), validation.text(op.key, "key", limit=MAX_ID_BYTES))
 
 
-def _new_memory(op: PutOp, where: str, limit: int) -> NewMemory | None:
+def _new_memory(op: PutOp, where: str, limit: int, embedding: Index | None) -> NewMemory | None:
     if op.value is None:
         return None
     if not isinstance(op.value, Mapping):
         raise InvalidPayload(path=where, reason=f"expected a dict, got {type(op.value).__name__}")
     text = encode(dict(op.value), limit=limit, path=where)
-    return NewMemory(text, None if op.ttl is None else _ttl_ms(op.ttl, "ttl"))
+    embedded = {} if embedding is None else embedding.texts_of(op.value, op.index)
+    return NewMemory(text, None if op.ttl is None else _ttl_ms(op.ttl, "ttl"), embedded)
 
 
 def _search(op: SearchOp) -> _Search:
-    if op.query:
-        raise InvalidQuery(
-            "This store has no vectors: search with a filter, or filter the results yourself.", path="query"
-        )
     return _Search(
         prefix=namespace_text(op.namespace_prefix, "namespace_prefix"),
+        query=op.query,
         filter=checked_filter(op.filter),
         limit=_count(op.limit, "limit"),
         offset=validation.page_offset(op.offset),
@@ -212,7 +268,10 @@ def _search(op: SearchOp) -> _Search:
 
 def _listing(op: ListNamespacesOp) -> dict[str, Any]:
     matching = matches("prefix", ())
-    for condition in op.match_conditions or ():
+    conditions = validation.items(op.match_conditions or (), "match_conditions")
+    if len(conditions) > _MOST_CONDITIONS:
+        raise InvalidQuery(f"At most {_MOST_CONDITIONS} match_conditions.", path="match_conditions")
+    for condition in conditions:
         if condition.match_type not in ("prefix", "suffix"):
             raise InvalidQuery("match_type must be prefix or suffix.", path="match_conditions")
         matching &= matches(condition.match_type, condition.path)
@@ -230,7 +289,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _ttl_ms(minutes: Any, name: str) -> int:
-    """Minutes as milliseconds. Raises `InvalidPayload` for what is not from 0 to a hundred years."""
+    """Return minutes as milliseconds. Raises `InvalidPayload` unless they are from 0 to a hundred years."""
     if isinstance(minutes, int | float) and not isinstance(minutes, bool) and math.isfinite(minutes):
         try:
             term = timedelta(minutes=minutes)
@@ -249,18 +308,18 @@ def _checked_config(config: TTLConfig | None) -> TTLConfig | None:
     if config.get("sweep_interval_minutes") is not None:
         raise InvalidPayload(
             path="ttl/sweep_interval_minutes",
-            reason="the store starts no thread; call sweep_ttl() in a task of your own",
+            reason="the store starts no thread; call sweep_ttl() in your own task",
         )
     if (minutes := config.get("default_ttl")) is not None:
         _ttl_ms(minutes, "ttl/default_ttl")
     return TTLConfig(**config)
 
 
-def _fields(memory: StoredMemory) -> dict[str, Any]:
+def _fields(memory: StoredMemory, value: dict[str, Any]) -> dict[str, Any]:
     return {
         "namespace": labels_of(memory.namespace),
         "key": memory.key,
-        "value": memory.value,
+        "value": value,
         "created_at": memory.created_at,
         "updated_at": memory.updated_at,
     }

@@ -1,12 +1,14 @@
-"""How export, branches and the doctor treat the tables of LangGraph."""
+"""The registration of LangGraph's tables for export, branches and the doctor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from django.db.models import Model
 
-from helix_store.app_tables import AppTable, Branch, register_table
+from helix_store.catalogue import AppTable, Branch, register_table
 from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.memories import sweep
 from helix_store.contrib.langgraph.models import (
@@ -15,10 +17,11 @@ from helix_store.contrib.langgraph.models import (
     LangGraphValue,
     LangGraphWrite,
 )
+from helix_store.contrib.langgraph.types import PLAIN_TYPES, importable_type
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import shown_id
+from helix_store.exceptions import InvalidPayload, shown_id
 
 __all__ = ["register_tables"]
 
@@ -31,7 +34,8 @@ def register_tables() -> None:
             record="langgraph_checkpoint",
             order=("namespace", "checkpoint_id"),
             branch=copy_checkpoints,
-            check=_lost_values,
+            check=_faults_of_checkpoints,
+            check_import=_check_checkpoint,
         )
     )
     register_table(
@@ -40,6 +44,8 @@ def register_tables() -> None:
             record="langgraph_value",
             order=("namespace", "channel", "version"),
             branch=copy_values,
+            check=_unknown_types(LangGraphValue),
+            check_import=_check_type,
         )
     )
     register_table(
@@ -48,6 +54,8 @@ def register_tables() -> None:
             record="langgraph_write",
             order=("namespace", "checkpoint_id", "task_id", "position"),
             branch=copy_writes,
+            check=_unknown_types(LangGraphWrite),
+            check_import=_check_type,
         )
     )
     register_table(
@@ -61,16 +69,48 @@ def register_tables() -> None:
     )
 
 
+def _check_type(columns: Mapping[str, Any]) -> None:
+    importable_type(columns["type"])
+
+
+def _check_checkpoint(columns: Mapping[str, Any]) -> None:
+    """Check ``versions``, which statements read as JSON: any other text would make every list fail."""
+    _check_type(columns)
+    try:
+        versions = json.loads(columns["versions"])
+    except (ValueError, RecursionError):
+        versions = None
+    if type(versions) is not dict or not all(type(version) is str for version in versions.values()):
+        raise InvalidPayload(path="versions", reason="expected a JSON object of texts")
+
+
 def _copy_to_branch(statement: Statement) -> Callable[[type[Model], Branch], None]:
     def copy(model: type[Model], branch: Branch) -> None:
-        """A branch of a session is a copy of the thread, with the id of the branch."""
+        """Copy the thread to a branch of its session, with the id of the branch."""
         names = {"tenant": branch.db.tenant, "session_id": branch.source_id}
         branch.db.execute(statement, {**names, "target": branch.target, "thread_id": None})
 
     return copy
 
 
-def _lost_values(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+def _unknown_types(model: type[Model]) -> Callable[[Database, Collection[int]], Iterator[tuple[int, str]]]:
+    def faults(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+        rows = model._base_manager.using(db.alias).filter(session_id__in=keys).exclude(type__in=PLAIN_TYPES)
+        for key, kind in rows.order_by("session_id", "type").values_list("session_id", "type").distinct():
+            try:
+                importable_type(kind)
+            except InvalidPayload:
+                yield (
+                    key,
+                    f"rows of {model.__name__} have the type {shown_id(kind)}, which the default serializer "
+                    "does not read; if a serializer of your own wrote it, name it with register_types",
+                )
+
+    return faults
+
+
+def _faults_of_checkpoints(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    yield from _unknown_types(LangGraphCheckpoint)(db, keys)
     for key, checkpoint_id, channel in db.execute(sql.LOST_VALUES, {"ids": list_parameter(db, list(keys))}):
         yield (
             key,

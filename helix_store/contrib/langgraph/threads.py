@@ -1,10 +1,11 @@
-"""The session of a thread, for all that creates it."""
+"""The session of a thread, for all code that creates it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from uuid import UUID
+
+from helix_store.core import validation
 
 __all__ = ["AGENT_TYPE", "about_thread"]
 
@@ -12,13 +13,10 @@ AGENT_TYPE: Final = "langgraph"
 
 
 def about_thread(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the metadata of a config says about the session that is created for a thread.
-
-    The id of a user may be a number or a UUID, which the keys of Django's users are.
+    """Return the fields of a new session for a thread from the metadata of a config. The id of a user may be
+    a number or a UUID, like the key of a Django user. Raises `InvalidPayload` and `LimitExceeded`.
     """
-    user_id, title = given.get("user_id"), given.get("title")
-    about = {
-        "user_id": str(user_id) if type(user_id) is int or isinstance(user_id, UUID) else user_id,
-        "title": title,
-    }
-    return {name: value for name, value in about.items() if isinstance(value, str) and value}
+    about = {"user_id": validation.user_id_text(given.get("user_id")), "title": given.get("title")}
+    known = {name: value for name, value in about.items() if isinstance(value, str) and value}
+    validation.user_id(known.get("user_id"))
+    return known

@@ -1,4 +1,4 @@
-"""Copying and deleting checkpoints. The caller's runs may go on: what they put meanwhile is kept."""
+"""Copying and deleting checkpoints. The caller's runs may continue; what they put meanwhile is kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from helix_store.contrib.langgraph import sql
 from helix_store.contrib.langgraph.deltas import ancestors_needed
 from helix_store.contrib.langgraph.encoding import Body, Place, read_body
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint
+from helix_store.contrib.langgraph.serializer import read_from
 from helix_store.contrib.langgraph.threads import about_thread
 from helix_store.core import validation
 from helix_store.engine.expressions import list_parameter
-from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
 
 __all__ = ["copy_thread", "delete_for_runs", "prune"]
 
@@ -43,7 +44,7 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
         return
 
     def ensure_and_copy() -> None:
-        # The erasure of a user finds the copy as well.
+        # So that the erasure of a user also finds the copy.
         adapter.ensure(target_id, **about_thread(found[0]))
         adapter.write(target_id, copy)
 
@@ -80,12 +81,19 @@ def prune(
 ) -> None:
     if strategy not in _STRATEGIES:
         raise InvalidPayload(path="strategy", reason=f"expected one of {', '.join(_STRATEGIES)}")
+    faults = []
     for thread_id in validation.items(thread_ids, "thread_ids"):
         if strategy == "delete":
             delete_thread(thread_id)
-        else:
-            names = Place.ids_of_thread(thread_id)
+            continue
+        names = Place.ids_of_thread(thread_id)
+        try:
             _in_thread(adapter, names[1], partial(_keep_latest, serde, names))
+        except IntegrityFault as exc:
+            faults.append(exc)
+    # Raised only now, because an unreadable thread must not prevent the pruning of later ones.
+    for fault in faults:
+        raise fault
 
 
 def _in_thread(adapter: SessionAdapter, session_id: str, call: Callable[[LockedSession], None]) -> None:
@@ -113,7 +121,8 @@ def _keep_latest(serde: SerializerProtocol, names: tuple[str, str], session: Loc
         if not is_of_call and key not in with_deltas:
             kept.add(key)
             continue
-        body = _body(serde, checkpoints.values_list("type", "body").get(pk=key))
+        kind, content = checkpoints.values_list("type", "body").get(pk=key)
+        body = read_from(names[0], head, partial(read_body, serde, kind, bytes(content)))
         if is_of_call and _is_past(body, keys.get("", {}), heads.get("")):
             continue
         place = Place(*names, namespace, head)
@@ -123,15 +132,10 @@ def _keep_latest(serde: SerializerProtocol, names: tuple[str, str], session: Loc
 
 
 def _is_past(body: Body, roots: Iterable[str], newest: str | None) -> bool:
-    """Whether a subgraph was called from a checkpoint of the graph that is deleted now."""
+    """Return whether a subgraph was called from a checkpoint of the graph that is deleted now."""
     parents: Any = body.metadata.get("parents") or {}
     # A call may be stored before the checkpoint that it was made from.
     return parents.get("") in roots and parents.get("") != newest
-
-
-def _body(serde: SerializerProtocol, row: tuple[str, Any]) -> Body:
-    kind, body = row
-    return read_body(serde, kind, bytes(body))
 
 
 def _delete(session: LockedSession, keys: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""`UsageRecorder`: what the models and tools of a graph spend, as entries of the usage ledger."""
+"""`UsageRecorder`, which records the usage of a graph's models and tools in the usage ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MODEL_NAMES: Final = ("model_name", "model", "model_id")
 
 
 class _Call(NamedTuple):
-    """A call of a model or of a tool that has begun."""
+    """A running call of a model or tool."""
 
     name: str
     metadata: Mapping[str, Any]
@@ -36,17 +36,16 @@ class _Call(NamedTuple):
 
 
 class UsageRecorder(BaseCallbackHandler):
-    """A callback that records what models and tools spend, in the session of the graph's thread.
-
-    Pass it in ``callbacks`` of a config, to ``invoke`` and ``ainvoke``. One object serves all threads of a
-    tenant. An entry has the id of the call, so that no call is recorded twice. A call outside of a thread is
-    not recorded; neither is a response from LangChain's cache, nor a tool that waits for a person.
+    """A callback that records the usage of models and tools in the session of the graph's thread. Pass it in
+    the ``callbacks`` of a config to ``invoke`` and ``ainvoke``. One object serves all threads of a tenant. An
+    entry has the id of the call, so that no call is recorded twice. A call outside of a thread is not
+    recorded; neither is a response from LangChain's cache, nor a tool that waits for a person.
 
     Each call is one transaction after the response. An error does not stop the agent: LangChain logs it as a
     warning of ``langchain_core.callbacks.manager``. Set ``raise_error`` to raise it.
     """
 
-    # The ends of chains and retrievers, which most events are, say nothing of usage.
+    # Most events are ends of chains and retrievers, which do not report usage.
     ignore_chain = True
     ignore_retriever = True
 
@@ -154,14 +153,14 @@ class UsageRecorder(BaseCallbackHandler):
 
 
 def _message_of(response: LLMResult) -> AIMessage | None:
-    """The first choice: each choice of a response has the usage of all of them."""
+    """Return the first choice, because each choice of a response has the usage of all of them."""
     generation = next((choice for choices in response.generations for choice in choices), None)
     message = generation.message if isinstance(generation, ChatGeneration) else None
     return message if isinstance(message, AIMessage) else None
 
 
 def _tokens(usage: Mapping[str, Any]) -> TokenCounts:
-    """Details are parts of the sums: tokens that a cache was filled with are input as others are."""
+    """Return token counts. Details are parts of the sums: tokens written to a cache also count as input."""
     return TokenCounts(
         prompt=usage["input_tokens"],
         completion=usage["output_tokens"],

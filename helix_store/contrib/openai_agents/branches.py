@@ -15,7 +15,7 @@ from helix_store.core import validation
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.exceptions import ConflictError
-from helix_store.items import Item, ItemLog
+from helix_store.items import ItemLog, StoredItem
 from helix_store.items.rules import lane_name
 
 __all__ = ["Branches"]
@@ -25,7 +25,7 @@ _PREVIEW: Final = 100
 
 
 class Branches:
-    """The current branch of a session object. It is that of the object, not of the stored session."""
+    """The branches of a session. The current branch belongs to the object, not to the stored session."""
 
     fencing_token: int | None
 
@@ -39,9 +39,8 @@ class Branches:
         return self._log.lane
 
     async def create_branch_from_turn(self, turn_number: int, branch_name: str | None = None) -> str:
-        """Copy what stands before a turn to a new branch, go there, and return its name.
-
-        Raises `ValueError` when the current branch has no such turn, and when the name is blank or in use.
+        """Copy the items before a turn to a new branch, switch to it, and return its name. Raises
+        `ValueError` if the current branch has no such turn, or if the name is blank or in use.
         """
         validation.query_number(turn_number, "turn_number", minimum=-MAX_BIGINT)
         if branch_name is not None and not lane_name(branch_name, "branch_name").strip():
@@ -62,7 +61,7 @@ class Branches:
         return name
 
     async def create_branch_from_content(self, search_term: str, branch_name: str | None = None) -> str:
-        """`create_branch_from_turn` from the first turn whose user message has the text."""
+        """Call `create_branch_from_turn` for the first turn whose user message has the text."""
         if branch_name is not None:
             lane_name(branch_name, "branch_name")
         for turn in await self.find_turns_by_content(search_term):
@@ -70,7 +69,7 @@ class Branches:
         raise ValueError("No turn has this text.")
 
     async def switch_to_branch(self, branch_id: str) -> None:
-        """Go to another branch. Raises `ValueError` for one without items, unless it is ``main``."""
+        """Switch to another branch. Raises `ValueError` for one without items, unless it is ``main``."""
         if lane_name(branch_id, "branch_id") != _MAIN and branch_id not in await self._log.alanes():
             raise ValueError(f"Branch {branch_id!r} does not exist.")
         self._log = self._log_of(branch_id)
@@ -109,7 +108,7 @@ class Branches:
     async def find_turns_by_content(
         self, search_term: str, branch_id: str | None = None
     ) -> list[dict[str, Any]]:
-        """The turns of `get_conversation_turns` whose user message has the text."""
+        """Return the turns of `get_conversation_turns` whose user message contains the text."""
         validation.instance(search_term, str, "search_term")
         turns = await self.get_conversation_turns(branch_id)
         return [turn for turn in turns if search_term in _text(turn["full_content"])]
@@ -127,14 +126,14 @@ class Branches:
         await self._usage.arecord(result, branch=self.branch_id, turn=len(turns), anchor=anchor)
 
     async def get_session_usage(self, branch_id: str | None = None) -> dict[str, int] | None:
-        """Return the sums of all branches or of one: requests, tokens and turns; ``None`` without usage."""
+        """Return requests, tokens and turns of all branches or of one, or ``None`` without usage."""
         branch = None if branch_id is None else lane_name(branch_id, "branch_id")
         return await self._usage.atotal(branch=branch)
 
     async def get_turn_usage(
         self, user_turn_number: int | None = None, branch_id: str | None = None
     ) -> list[dict[str, Any]] | dict[str, Any]:
-        """Return the sums of one turn of a branch, or a list with those of each turn that has usage."""
+        """Return the sums of one turn of a branch, or a list with the sums of each turn that has usage."""
         if user_turn_number is not None:
             validation.query_number(user_turn_number, "user_turn_number", minimum=-MAX_BIGINT)
         branch = self.branch_id if branch_id is None else lane_name(branch_id, "branch_id")
@@ -147,7 +146,8 @@ class Branches:
 
     @property
     def _usage(self) -> TurnUsage:
-        return TurnUsage(self._log.session_id, using=self._using, tenant=self._log.tenant)
+        log = self._log
+        return TurnUsage(log.session_id, using=self._using, tenant=log.tenant, user_id=log.user_id)
 
     def _log_of(self, branch_id: str | None) -> ItemLog:
         if branch_id is None or branch_id == self.branch_id:
@@ -158,12 +158,13 @@ class Branches:
             using=self._using,
             tenant=self._log.tenant,
             agent_type=self._log.agent_type,
+            user_id=self._log.user_id,
         )
 
     def _go_to_main(self) -> None:
         self._log = self._log_of(_MAIN)
 
-    async def _turns(self, branch_id: str | None) -> list[Item]:
+    async def _turns(self, branch_id: str | None) -> list[StoredItem]:
         items = await self._log_of(branch_id).atail(skip_unreadable=True)
         return [item for item in items if type(item.payload) is dict and item.payload.get("role") == "user"]
 

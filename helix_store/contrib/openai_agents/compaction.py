@@ -1,4 +1,4 @@
-"""What ``OpenAIResponsesCompactionSession`` needs to replace the newest items atomically."""
+"""Atomic replacement of the newest items for ``OpenAIResponsesCompactionSession``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def compaction_snapshot(
     prune_prefix: Callable[[Any], bool] | None,
     fencing_token: int | None,
 ) -> Any:
-    """A snapshot of the SDK; ``None`` when it has no such class any more, or when an item cannot be read.
+    """Return an SDK snapshot, or ``None`` if the SDK has no such class or an item cannot be read.
 
     The compaction then reads all items, clears the session and adds the new ones, which is not atomic.
     """
     try:
-        # Not public: third-party sessions of the SDK work without it.
+        # Not public, but third-party sessions of the SDK work without it.
         from agents.memory.session import _CompactionSnapshot
     except ImportError:
         return None

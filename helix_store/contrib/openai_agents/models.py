@@ -13,10 +13,10 @@ __all__ = ["OpenAIRunState"]
 
 
 class OpenAIRunState(models.Model):
-    """The text of a ``RunState``, who may answer it until when, and who resumes it.
+    """The text of a ``RunState``, who may answer it and until when, and who resumes it.
 
-    ``payload`` holds the text as a JSON string, so that any text is kept exactly. The claim is over at
-    ``claim_expires_at``; ``resumed_at`` says that a claim was finished.
+    ``payload`` holds the text as a JSON string, so that any text is kept exactly. The claim ends at
+    ``claim_expires_at``; ``resumed_at`` is set when a claim is finished.
     """
 
     session = models.ForeignKey(

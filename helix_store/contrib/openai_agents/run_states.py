@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +13,10 @@ from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
 from helix_store.contrib.openai_agents import sql
 from helix_store.core import moments, validation
 from helix_store.core.ids import new_id
+from helix_store.core.moments import as_utc
 from helix_store.core.payloads import decode, encode, size_of
-from helix_store.core.types import Duration
+from helix_store.core.types import Duration, UserId
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Rows
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import (
@@ -38,7 +39,7 @@ _LISTED: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRunState:
-    """A stored run. ``owner`` is who may answer it, ``claim_owner`` the newest resumer.
+    """A stored run. ``owner`` is the user who may answer it, ``claim_owner`` the newest resumer.
 
     ``text`` is ``None`` in a list.
     """
@@ -56,15 +57,15 @@ class StoredRunState:
 
 
 class RunStateStore:
-    """The runs that wait, each a row of its session.
-
-    A text is returned as it was saved, character for character: ``RunState.from_string(agent, text)``
-    continues the run in any process. It may hold credentials, as the SDK says; access to the table is access
-    to them.
+    """The runs that wait, each in a row of its session. A text is returned exactly as it was saved:
+    ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may hold
+    credentials; anyone who can read the table can read them. A save gives a session without a user
+    ``user_id``, and raises `ConflictError` if the session belongs to another user.
     """
 
-    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+    def __init__(self, using: str | None = None, *, tenant: str = "", user_id: UserId | None = None) -> None:
         self._sessions = SessionAdapter("openai_agents", using, tenant=tenant)
+        self._user_id = validation.user_id(user_id)
 
     def save(
         self,
@@ -75,14 +76,15 @@ class RunStateStore:
         owner: str | None = None,
         deadline: datetime | None = None,
     ) -> str:
-        """Store a run that waits, and return its id; a new one, unless it is given.
-
-        Only ``owner`` may claim it, where there is one, and nobody after ``deadline``. The first row creates
-        the session. Raises `ConflictError` for an id that the session has with another text, so that a repeat
-        is safe; `InvalidPayload`; `LimitExceeded` beyond ``max_state_bytes``.
+        """Store a run that waits, and return its id, by default a new one. Only ``owner`` may claim it, if
+        there is one, and no one after ``deadline``. The first row creates the session. Raises `ConflictError`
+        if the session has the id with another text, so a repeat is safe; `InvalidPayload`, for example for a
+        text that is not a JSON object, from which no run could continue; and `LimitExceeded` beyond
+        ``max_state_bytes``.
         """
         text = state if isinstance(state, str) else _written(state)
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
+        _require_object(text)
         chosen = new_id() if state_id is None else validation.identifier(state_id, "state_id")
         columns = {
             "state_id": chosen,
@@ -101,7 +103,7 @@ class RunStateStore:
                 return chosen
             raise ConflictError("The session has another run state with this id.")
 
-        return self._sessions.write(session_id_for(session_id), insert)
+        return self._sessions.write(session_id_for(session_id), insert, user_id=self._user_id)
 
     def load(self, session_id: str, state_id: str) -> StoredRunState | None:
         """Return a stored run with its text, or ``None``. One query; it takes no claim."""
@@ -124,10 +126,9 @@ class RunStateStore:
         owner: str | None = None,
         ttl_ms: Duration = _TTL_MS,
     ) -> RunStateClaim | None:
-        """Take the right to resume a run for a term on the database's clock; ``None`` when it is refused.
-
-        It is refused while another claim runs, after a finished one, after the deadline, and for another
-        ``owner`` than that of the run. Of many callers at once one gets it.
+        """Take the right to resume a run for a term on the database's clock, or return ``None`` if it is
+        refused. It is refused while another claim is active, after a finished one, after the deadline, and
+        for an ``owner`` other than the run's. Only one of several concurrent callers gets it.
         """
         term = ttl_milliseconds(ttl_ms)
         names = {
@@ -142,7 +143,7 @@ class RunStateStore:
         return None
 
     def delete(self, session_id: str, state_id: str) -> bool:
-        """Delete a run, claimed or not, and return whether it was there. Safe to repeat."""
+        """Delete a run, claimed or not, and return whether it existed. Safe to repeat."""
         return bool(self._write(session_id, state_id, sql.DELETE, {}))
 
     def _write(
@@ -170,7 +171,7 @@ class RunStateStore:
 
 
 class RunStateClaim:
-    """The right to resume one run. When the resumer dies, the run can be claimed after the term."""
+    """The right to resume one run. If the resumer dies, the run can be claimed after the term."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class RunStateClaim:
         return f"<RunStateClaim on {self.state_id} of {self.resumer!r}>"
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
-        """Restart the term and return its new end. Raises `LockLostError` when the term is over."""
+        """Restart the term and return its new end. Raises `LockLostError` if the term is over."""
         term = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
         rows = self._write(sql.REFRESH, {"ttl_ms": term})
         if not rows:
@@ -205,14 +206,14 @@ class RunStateClaim:
         return self.expires_at
 
     def done(self) -> bool:
-        """Mark the run as resumed: nobody can claim it again. In your transaction, both happen or neither.
-
-        It also works after the term. Returns ``False`` when the run was claimed again, released or deleted.
+        """Mark the run as resumed, so that no one can claim it again. In your transaction, both happen or
+        neither. This also works after the term. Returns ``False`` if the run was claimed again, released or
+        deleted.
         """
         return bool(self._write(sql.FINISH, {}))
 
     def release(self) -> bool:
-        """Make the run available again; ``False`` when the term was over."""
+        """Make the run available again; return ``False`` if the term was over."""
         return bool(self._write(sql.RELEASE, {}))
 
     def _write(self, statement: Statement, parameters: Mapping[str, Any]) -> Rows:
@@ -227,8 +228,25 @@ class RunStateClaim:
 def _written(state: Any) -> str:
     if not hasattr(state, "to_string"):
         raise InvalidPayload(path="state", reason=f"expected RunState or str, got {type(state).__name__}")
-    text: str = state.to_string()
-    return validation.instance(text, str, "state")
+    try:
+        text = state.to_string()
+    except RecursionError:
+        text = None
+    if text is None:
+        raise InvalidPayload(path="state", reason="it is nested too deeply")
+    written: str = validation.instance(text, str, "state")
+    return written
+
+
+def _require_object(text: str) -> None:
+    try:
+        is_object = type(json.loads(text)) is dict
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise InvalidPayload(
+            path="state", reason="expected the text of a JSON object, as to_string() writes it"
+        )
 
 
 def _deadline(value: datetime | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""The session of OpenAI Agents SDK in the database of the project."""
+"""The session of OpenAI Agents SDK in the project's database."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from helix_store.contrib.openai_agents.compaction import compaction_snapshot
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.types import UserId
 from helix_store.exceptions import InvalidPayload
 from helix_store.items import ItemLog
 from helix_store.items.rules import item_key
@@ -27,10 +28,11 @@ AGENT_TYPE: Final = "openai_agents"
 class DjangoSession(Branches):
     """A session for ``Runner.run(agent, input, session=DjangoSession("chat-1"))``.
 
-    ``session_id`` may be any text: one that is no valid session id gets a readable form with a digest. The
-    first item creates the session, unless there is one of this id; admin, usage, retention and erasure find
-    it there. Every write is one transaction, and a cancelled caller is told so after it has ended. With a
-    ``fencing_token``, a write raises `FencedOutError` when the lock of the session has a larger one.
+    ``session_id`` may be any text: if it is not a valid session id, it gets a readable form with a digest.
+    The first item creates the session, unless it exists; admin, usage, retention and erasure find it there.
+    Every write is one transaction; if it is cancelled, the caller is told after it has ended. A write gives a
+    session without a user ``user_id``, and raises `ConflictError` if the session belongs to another user.
+    With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one.
 
     ``limit`` of the settings is the number of newest items that a run reads; a negative one means all.
     ``branch`` is the branch to begin with.
@@ -44,13 +46,21 @@ class DjangoSession(Branches):
         tenant: str = "",
         session_settings: SessionSettings | dict[str, Any] | None = None,
         branch: str = "main",
+        user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> None:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or {})
         self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         first = item_key(branch, "branch")
-        log = ItemLog(session_id_for(session_id), first, using=using, tenant=tenant, agent_type=AGENT_TYPE)
+        log = ItemLog(
+            session_id_for(session_id),
+            first,
+            using=using,
+            tenant=tenant,
+            agent_type=AGENT_TYPE,
+            user_id=user_id,
+        )
         super().__init__(log, using=using)
 
     async def get_items(
@@ -62,8 +72,8 @@ class DjangoSession(Branches):
     ) -> list[TResponseInputItem]:
         """Return the newest ``limit`` items of the branch in the order in which they were added.
 
-        Without ``limit`` that of the settings holds. A negative one means all. An item that cannot be read is
-        left out, and does not count.
+        The default ``limit`` is that of the settings. A negative one means all. An item that cannot be read
+        is left out, and does not count.
         """
         if limit is not None:
             validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
@@ -81,26 +91,25 @@ class DjangoSession(Branches):
             await _with_plain_items(self._append, items)
 
     async def pop_item(self, *, wrapper: RunContextWrapper[Any] | None = None) -> TResponseInputItem | None:
-        """Delete the newest item of the branch and return it. No two callers get the same one.
-
-        Newer items that cannot be read are deleted too.
+        """Delete the newest item of the branch and return it. No two callers get the same one. Newer items
+        that cannot be read are also deleted.
         """
         return await self._pop_item_with_validation()
 
     async def clear_session(self, *, wrapper: RunContextWrapper[Any] | None = None) -> None:
-        """Delete all items of all branches, and go to the branch ``main``.
+        """Delete all items of all branches, and switch to the branch ``main``.
 
         The session stays, with its usage and its metadata.
         """
         await self._log.aclear_all(fencing_token=self.fencing_token)
         self._go_to_main()
 
-    # --- What wrappers of the SDK use where a session has it -----------------------------------------
+    # --- Optional methods that wrappers of the SDK use -----------------------------------------
 
     async def _pop_item_with_validation(
         self, validate: Callable[[TResponseInputItem], None] | None = None
     ) -> TResponseInputItem | None:
-        """`pop_item`, unless ``validate`` raises an error: then nothing is deleted."""
+        """Call `pop_item`, but delete nothing if ``validate`` raises an error."""
 
         def is_valid(payload: Any) -> bool:
             if validate is not None:
@@ -113,7 +122,7 @@ class DjangoSession(Branches):
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> Any:
-        """The newest items and a compare-and-swap of them, for ``OpenAIResponsesCompactionSession``."""
+        """Return the newest items and their compare-and-swap, for ``OpenAIResponsesCompactionSession``."""
         return await compaction_snapshot(
             self._log, limit, prune_prefix=prune_prefix, fencing_token=self.fencing_token
         )
@@ -123,7 +132,7 @@ class DjangoSession(Branches):
 
 
 async def _with_plain_items(store: Callable[[list[Any]], Any], items: list[Any]) -> None:
-    """Store items; those with tuples, enumerations or other values that JSON can hold, as JSON has them."""
+    """Store items, with tuples, enumerations and similar values converted to JSON."""
     try:
         await store(items)
     except InvalidPayload:

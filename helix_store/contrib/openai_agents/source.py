@@ -13,7 +13,6 @@ from helix_store.core.payloads import encode
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.items.rules import lane_name
 from helix_store.models import Item
-from helix_store.transfer.layout import ITEMS
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources import ForeignSource, Origin
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
@@ -33,7 +32,7 @@ _OF_BRANCHES: Final = """
 
 
 class SQLiteSessionSource(ForeignSource):
-    """Sessions with their items, in a lane for each branch. What a turn used has no place here."""
+    """A source of sessions with their items, in a lane for each branch. Usage of turns is not imported."""
 
     kind: ClassVar = "session"
     session_count_query: ClassVar = """
@@ -52,7 +51,7 @@ class SQLiteSessionSource(ForeignSource):
         super().__init__(origin, self._file)
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """The usage of turns, unless the origin accepts that it is left."""
+        """Yield the usage of turns, unless the origin accepts that it is left out."""
         yield from self.tally.compare({"items": self._reader.one(f"SELECT count(*) FROM ({self._items})")[0]})
         yield from self._without_table_here("turn_usage")
 
@@ -82,13 +81,13 @@ class SQLiteSessionSource(ForeignSource):
             raise InvalidPayload(path="message_data", reason="it is not readable JSON") from None
         payload = encode(value, limit=self._limits.max_state_bytes, path="message_data")
         item = Item(lane=lane_name(branch), payload=payload, created_at=_moment(created_at, "created_at"))
-        session.add(ITEMS, item)
+        session.add(item)
 
 
 def _moment(text: Any, path: str) -> datetime:
-    """A time as SQLite's CURRENT_TIMESTAMP writes it, in UTC. Raises `InvalidPayload`."""
+    """Return a time from the format of SQLite's CURRENT_TIMESTAMP, in UTC. Raises `InvalidPayload`."""
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidPayload(path=path, reason="it is no time") from None
+        raise InvalidPayload(path=path, reason="it is not a time") from None

@@ -25,7 +25,7 @@ HEAD_COLUMNS: Final = (
 
 
 def _with_clock(text: str) -> Statement:
-    """``{now}`` is the database's time, and ``{end}`` that of a term from now."""
+    """Return a statement in which ``{now}`` is the database's time and ``{end}`` the end of a new term."""
     return with_clock(lambda clock: text.format(now=clock.now, end=clock.after("ttl_ms")))
 
 
@@ -52,7 +52,7 @@ REFRESH: Final = _with_clock(
     f"UPDATE {_STATE} SET claim_expires_at = {{end}} WHERE {_HELD} RETURNING claim_expires_at"
 )
 RELEASE: Final = _with_clock(f"UPDATE {_STATE} SET claim_expires_at = NULL WHERE {_HELD} RETURNING id")
-# Also after the term, if there was no other claim since: the run was resumed.
+# This also works after the term, unless someone else has claimed it since: the run was resumed.
 FINISH: Final = _with_clock(
     f"""UPDATE {_STATE} SET resumed_at = COALESCE(resumed_at, {{now}})
         WHERE {_OWN} AND claim_expires_at IS NOT NULL RETURNING id"""

@@ -10,7 +10,7 @@ import time
 from agents.result import RunResultBase
 from agents.usage import RequestUsage, Usage
 
-from helix_store.adapters import SessionAdapter, session_id_for
+from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import async_twin
@@ -22,13 +22,14 @@ __all__ = ["TurnUsage"]
 class TurnUsage:
     """Records and sums the requests of one session."""
 
-    def __init__(self, session_id: str, *, using: str | None, tenant: str) -> None:
+    def __init__(self, session_id: str, *, using: str | None, tenant: str, user_id: str | None) -> None:
         self.session_id = session_id
+        self._user_id = user_id
         self._sessions = SessionAdapter("openai_agents", using, tenant=tenant)
         self._ledger = DatabaseUsageStore(using=using, tenant=tenant)
 
     def record(self, result: RunResultBase, *, branch: str, turn: int, anchor: int) -> None:
-        """Record each request of a run. ``anchor`` tells the turn from an earlier one of its number."""
+        """Record each request of a run. ``anchor`` distinguishes turns with the same number."""
         agent = result.last_agent
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "model", None)
         run_id = session_id_for(branch)
@@ -48,11 +49,14 @@ class TurnUsage:
             for index, tokens in enumerate(_requests(result.context_wrapper.usage))
         ]
         if entries:
-            self._sessions.ensure(self.session_id)
-            self._ledger.record_entries(entries)
+
+            def write(session: LockedSession) -> None:
+                self._ledger.record_entries(entries)
+
+            self._sessions.write(self.session_id, write, user_id=self._user_id)
 
     def total(self, *, branch: str | None) -> dict[str, int] | None:
-        """The sums of a branch or of all; ``None`` without entries."""
+        """Return the sums of one branch or of all, or ``None`` without entries."""
         entries = self._entries(branch)
         if not entries:
             return None
@@ -60,7 +64,7 @@ class TurnUsage:
         return {**_sums(entries), "total_turns": len(turns)}
 
     def by_turn(self, *, branch: str) -> dict[int, dict[str, int]]:
-        """The sums of each turn of a branch that has entries."""
+        """Return the sums of each turn of a branch that has entries."""
         turns: dict[int, list[UsageEntry]] = {}
         for entry in self._entries(branch):
             turns.setdefault(entry.step_count, []).append(entry)
@@ -77,9 +81,8 @@ class TurnUsage:
 
 
 def _requests(usage: Usage) -> list[TokenCounts]:
-    """The requests of a run, after what is known of the run and of none of them: as one.
-
-    What is known of the run alone comes first and stays, also when the run goes on and has more requests.
+    """Return the requests of a run, preceded by the usage that is known only for the whole run, as one
+    request. It comes first, so it keeps its place if the run continues and makes more requests.
     """
     requests = [_tokens(request) for request in usage.request_usage_entries]
     known = sum(requests, TokenCounts()).to_dict()

@@ -1,4 +1,4 @@
-"""Conversations and their entries in the admin: read-only, without payloads in lists but for previews."""
+"""Conversations and their entries in the admin: read-only, with only previews of payloads in lists."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
 from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
-from helix_store.admin.messages import PREVIEW_SOURCE, message_start
-from helix_store.admin.payloads import PayloadText, payload_of
 from helix_store.admin.times import stamp
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
+from helix_store.reports.payloads import payload_of
+from helix_store.reports.previews import PREVIEW_SOURCE, message_start, payload_start
 
 __all__ = ["ConversationAdmin", "ConversationEntryAdmin"]
 
@@ -67,8 +66,7 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
     readonly_fields = ("size", "stored", "document")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        start = PayloadText(Substr("payload", 1, PREVIEW_SOURCE + 1))
-        entries: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=start)
+        entries: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=payload_start())
         return entries
 
     @admin.display(description=_("message"))
@@ -90,7 +88,7 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
 
 
 def _preview(start: str) -> str | None:
-    """The texts and the tools of a message whose stored text begins with ``start``, in one line."""
+    """Return the texts and the tools of a message whose stored text begins with ``start``, in one line."""
     try:
         message = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
     except IntegrityFault:

@@ -1,4 +1,4 @@
-"""What a save adds to the usage of a conversation, as entries of the ledger."""
+"""The usage that a save adds to a conversation, as entries of the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["usage_of_save"]
 
 _UNKNOWN_MODEL: Final = "unknown"
 _COUNTED: Final = ("requests", "tool_calls")
-"""Counts of a run that are no tokens: custom entries."""
+"""Counts of a run other than tokens, which become custom entries."""
 
 
 def usage_of_save(
@@ -29,10 +29,9 @@ def usage_of_save(
     *,
     source: str,
 ) -> list[UsageEntry]:
-    """Entries whose sums are what ``record.usage`` has more than ``stored``: by model, then the counts.
-
-    A fork begins with the usage of the conversation that it was taken from, which the ledger has already.
-    The ids follow from the revision, so that one save is recorded once.
+    """Return entries for the difference between ``record.usage`` and ``stored``: by model, then the counts. A
+    fork begins with the usage of its source conversation, which the ledger already has. The ids are derived
+    from the revision, so a save is recorded once.
     """
     if stored is None and record.forked_from is not None:
         return []
@@ -62,7 +61,7 @@ def usage_of_save(
 
 
 def _by_model(spent: RunUsage, entries: Sequence[ConversationEntry]) -> Iterator[tuple[str, RunUsage]]:
-    """The tokens of each model, as the new responses say. What they leave over belongs to the last model."""
+    """Yield the tokens of each model from the new responses; the rest belongs to the last model."""
     if _is_negative(spent):
         return
     responses = [entry.message for entry in entries if isinstance(entry.message, ModelResponse)]
@@ -72,7 +71,7 @@ def _by_model(spent: RunUsage, entries: Sequence[ConversationEntry]) -> Iterator
     rest = spent - sum(by_model.values(), RunUsage())
     last = _model_of(responses[-1]) if responses else _UNKNOWN_MODEL
     if _is_negative(rest):
-        # The responses were paid for elsewhere, or the usage was not: only the sum is known.
+        # The responses do not account for the usage, so only the sum is known.
         by_model = {last: spent}
     else:
         by_model.setdefault(last, RunUsage()).incr(rest)

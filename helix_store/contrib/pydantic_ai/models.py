@@ -15,8 +15,8 @@ __all__ = ["Conversation", "ConversationEntry", "ConversationFamily"]
 class ConversationFamily(models.Model):
     """The conversations that may share entries: one and its forks.
 
-    Every write holds a share of this row. What deletes conversations locks it, so that an entry cannot go
-    while a fork begins to point at it.
+    Every write holds a share lock on this row. A deletion of conversations locks it, so that an entry cannot
+    be deleted while a fork begins to point at it.
     """
 
     tenant = IdentifierField(default="", blank=True)
@@ -37,9 +37,8 @@ class ConversationFamily(models.Model):
 
 
 class Conversation(models.Model):
-    """The record of a conversation: a narrow copy of what is looked up, and the exact text of all of it.
-
-    ``head_id`` and ``branches`` are the entries that it reaches its history from.
+    """The record of a conversation: its exact text, and copies of the values that are looked up. ``head_id``
+    and ``branches`` are the entries from which it reaches its history.
     """
 
     session = models.OneToOneField(
@@ -50,7 +49,7 @@ class Conversation(models.Model):
     head_id = IdentifierField(null=True, blank=True)
     branches = models.JSONField(default=list, blank=True)
     revision = IdentifierField()
-    # The scope, or for one that is no identifier the name that `scope_name` gives it.
+    # The scope, or the name from `scope_name` if the scope is not an identifier.
     scope = IdentifierField(null=True, blank=True)
     updated_at = MomentField()
     document = PayloadField()

@@ -1,4 +1,4 @@
-"""Which entries conversations reach from their heads and branches, and the deletion of all others."""
+"""The entries that conversations reach from their heads and branches, and the deletion of all others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 
 __all__ = [
-    "count_released",
     "entries_of_sessions",
     "families_of_sessions",
     "faults_of_conversations",
@@ -32,10 +31,9 @@ _ENTRY: Final = table(ConversationEntry)
 
 
 def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
-    """Delete the entries that only conversations of these sessions reach, before the sessions go.
-
+    """Delete the entries that only conversations of these sessions reach, before the sessions are deleted.
     Call it in a transaction. It locks the families of the conversations: a fork that begins meanwhile waits
-    for the commit, and one that was first keeps what it reaches.
+    for the commit, and an earlier fork keeps the entries that it reaches.
     """
     keys = list_parameter(db, list(sessions))
     families = _families_of(db, keys)
@@ -43,25 +41,14 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
         db.execute(_LOCK_FAMILIES, chosen)
-        # Separate statements: these see what the lock has waited for.
+        # Separate statements, which see what the lock has waited for.
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}
 
 
-def count_released(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
-    """How many rows `release_entries` would delete. It only reads."""
-    keys = list_parameter(db, list(sessions))
-    entries = emptied = 0
-    for tenant, names in _families_of(db, keys).items():
-        chosen = {"tenant": tenant, "families": list_parameter(db, names), "sessions": keys}
-        entries += db.execute(_COUNT_UNREACHED, chosen)[0][0]
-        emptied += db.execute(_COUNT_FAMILIES, chosen)[0][0]
-    return {ConversationEntry: entries, ConversationFamily: emptied}
-
-
 def _families_of(db: Database, sessions: Any) -> dict[str, list[str]]:
-    """The families of the conversations of these sessions, by tenant."""
+    """Return the families of the conversations of these sessions, by tenant."""
     families: dict[str, list[str]] = defaultdict(list)
     for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": sessions}):
         families[tenant].append(family)
@@ -72,7 +59,7 @@ def _families_of(db: Database, sessions: Any) -> dict[str, list[str]]:
 
 
 def entries_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
-    """Of the rows of `ConversationEntry`, those in a history of a conversation of these sessions."""
+    """Select the rows of `ConversationEntry` in the histories of these sessions' conversations."""
     chosen, params = sessions.values("pk").query.get_compiler(using=rows.db).as_sql()
     condition = f"c.session_id IN ({chosen})"
     postgresql, sqlite = _reached((condition, condition))
@@ -82,7 +69,7 @@ def entries_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySe
 
 
 def families_of_sessions(rows: QuerySet[Any], sessions: QuerySet[Any]) -> QuerySet[Any]:
-    """Of the rows of `ConversationFamily`, those with a conversation of these sessions."""
+    """Select the rows of `ConversationFamily` with a conversation of these sessions."""
     conversations = Conversation._base_manager.using(rows.db).filter(session__in=sessions.values("pk"))
     return rows.filter(family__in=conversations.values("family"))
 
@@ -102,13 +89,13 @@ class _RawSQL(RawSQL):
 
 
 def faults_of_conversations(db: Database, sessions: Collection[int]) -> Iterator[tuple[int, str]]:
-    """Sessions whose conversation has a head or a branch that is not stored."""
+    """Yield sessions whose conversation has a head or a branch that is not stored."""
     for session, entry_id in db.execute(_MISSING_TIPS, {"sessions": list_parameter(db, list(sessions))}):
         yield session, f"the conversation ends with the entry {entry_id}, which is not stored"
 
 
 def faults_of_entries(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
-    """Entries that no conversation reaches, and those whose parent is not stored."""
+    """Yield entries that no conversation reaches, and entries whose parent is not stored."""
     chosen = {"keys": list_parameter(db, list(keys))}
     for key, parent_id in db.execute(_ORPHANS, chosen):
         yield key, f"the entry before it, {parent_id}, is not stored"
@@ -120,10 +107,9 @@ def faults_of_entries(db: Database, keys: Collection[int]) -> Iterator[tuple[int
 
 
 def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
-    """The entries in a history of the conversations ``c``, as the table ``reached(id, tenant, parent_id)``.
-
-    For PostgreSQL and for SQLite, as is the condition. OFFSET 0 keeps PostgreSQL from joining with the whole
-    table: each entry is one look-up by its id.
+    """Return the entries in the histories of conversations ``c``, as ``reached(id, tenant, parent_id)``. The
+    condition and the result have a text for PostgreSQL and one for SQLite. OFFSET 0 keeps PostgreSQL from
+    joining with the whole table: each entry is one look-up by its id.
     """
     postgresql, sqlite = conversations
     before = (
@@ -157,7 +143,7 @@ def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
 
 
 def _statement(text: str, *conditions: tuple[str, str], postgresql_end: str = "") -> Statement:
-    """A text with a place for each of the conditions, which the databases write differently."""
+    """Return a text with a place for each of the conditions, which the databases write differently."""
     return Statement(
         postgresql=text.format(*(condition[0] for condition in conditions)) + postgresql_end,
         sqlite=text.format(*(condition[1] for condition in conditions)),
@@ -185,7 +171,7 @@ _REMAINING: Final = _reached(
 
 
 def _unreached(text: str) -> Statement:
-    """A statement about the entries ``e`` of families that no conversation but those of sessions reaches."""
+    """Return a statement about the entries ``e`` of families that only conversations of sessions reach."""
     return _statement(
         f"{{}} {text.format(f'FROM {_ENTRY} AS e WHERE e.tenant = %(tenant)s AND {{}} AND {{}}')}",
         _REMAINING,
@@ -198,7 +184,7 @@ def _unreached(text: str) -> Statement:
 
 
 def _emptied(text: str) -> Statement:
-    """A statement about the families ``f`` that have no conversation but those of sessions."""
+    """Return a statement about the families ``f`` that have only conversations of sessions."""
     conversations = f"{_CONVERSATION} AS c WHERE c.tenant = f.tenant AND c.family = f.family"
     return _statement(
         text.format(
@@ -211,9 +197,7 @@ def _emptied(text: str) -> Statement:
 
 
 _DELETE_UNREACHED: Final = _unreached("DELETE {} RETURNING id")
-_COUNT_UNREACHED: Final = _unreached("SELECT count(*) {}")
 _DELETE_FAMILIES: Final = _emptied("DELETE {} RETURNING id")
-_COUNT_FAMILIES: Final = _emptied("SELECT count(*) {}")
 
 _MISSING_TIPS: Final = _statement(
     f"""SELECT tip.session_id, tip.entry_id FROM (

@@ -1,4 +1,4 @@
-"""Records and entries of Pydantic AI, from and to the rows of this app."""
+"""The conversion of Pydantic AI's records and entries to rows and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload
 
 __all__ = ["entries_from", "entry_rows", "record_from", "record_row", "scope_name"]
 
-# As a list, because a dataclass takes the encoding of bytes from what contains it.
+# As a list, because a dataclass takes the encoding of bytes from its container.
 _RECORDS: Final = TypeAdapter(
     list[ConversationRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 )
 
 
 def scope_name(scope: str | None) -> str | None:
-    """The text of a scope in its column: an identifier, which an index holds."""
+    """Return the text of a scope for its indexed column, which is an identifier."""
     return scope if scope in (None, "") else session_id_for(scope)
 
 
@@ -43,13 +43,13 @@ def record_row(record: ConversationRecord, limits: Limits) -> RecordRow:
         scope=scope_name(record.scope),
         updated_at=record.updated_at,
         document=encode(
-            _RECORDS.dump_python([record], mode="json")[0], limit=limits.max_state_bytes, path="record"
+            _dumped(_RECORDS, [record], "record")[0], limit=limits.max_state_bytes, path="record"
         ),
     )
 
 
 def record_from(text: str) -> ConversationRecord:
-    """The record of a stored text. Raises `IntegrityFault`."""
+    """Return the record of a stored text. Raises `IntegrityFault`."""
     records: list[ConversationRecord] = _validated(_RECORDS, [text])
     return records[0]
 
@@ -57,7 +57,7 @@ def record_from(text: str) -> ConversationRecord:
 def entry_rows(entries: Sequence[ConversationEntry], limits: Limits) -> list[EntryRow]:
     """Raises `InvalidPayload` and `LimitExceeded`."""
     entries = validation.items(entries, "new_entries")
-    messages = ModelMessagesTypeAdapter.dump_python([entry.message for entry in entries], mode="json")
+    messages = _dumped(ModelMessagesTypeAdapter, [entry.message for entry in entries], "new_entries")
     payloads = encode_all(messages, limit=limits.max_state_bytes, name="max_state_bytes", path="new_entries")
     return [
         EntryRow(
@@ -71,7 +71,7 @@ def entry_rows(entries: Sequence[ConversationEntry], limits: Limits) -> list[Ent
 
 
 def entries_from(rows: Sequence[EntryRow]) -> list[ConversationEntry]:
-    """The entries of stored rows. Raises `IntegrityFault`."""
+    """Return the entries of stored rows. Raises `IntegrityFault`."""
     messages = _validated(ModelMessagesTypeAdapter, [row.payload for row in rows])
     return [
         ConversationEntry(id=row.entry_id, parent_id=row.parent_id, kind=row.kind, message=message)  # type: ignore[arg-type]  # a newer version may have stored another kind
@@ -79,14 +79,24 @@ def entries_from(rows: Sequence[EntryRow]) -> list[ConversationEntry]:
     ]
 
 
+def _dumped(adapter: TypeAdapter[Any], values: list[Any], path: str) -> list[Any]:
+    """Dump a value. Raises `InvalidPayload` if Pydantic cannot write it, such as a deeply nested one."""
+    try:
+        dumped: list[Any] = adapter.dump_python(values, mode="json")
+        return dumped
+    except (ValueError, TypeError, RecursionError) as exc:
+        reason = f"Pydantic cannot write it as JSON ({type(exc).__name__})"
+    raise InvalidPayload(path=path, reason=reason)
+
+
 def _validated(adapter: TypeAdapter[Any], texts: Sequence[str]) -> Any:
-    # From values and not from JSON, whose reader in Pydantic refuses lone surrogates.
+    # From values instead of JSON, because Pydantic's JSON reader refuses lone surrogates.
     values = decode_all(texts)
     try:
         return adapter.validate_python(values)
     except ValidationError as exc:
         reason = f"{exc.error_count()} fields do not fit"
-    # Raised out here, since the error of Pydantic holds the values.
+    # Raised outside the handler, because Pydantic's error holds the values.
     raise IntegrityFault(
         f"A stored conversation is not what the installed pydantic-ai reads ({reason}); was it stored by "
         "another version?"

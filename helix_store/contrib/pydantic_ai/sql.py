@@ -1,4 +1,4 @@
-"""The SQL of reads and writes of one conversation. `reachability` has that of whole families."""
+"""The SQL that reads and writes one conversation. `reachability` has the SQL for whole families."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONVERSATION_OF_SESSION: Final = Statement(
     WHERE session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})"""
 )
 
-_LISTED: Final = f"SELECT document FROM {_CONVERSATION} WHERE {_OF_TENANT}"
+_LISTED: Final = f"SELECT document, session_id FROM {_CONVERSATION} WHERE {_OF_TENANT}"
 _NEWEST: Final = "ORDER BY updated_at DESC, id LIMIT %(limit)s"
 CONVERSATIONS: Final = Statement(f"{_LISTED} {_NEWEST}")
 SCOPED_CONVERSATIONS: Final = Statement(f"{_LISTED} AND scope = %(scope)s {_NEWEST}")
@@ -80,7 +80,7 @@ CONVERSATION_TO_WRITE: Final = Statement(
 
 _ONE_FAMILY: Final = f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND family = %(family)s"
 HOLD_FAMILY: Final = Statement(postgresql=f"{_ONE_FAMILY} FOR SHARE", sqlite=_ONE_FAMILY)
-"""Until the commit, nothing deletes entries of the family. Those who hold it do not wait for each other."""
+"""Until the commit, no one can delete entries of the family. Its holders do not wait for each other."""
 
 
 _ENTRY_IDS: Final = is_in_list("entry_id", "entry_ids", "varchar")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pydantic_ai.conversation_store import (
     ConversationConflict,
@@ -26,30 +28,30 @@ from helix_store.contrib.pydantic_ai.writing import Changed, EntryRow, stored_re
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.types import BRANCHED_FROM
+from helix_store.core.types import BRANCHED_FROM, UserId
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import SessionNotFound
+from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.usage.database import DatabaseUsageStore
 
 __all__ = ["DjangoConversationStore"]
+
+_logger = logging.getLogger(__name__)
 
 
 class DjangoConversationStore(ConversationStore):
     """A store of conversations in the database ``using`` and one tenant. Each conversation is a session.
 
-    A conversation id that is no session id becomes one by `session_id_for`. The scope that a conversation is
-    created with is the ``user_id`` of its session, so that usage and erasure by user include it; a fork is a
-    branch of its source, and is erased with it.
-    A save is one transaction: the record, its new entries and the usage that it adds to the ledger. Of
-    concurrent saves of one revision one succeeds; the others raise ``ConversationConflict``. A cancelled save
-    or deletion is told so after its transaction has ended.
-
-    A deletion deletes the entries that no other conversation of the tenant reaches, also when the session is
-    deleted by another way, such as cleanup, the admin or an erasure.
-
-    With a ``fencing_token``, a save or deletion of a conversation whose lock has a larger one raises
-    `FencedOutError` and stores nothing.
+    If a conversation id is not a valid session id, `session_id_for` converts it. The user of its session is
+    ``user_id``, or the scope that the conversation is created with, so that usage and erasure by user include
+    it. A save gives a session without a user ``user_id``, and raises `ConflictError` if the session belongs
+    to another user. A fork is a branch of its source, and is erased with it. A save is one transaction: the
+    record, its new entries and the usage that it adds to the ledger. If saves of one revision run
+    concurrently, one succeeds; the others raise ``ConversationConflict``. The caller of a cancelled save or
+    deletion is told after its transaction has ended. A deletion deletes the entries that no other
+    conversation of the tenant reaches, even if the session is deleted in another way, such as by cleanup, the
+    admin or an erasure. With a ``fencing_token``, a save or deletion of a conversation whose lock has a
+    larger one raises `FencedOutError` and stores nothing.
     """
 
     def __init__(
@@ -58,26 +60,32 @@ class DjangoConversationStore(ConversationStore):
         *,
         tenant: str = "",
         agent_type: str = "pydantic_ai",
+        user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> None:
         self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._sessions = SessionAdapter(agent_type, using, tenant=tenant)
         self._ledger = DatabaseUsageStore(using, tenant=tenant)
+        self._user_id = validation.user_id(user_id)
 
     @property
     def tenant(self) -> str:
         return self._sessions.tenant
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:
-        """The record of a conversation, or ``None``. One statement."""
+        """Return the record of a conversation, or ``None``. One statement."""
         session_id = session_id_for(conversation_id)
-        records = await self._records(sql.CONVERSATION_OF_SESSION, session_id=session_id)
-        return records[0] if records else None
+        rows = await self._rows(sql.CONVERSATION_OF_SESSION, {"session_id": session_id})
+        return record_from(rows[0][0]) if rows else None
 
     async def read_records(
         self, *, scope: str | None = None, limit: int | None = None
     ) -> Sequence[ConversationRecord]:
-        """The records of the tenant, or of a scope, newest first. One statement, without the messages."""
+        """Return the records of the tenant, or of a scope, newest first. One statement, without the messages.
+
+        A record that cannot be read is left out and logged, and counts for ``limit``; `read_record` raises
+        `IntegrityFault` for it.
+        """
         limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
         if scope is None:
             return await self._records(sql.CONVERSATIONS, limit=limit)
@@ -90,11 +98,12 @@ class DjangoConversationStore(ConversationStore):
         new_entries: Sequence[ConversationEntry] = (),
         expected_revision: str | None,
     ) -> None:
-        """Store a record, its new entries and the usage that it adds, or nothing of it.
+        """Store a record, its new entries and the usage that it adds, all or nothing.
 
-        Locks the session, and a share of the conversation's family. Raises ``ConversationConflict`` when the
-        stored revision is another one or an entry that the record needs is gone, `InvalidPayload` for an
-        entry id that is taken, `LimitExceeded`, and `FencedOutError` before it looks at the revision.
+        Locks the session, and takes a share lock on the conversation's family. Raises
+        ``ConversationConflict`` if the stored revision differs or an entry that the record needs is gone,
+        `InvalidPayload` if an entry id is taken, `LimitExceeded`, and `FencedOutError` before it checks the
+        revision.
         """
         validation.instance(record, ConversationRecord, "record")
         if expected_revision is not None:
@@ -114,7 +123,9 @@ class DjangoConversationStore(ConversationStore):
             )
 
         def create() -> None:
-            self._sessions.ensure(session_id, user_id=row.scope or None, metadata=_origin(record))
+            self._sessions.ensure(
+                session_id, user_id=self._user_id or row.scope or None, metadata=_origin(record)
+            )
             self._write(session_id, write)
 
         def save() -> None:
@@ -131,8 +142,8 @@ class DjangoConversationStore(ConversationStore):
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
         """Delete a conversation with its session, and the entries that no other conversation reaches.
 
-        Of a session that the application created, only the conversation goes. One transaction. Raises
-        ``ConversationConflict`` when the stored revision is another one, and `FencedOutError`.
+        If the application created the session, only the conversation is deleted. One transaction. Raises
+        ``ConversationConflict`` if the stored revision differs, and `FencedOutError`.
         """
         session_id = session_id_for(conversation_id)
         validation.identifier(expected_revision, "expected_revision")
@@ -152,16 +163,16 @@ class DjangoConversationStore(ConversationStore):
             raise ConversationConflict(conversation_id) from None
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """The entry with this id; ``KeyError`` for an unknown one."""
+        """Return the entry with this id. Raises ``KeyError`` for an unknown one."""
         validation.identifier(entry_id, "entry_id")
         for entry in await self._entries(sql.ENTRY, entry_id=entry_id):
             return entry
         raise KeyError(entry_id)
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """The entries from the first one up to ``head_id``, or the last ``limit`` of them. One statement.
+        """Return the entries from the first to ``head_id``, or the last ``limit`` of them. One statement.
 
-        Raises ``KeyError`` when one of them is not stored.
+        Raises ``KeyError`` if one of them is not stored.
         """
         limit = MAX_BIGINT if limit is None else validation.query_number(limit, "limit")
         if head_id is None:
@@ -177,22 +188,29 @@ class DjangoConversationStore(ConversationStore):
         return history
 
     def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
-        self._sessions.write(session_id, call, create=False, fencing_token=self.fencing_token)
+        self._sessions.write(
+            session_id, call, create=False, user_id=self._user_id, fencing_token=self.fencing_token
+        )
 
     async def _records(self, statement: Statement, **parameters: object) -> list[ConversationRecord]:
-        rows = await self._rows(statement, parameters)
-        return [record_from(document) for (document,) in rows]
+        records = []
+        for document, key in await self._rows(statement, parameters):
+            try:
+                records.append(record_from(document))
+            except IntegrityFault as exc:
+                _logger.error("A list leaves out the conversation of the session row %s. %s", key, exc)
+        return records
 
     async def _entries(self, statement: Statement, **parameters: object) -> list[ConversationEntry]:
         return entries_from([EntryRow(*row) for row in await self._rows(statement, parameters)])
 
-    async def _rows(self, statement: Statement, parameters: dict[str, object]) -> list[tuple[str, ...]]:
+    async def _rows(self, statement: Statement, parameters: dict[str, object]) -> list[tuple[Any, ...]]:
         db = self._sessions.db
         return await in_thread(lambda: db.read(statement, {"tenant": db.tenant, **parameters}))
 
 
 def _origin(record: ConversationRecord) -> dict[str, str]:
-    """The metadata of the session of a fork: an erasure of its source includes it, as any branch."""
+    """Return the metadata of a fork's session, with which an erasure of its source includes it."""
     if record.forked_from is None or record.head_id is None:
         return {}
     return {BRANCHED_FROM: session_id_for(record.forked_from)}

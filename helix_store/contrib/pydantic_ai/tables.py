@@ -1,4 +1,4 @@
-"""What export, import, branches, deletions, erasure and the doctor know of the tables of this app."""
+"""The registration of this app's tables for export, import, branches, deletions and the doctor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from django.db.models import Model
 from helix_store.adapters import AppTable, Branch, register_table
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.contrib.pydantic_ai.reachability import (
-    count_released,
     entries_of_sessions,
     families_of_sessions,
     faults_of_conversations,
@@ -48,16 +47,14 @@ def register_tables() -> None:
             record="pydantic_conversation",
             branch=fork_to_branch,
             before_delete=release_entries,
-            foresee=count_released,
             check=faults_of_conversations,
         )
     )
 
 
 def fork_to_branch(model: type[Model], branch: Branch) -> None:
-    """Give a branch of a session a fork of its conversation: the same history, and no branches.
-
-    The lock of the source keeps its entries, and so those of the fork, until the commit.
+    """Give a branch of a session a fork of its conversation, with the same history and no branches. The lock
+    of the source protects its entries, and so those of the fork, until the commit.
     """
     source = Conversation._base_manager.using(branch.db.alias).filter(session=branch.source).first()
     if source is None:

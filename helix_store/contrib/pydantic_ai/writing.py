@@ -37,7 +37,7 @@ class Changed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """The columns of a record. ``document`` is the text of all of it."""
+    """The columns of a record. ``document`` is its complete text."""
 
     head_id: str | None
     branches: list[str]
@@ -67,7 +67,7 @@ class StoredRecord:
 
 
 def stored_record(session: LockedSession) -> StoredRecord | None:
-    """The record of a locked session, if it has one. ``known`` are the entries that it points at."""
+    """Return the record of a locked session, if it has one. ``known`` are the entries that it points at."""
     rows = session.db.execute(sql.CONVERSATION_TO_WRITE, {"session": session.key})
     for key, family, revision, head_id, branches, document in rows:
         tips = json.loads(branches) if isinstance(branches, str) else branches
@@ -79,10 +79,8 @@ def stored_record(session: LockedSession) -> StoredRecord | None:
 def write_record(
     session: LockedSession, new: RecordRow, entries: Sequence[EntryRow], stored: StoredRecord | None
 ) -> None:
-    """Insert the entries, and write the record over ``stored``.
-
-    Raises `Changed` when an entry that they point at is not stored, and `InvalidPayload` for an id that is
-    taken.
+    """Insert the entries, and replace the record ``stored``. Raises `Changed` if an entry that they point at
+    is not stored, and `InvalidPayload` if an id is taken.
     """
     db = session.db
     pointed_at = _pointed_at(new, entries)
@@ -115,7 +113,7 @@ def write_record(
 
 
 def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
-    """The entries that are named and not among the new ones. Raises `InvalidPayload` for a wrong order."""
+    """Return the named entries that are not new. Raises `InvalidPayload` for a wrong order."""
     brought: set[str] = set()
     outside = set()
     ids = {entry.entry_id for entry in entries}
@@ -133,16 +131,16 @@ def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
 
 
 def _hold(db: Database, family: str) -> str | None:
-    """The family, of which nothing is deleted until the commit; ``None`` when it is gone."""
+    """Return the family, protected from deletion until the commit, or ``None`` if it is gone."""
     found = db.execute(sql.HOLD_FAMILY, {"tenant": db.tenant, "family": family})
     return family if found else None
 
 
 def _family_of(db: Database, entries: frozenset[str]) -> str:
-    """The family of stored entries, held. Raises `Changed` when one of them is gone."""
+    """Return the family of stored entries, locked. Raises `Changed` if one of them is gone."""
     for family in sorted(set(_families(db, entries).values())):
         if _hold(db, family) is not None:
-            # Read again: what held the lock before may have deleted an entry.
+            # Read again, because the previous holder of the lock may have deleted an entry.
             _check_entries(db, entries, family)
             return family
     raise Changed
@@ -155,7 +153,7 @@ def _check_entries(db: Database, entries: frozenset[str], family: str) -> None:
     if families.keys() != entries:
         raise Changed
     if set(families.values()) != {family}:
-        reason = "it points at entries of conversations that are no forks of each other"
+        reason = "it points at entries of conversations that are not forks of each other"
         raise InvalidPayload(path="record", reason=reason)
 
 

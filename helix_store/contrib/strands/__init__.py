@@ -1,4 +1,7 @@
-"""Strands Agents: `DjangoSessionRepository` keeps its sessions as items. It is no Django app."""
+"""Strands Agents: `DjangoSessionRepository` keeps its sessions as items.
+
+It has no tables. As a Django app, it shows the conversations of these sessions in the admin.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,11 @@
-"""The session repository of Strands Agents in the database of the project."""
+"""The session repository of Strands Agents in the project's database."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from django.db.models import Subquery
 from strands.session.session_repository import SessionRepository
@@ -15,14 +15,14 @@ from strands.types.session import Session, SessionAgent, SessionMessage
 from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
 from helix_store.contrib.numbers import from_payload, with_numbers_as_text
 from helix_store.contrib.strands.threads import beside_the_loop
-from helix_store.contrib.strands.usage import usage_of
+from helix_store.contrib.strands.usage import messages_of, usage_of
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.payloads import decode
+from helix_store.core.types import UserId
 from helix_store.core.validation import datetime_to_milliseconds
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
 from helix_store.items import ItemLog
 from helix_store.items.rules import item_key, lane_name
 from helix_store.models import Item
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["DjangoSessionRepository"]
 
 Document = dict[str, Any]
+Built = TypeVar("Built", Session, SessionAgent, SessionMessage)
 
 _SESSION: Final = "session"
 _AGENTS: Final = "agents"
@@ -45,12 +46,12 @@ class DjangoSessionRepository(SessionRepository):
     """Sessions of Strands as items of sessions, in the database ``using`` and one tenant.
 
     A session of Strands is one session here. Its agents are items of a lane, and the messages of each agent
-    are a lane. Every write is one transaction under the session's lock. What the model's responses spent goes
-    to the usage ledger in the same transaction, for the name ``model``, unless that is ``None``. ``user_id``
-    is that of the sessions that the repository creates. With a ``fencing_token``, a write raises
-    `FencedOutError` when the lock of the session has a larger one. May be called beside a running event loop,
-    which waits. Raises `SessionException` of Strands for what does not exist or exists already, and the
-    errors of this package.
+    are a lane. Every write is one transaction under the session's lock. The usage of the model's responses is
+    recorded in the usage ledger in the same transaction, under the name ``model``, unless that is ``None``.
+    A write gives a session without a user ``user_id``, and raises `ConflictError` if the session belongs to
+    another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
+    one. It may be called while an event loop runs, which then waits. Raises Strands' `SessionException` if
+    something does not exist or already exists, and the errors of this package.
     """
 
     def __init__(
@@ -59,25 +60,25 @@ class DjangoSessionRepository(SessionRepository):
         *,
         tenant: str = "",
         agent_type: str = "strands",
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         model: str | None = "unknown",
         fencing_token: int | None = None,
     ) -> None:
         self.fencing_token = guard(fencing_token=fencing_token).fencing_token
         self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
-        self._user_id = validation.optional_identifier(user_id, "user_id")
+        self._user_id = validation.user_id(user_id)
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
     def session_id_of(session_id: str) -> str:
-        """The id of the session in this store: a derived one where that of Strands is too long."""
+        """Return the id of the session in this store, which is derived if that of Strands is too long."""
         return session_id_for(session_id)
 
     # --- Sessions ----------------------------------------------------------------------------------
 
     def create_session(self, session: Session, **kwargs: Any) -> Session:
-        """Create a session, also in one that the application created with this id."""
-        document = _plain(validation.instance(session, Session, "session").to_dict())
+        """Create a session, or use one that the application created with this id."""
+        document = _plain(validation.instance(session, Session, "session").to_dict)
 
         def create(locked: LockedSession) -> None:
             log = self._log(locked.session_id, _SESSION)
@@ -85,24 +86,18 @@ class DjangoSessionRepository(SessionRepository):
                 raise SessionException(f"Session {session.session_id} already exists")
             _put(log, _SESSION, document)
 
-        def ensure_and_create() -> None:
-            session_id = session_id_for(session.session_id)
-            if self._user_id is not None:
-                self._adapter.ensure(session_id, user_id=self._user_id)
-            self._adapter.write(session_id, create, fencing_token=self.fencing_token)
-
-        beside_the_loop(partial(self._adapter.db.transaction, ensure_and_create))
+        beside_the_loop(partial(self._write_in, session.session_id, create))
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
         document = self._read(session_id, _SESSION, _SESSION)
         # A branch of a session holds the document of its source.
-        return None if document is None else Session.from_dict({**document, "session_id": session_id})
+        return None if document is None else _built(Session, {**document, "session_id": session_id})
 
     def delete_session(self, session_id: str, **kwargs: Any) -> None:
         """Delete a session with its agents, messages and usage. Safe to repeat.
 
-        Of a session that the application created, the items go and the session stays.
+        If the application created the session, only the items are deleted.
         """
         delete = partial(self._adapter.delete, session_id_for(session_id), Item)
         beside_the_loop(partial(delete, fencing_token=self.fencing_token))
@@ -110,9 +105,9 @@ class DjangoSessionRepository(SessionRepository):
     # --- Agents ------------------------------------------------------------------------------------
 
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict())
+        document = _plain(validation.instance(session_agent, SessionAgent, "session_agent").to_dict)
         agent_id = session_agent.agent_id
-        # Else an agent would be stored whose messages cannot be.
+        # Otherwise an agent would be stored whose messages cannot be stored.
         _messages(agent_id)
 
         def create(locked: LockedSession) -> None:
@@ -125,21 +120,21 @@ class DjangoSessionRepository(SessionRepository):
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         document = self._read(session_id, _AGENTS, agent_id)
-        return None if document is None else SessionAgent.from_dict(document)
+        return None if document is None else _built(SessionAgent, document)
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Replace the stored agent, but for its ``created_at``."""
+        """Replace the stored agent, except its ``created_at``."""
         agent_id = validation.instance(session_agent, SessionAgent, "session_agent").agent_id
-        self._replace(session_id, _AGENTS, agent_id, session_agent.to_dict(), f"Agent {agent_id}")
+        self._replace(session_id, _AGENTS, agent_id, session_agent.to_dict, f"Agent {agent_id}")
 
     # --- Messages ----------------------------------------------------------------------------------
 
     def create_message(
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
-        """Add a message and record its usage. Of two processes that add one id, the second gets an error."""
+        """Add a message and record its usage. If two processes add the same id, the second gets an error."""
         lane, key = _messages(agent_id), _key_of(session_message)
-        document = _plain(session_message.to_dict())
+        document = _plain(session_message.to_dict)
 
         def create(locked: LockedSession) -> None:
             if self._log(locked.session_id, _AGENTS).get(agent_id) is None:
@@ -149,7 +144,7 @@ class DjangoSessionRepository(SessionRepository):
                 name = f"Message {session_message.message_id} of agent {agent_id}"
                 raise SessionException(f"{name} already exists in session {session_id}")
             _put(log, key, document)
-            self._record_usage(locked, document["message"])
+            self._record_usage(locked, [document["message"]])
 
         self._write(session_id, create)
 
@@ -157,20 +152,23 @@ class DjangoSessionRepository(SessionRepository):
         self, session_id: str, agent_id: str, message_id: int, **kwargs: Any
     ) -> SessionMessage | None:
         document = self._read(session_id, _messages(agent_id), _message_key(message_id))
-        return None if document is None else SessionMessage.from_dict(document)
+        return None if document is None else _built(SessionMessage, document)
 
     def update_message(
         self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
     ) -> None:
-        """Replace the stored message, but for its ``created_at``."""
+        """Replace the stored message, except its ``created_at``."""
         lane, key = _messages(agent_id), _key_of(session_message)
         name = f"Message {session_message.message_id} of agent {agent_id}"
-        self._replace(session_id, lane, key, session_message.to_dict(), name)
+        self._replace(session_id, lane, key, session_message.to_dict, name)
 
     def list_messages(
         self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
     ) -> list[SessionMessage]:
-        """The messages of an agent by their ids, without the first ``offset``. One query."""
+        """Return the messages of an agent by their ids, without the first ``offset``. One query.
+
+        Raises `IntegrityFault` for one that cannot be read, because the agent must not continue without it.
+        """
         lane, start = _messages(agent_id), validation.page_offset(offset)
         end = None if limit is None else start + validation.query_number(limit, "limit")
 
@@ -182,61 +180,88 @@ class DjangoSessionRepository(SessionRepository):
             return list(items.order_by("key").values_list("payload", flat=True)[start:end])
 
         texts = beside_the_loop(partial(self._adapter.read, read))
-        return [SessionMessage.from_dict(from_payload(decode(text))) for text in texts]
+        return [_built(SessionMessage, _document(decode(text))) for text in texts]
 
     # --- Graphs and swarms -------------------------------------------------------------------------
 
     def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
-        """Store the state of a graph or swarm, in the place of an older one with its id."""
+        """Store the state of a graph or swarm, replacing an older one with its id, and record the usage of
+        its agents.
+        """
         name, state = _multi_agent(multi_agent)
-        self._write(session_id, lambda locked: _put(self._log(locked.session_id, _MULTI_AGENTS), name, state))
+
+        def create(locked: LockedSession) -> None:
+            _put(self._log(locked.session_id, _MULTI_AGENTS), name, state)
+            self._record_usage(locked, messages_of(multi_agent))
+
+        self._write(session_id, create)
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> Document | None:
         return self._read(session_id, _MULTI_AGENTS, multi_agent_id)
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
+        """Replace the stored state, and record the usage of the agents since then."""
         name, state = _multi_agent(multi_agent)
-        self._replace(session_id, _MULTI_AGENTS, name, state, f"MultiAgent state {name}")
+
+        def update(locked: LockedSession) -> None:
+            log = self._log(locked.session_id, _MULTI_AGENTS)
+            if log.get(name) is None:
+                raise SessionException(f"MultiAgent state {name} does not exist in session {session_id}")
+            _put(log, name, state)
+            self._record_usage(locked, messages_of(multi_agent))
+
+        self._write(session_id, update)
 
     # --- Items -------------------------------------------------------------------------------------
 
     def _read(self, session_id: str, lane: str, key: str) -> Document | None:
         item = beside_the_loop(partial(self._log(session_id_for(session_id), lane).get, key))
-        document: Document | None = None if item is None else from_payload(item.payload)
-        return document
+        return None if item is None else _document(item.payload)
 
-    def _replace(self, session_id: str, lane: str, key: str, given: Document, name: str) -> None:
-        document = _plain(given)
+    def _replace(
+        self, session_id: str, lane: str, key: str, write: Callable[[], Document], name: str
+    ) -> None:
+        document = _plain(write)
 
         def replace(locked: LockedSession) -> None:
             log = self._log(locked.session_id, lane)
             stored = log.get(key)
             if stored is None:
                 raise SessionException(f"{name} does not exist in session {session_id}")
-            created = {"created_at": from_payload(stored.payload).get("created_at")}
-            _put(log, key, {**document, **created} if lane != _MULTI_AGENTS else document)
+            _put(log, key, {**document, "created_at": _document(stored.payload).get("created_at")})
 
         self._write(session_id, replace)
 
     def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
-        write = partial(self._adapter.write, session_id_for(session_id), call, create=False)
         try:
-            beside_the_loop(partial(write, fencing_token=self.fencing_token))
+            beside_the_loop(partial(self._write_in, session_id, call, create=False))
         except SessionNotFound as exc:
             raise SessionException(f"Session {session_id} does not exist") from exc
 
-    def _record_usage(self, locked: LockedSession, message: Document) -> None:
+    def _write_in(
+        self, session_id: str, call: Callable[[LockedSession], None], *, create: bool = True
+    ) -> None:
+        self._adapter.write(
+            session_id_for(session_id),
+            call,
+            create=create,
+            user_id=self._user_id,
+            fencing_token=self.fencing_token,
+        )
+
+    def _record_usage(self, locked: LockedSession, messages: Iterable[Mapping[str, Any]]) -> None:
         if self._model is None:
             return
-        entry = usage_of(
-            message,
+        usage = partial(
+            usage_of,
             session_id=locked.session_id,
             agent_type=self._adapter.agent_type,
             model=self._model,
-            now_ms=datetime_to_milliseconds(database_now(locked.db)),
+            now_ms=datetime_to_milliseconds(locked.db.now()),
         )
-        if entry is not None:
-            DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+        entries = [entry for message in messages if (entry := usage(message)) is not None]
+        if entries:
+            DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entries(entries)
 
     def _log(self, session_id: str, lane: str) -> ItemLog:
         return ItemLog(session_id, lane, using=self._adapter.db.alias, tenant=self._adapter.tenant)
@@ -249,25 +274,47 @@ def _put(log: ItemLog, key: str, document: Document) -> None:
         log.put(key, with_numbers_as_text(document))
 
 
-def _plain(document: Any) -> Document:
-    """The document as JSON has it: its enumerations as texts, its tuples as lists."""
+def _plain(write: Callable[[], Any]) -> Document:
+    """Return the document as plain JSON, with enumerations as texts and tuples as lists. Strands copies what
+    it writes level by level, so a deep value fails there.
+    """
     try:
-        plain: Document = json.loads(json.dumps(document, ensure_ascii=False))
+        plain: Document = json.loads(json.dumps(write(), ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidPayload(path="", reason="Python cannot write it as JSON") from exc
     return plain
 
 
 def _multi_agent(given: MultiAgentBase) -> tuple[str, Document]:
-    """The id and the state of a graph or swarm."""
+    """Return the id and the state of a graph or swarm."""
     if not hasattr(given, "serialize_state"):
         reason = f"expected MultiAgentBase, got {type(given).__name__}"
         raise InvalidPayload(path="multi_agent", reason=reason)
-    return item_key(given.id, "multi_agent/id"), _plain(given.serialize_state())
+    return item_key(given.id, "multi_agent/id"), _plain(given.serialize_state)
+
+
+def _document(payload: Any) -> Document:
+    """Return the document of a stored payload. Raises `IntegrityFault`."""
+    document = from_payload(payload)
+    if type(document) is not dict:
+        raise IntegrityFault("A stored Strands document is not an object; other rows are not affected.")
+    return document
+
+
+def _built(kind: type[Built], document: Document) -> Built:
+    """Build Strands' object from a stored document. Raises `IntegrityFault`."""
+    try:
+        return kind.from_dict(document)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
+        reason = type(exc).__name__
+    raise IntegrityFault(
+        f"A stored {kind.__name__} is not what the installed strands-agents reads ({reason}); was it stored "
+        "by another version?"
+    )
 
 
 def _messages(agent_id: str) -> str:
-    """The lane of the messages of an agent."""
+    """Return the lane of the messages of an agent."""
     return lane_name(f"messages/{item_key(agent_id, 'agent_id')}", "agent_id")
 
 
@@ -276,5 +323,5 @@ def _key_of(message: SessionMessage) -> str:
 
 
 def _message_key(message_id: int) -> str:
-    """Keys are ordered as texts, and so by the number."""
+    """Return a key whose order as text is the order of the numbers."""
     return f"{validation.whole_number(message_id, 'message_id'):019d}"

@@ -1,6 +1,5 @@
-"""Blocking calls beside a running event loop, which Django refuses.
-
-Strands calls a repository from hooks without ``await``, on the thread of the event loop that runs the agent.
+"""Blocking calls in the thread of a running event loop, which Django refuses. Strands calls a repository from
+hooks without ``await``, in the thread of the event loop that runs the agent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _threads: Final = PerProcess(lambda: ThreadPoolExecutor(thread_name_prefix="heli
 
 
 def beside_the_loop(call: Callable[[], R]) -> R:
-    """Make a call on this thread, or on another one if an event loop runs here, and wait for its end."""
+    """Make a call in this thread, or in another one if an event loop runs here, and wait for its end."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""What a message of Strands says of usage."""
+"""The usage that a Strands message reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from helix_store.core import validation
@@ -10,15 +10,27 @@ from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["usage_of"]
+__all__ = ["messages_of", "usage_of"]
+
+
+def messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the messages of the agents of a graph or swarm that have an id, including those of nested ones.
+
+    Without an id, a message would be recorded again by each update.
+    """
+    nodes = getattr(multi_agent, "nodes", None)
+    for node in nodes.values() if isinstance(nodes, dict) else ():
+        messages = getattr(node.executor, "messages", None)
+        if isinstance(messages, list):
+            yield from (message for message in messages if "tracking_id" in message)
+        yield from messages_of(node.executor)
 
 
 def usage_of(
     message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str, now_ms: int
 ) -> UsageEntry | None:
-    """The ledger's entry of a model's response; ``None`` for a message without usage.
-
-    Its id is that of the message, so that a copy in another session does not count again.
+    """Return the ledger's entry for a model's response, or ``None`` for a message without usage. Its id is
+    that of the message, so that a copy in another session does not count again.
     """
     match message:
         case {"metadata": {"usage": dict(usage)}}:
@@ -28,7 +40,7 @@ def usage_of(
     prompt, completion = _count(usage, "inputTokens"), _count(usage, "outputTokens")
     cached = _count(usage, "cacheReadInputTokens")
     if prompt + completion != _count(usage, "totalTokens"):
-        # This provider reports cached tokens beside those of the input.
+        # This provider reports cached tokens in addition to the input tokens.
         prompt += cached + _count(usage, "cacheWriteInputTokens")
     if not prompt + completion:
         return None

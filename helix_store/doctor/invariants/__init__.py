@@ -1,9 +1,9 @@
-"""The invariants: what must hold between the rows of a sound database. Each is written here alone."""
+"""The invariants that hold between the rows of a sound database. Each one is written only here."""
 
 from typing import Final
 
-from helix_store.doctor.invariants import checkpoints, owners, sessions
+from helix_store.doctor.invariants import budgets, checkpoints, owners, sessions
 
 __all__ = ["INVARIANTS"]
 
-INVARIANTS: Final = (*sessions.CHECKS, *checkpoints.CHECKS, *owners.CHECKS)
+INVARIANTS: Final = (*sessions.CHECKS, *checkpoints.CHECKS, *owners.CHECKS, *budgets.CHECKS)

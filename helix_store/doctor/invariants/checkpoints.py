@@ -1,4 +1,4 @@
-"""What holds between a session and the rows of its states: versions, the current one, bases and deltas."""
+"""Invariants of a session and the rows of its states: versions, the current state, bases and deltas."""
 
 from __future__ import annotations
 

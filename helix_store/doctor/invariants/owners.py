@@ -1,4 +1,4 @@
-"""Every row has its owner, and a stream the chunks that its head says."""
+"""Invariants of ownership: every row has its owner, and a stream has the chunks that its head claims."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from django.db.models import Exists, Max, Min, Model, OuterRef
 
+from helix_store.catalogue.cascades import cascades_of
 from helix_store.doctor import sql
 from helix_store.doctor.findings import Fault
 from helix_store.doctor.registry import by_statement, each, fault, over
 from helix_store.doctor.scope import Scope, fetched, read_keys
 from helix_store.engine.database import Database
 from helix_store.models import Session, Stream, UsageEntry
-from helix_store.sessions.database.children import cascades_of
 
 __all__ = ["CHECKS", "CHILDREN", "stream_faults", "table_of"]
 
@@ -22,17 +22,17 @@ CHILDREN: Final = tuple(
     for owner in (Session, Stream)
     for relation in cascades_of(owner)
 )
-"""Every table whose rows go with their owner, the column of its key, and the owner."""
+"""Every table whose rows are deleted with their owner, its foreign key column, and the owner."""
 
 
 def table_of(model: type[Model]) -> str:
-    """The name of a table without its prefix."""
+    """Return the name of a table without its prefix."""
     return model._meta.db_table.removeprefix(Session._meta.db_table.removesuffix("session"))
 
 
 @over("orphan-row")
 def orphans(scope: Scope) -> Iterator[Fault]:
-    """Rows of no session belong to no tenant either: only a look at all tenants finds them."""
+    """Yield rows without an owner. They belong to no tenant, so only a check of all tenants finds them."""
     if scope.is_narrowed:
         return
     for model, column, owner in CHILDREN:
@@ -47,7 +47,7 @@ def _orphans(scope: Scope, model: Any, column: str, owner: Any) -> Iterator[tupl
     if ends["first"] is None:
         return
     known = scope.all_rows(owner).filter(pk=OuterRef(column))
-    # Ranges of keys and not pages: most rows have an owner, and a page of orphans could be the whole table.
+    # Use key ranges, not pages: most rows have an owner, so a page of orphans could be the whole table.
     for start in range(ends["first"], ends["last"] + 1, scope.page_size):
         page = rows.filter(~Exists(known), pk__gte=start, pk__lt=start + scope.page_size)
         found = fetched(scope.db, page.order_by("pk").values_list("pk", column))
@@ -66,7 +66,7 @@ def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
 def stream_faults(
     floor: int, last_sequence: int, number: int, first: int | None, last: int | None
 ) -> Iterator[str]:
-    """The rules that a head breaks with so many chunks, the first and the last of which are these."""
+    """Yield the rules that a stream's head breaks, given the number of its chunks, the first and the last."""
     newest = floor if last is None else last
     if last_sequence != newest:
         yield "stream-last-off"

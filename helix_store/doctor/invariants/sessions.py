@@ -1,4 +1,4 @@
-"""What holds between a session's head, its messages, its runs and its tool calls."""
+"""Invariants of a session's head, its messages, its runs, its tool calls and its posts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CHECKS", "has_deadline_off"]
 
 @each(Session, "message-count-off", "message-hole")
 def histories(db: Database, keys: list[int]) -> Iterator[Fault]:
-    """A head counts up to the last message; a hole is a matter of the messages alone."""
+    """Compare the head's count with the last message. A hole only concerns the messages themselves."""
     for tenant, name, key, count, number, first, last in read_keys(db, sql.HISTORIES, keys):
         if count != last:
             yield fault("message-count-off", "session", tenant, name, key=key)
@@ -42,7 +42,7 @@ def deadlines(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def has_deadline_off(calls: str | None, deadline: Any) -> bool:
-    """Whether a deadline is not that of these pending calls; unreadable calls are another fault."""
+    """Return whether the deadline does not match the pending calls. Unreadable calls are another fault."""
     try:
         return bool(earliest_deadline({} if calls is None else decode_object(calls)) != deadline)
     except IntegrityFault:
@@ -53,4 +53,5 @@ CHECKS: Final = (
     histories,
     by_statement("runs-running", Session, "run", sql.RUNS_RUNNING),
     deadlines,
+    by_statement("next-post-off", Session, "session", sql.NEXT_POST_OFF),
 )

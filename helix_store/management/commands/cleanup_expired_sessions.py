@@ -21,7 +21,7 @@ from helix_store.management.base import (
     at_least,
 )
 from helix_store.management.output import Column, table
-from helix_store.sessions.tool_calls import default_answer
+from helix_store.sessions.answers import default_answer
 
 __all__ = ["Command"]
 
@@ -64,7 +64,7 @@ class Command(StoreCommand):
         report = CleanupReport(with_problems=with_problems, not_swept=not_swept)
         summary = self._clean_up(options, report)
         self._write(summary, report, options)
-        # Before the pause: a database may drop an idle connection.
+        # Close the connection before the pause, because a database may drop an idle one.
         connections[options["database"]].close_if_unusable_or_obsolete()
         problems = [f"{len(with_problems)} sessions had a problem"] if with_problems else []
         problems += [f"expired rows of {record} were not deleted" for record in sorted(not_swept)]
@@ -74,7 +74,7 @@ class Command(StoreCommand):
             )
 
     def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
-        # Of all rounds together: a session with the same problem in each of them is one.
+        # Collect them over all rounds, so that a session with the same problem in every round counts once.
         self._with_problems: defaultdict[str, set[SessionKey]] = defaultdict(set)
         self._not_swept: defaultdict[str, set[str]] = defaultdict(set)
         yield
@@ -82,7 +82,7 @@ class Command(StoreCommand):
             yield
 
     def _clean_up(self, options: dict[str, Any], report: CleanupReport) -> CleanupSummary:
-        """One round, or its batches until a signal to stop."""
+        """Run one round, or its batches until a signal stops the command."""
         summary = CleanupSummary()
         said = None
         for summary in self._batches(options, report):

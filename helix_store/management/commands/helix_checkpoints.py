@@ -1,4 +1,4 @@
-"""``helix_checkpoints``: list, read and compare checkpoints; restore, branch and prune."""
+"""``helix_checkpoints``: list, show, compare, restore, branch and prune checkpoints."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from django.core.management.base import CommandError
-
+from helix_store.actions.checkpoints import BRANCH, RESTORE
 from helix_store.core import moments
-from helix_store.exceptions import InvalidPayload
-from helix_store.management.base import USAGE, StoreCommandWithParts, at_least
+from helix_store.management.acting import ActingCommand
+from helix_store.management.base import at_least
 from helix_store.management.checkpoint_argument import (
     CHECKPOINT_FORMS,
     ChosenState,
     chosen_checkpoint,
     chosen_state,
 )
-from helix_store.management.output import Style, moment, pairs, table
-from helix_store.management.session_argument import directory_of, store_of
+from helix_store.management.output import Style, pairs, table
+from helix_store.management.session_argument import chosen_session, directory_of
 from helix_store.management.session_page import CHECKPOINT_COLUMNS, checkpoint_row, json_lines
 from helix_store.management.text import cut, visible
 from helix_store.management.times import age_in_days
-from helix_store.sessions.comparison import changes_between, comparable
-from helix_store.sessions.directory import PruneSummary
+from helix_store.reports.comparison import changes_between, comparable, shown_state
+from helix_store.reports.times import moment
+from helix_store.stores.directory import PruneSummary
 
 __all__ = ["Command"]
 
 _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}
 
 
-class Command(StoreCommandWithParts):
+class Command(ActingCommand):
     help = "List, read and compare the checkpoints of sessions; restore, branch and prune."
 
     def add_parts(self, parts: Any) -> None:
@@ -52,15 +52,18 @@ class Command(StoreCommandWithParts):
         )
         parser.add_argument("session_id", metavar="SESSION")
         parser.add_argument(
-            "--limit", type=at_least(1), default=20, help="At most so many, up to 200 (default: %(default)s)."
+            "--limit",
+            type=at_least(1),
+            default=20,
+            help="At most this many, 1 to 200 (default: %(default)s).",
         )
         parser.add_argument("--cursor", help="Continue after a list of the same session.")
 
     def _list(self, options: dict[str, Any]) -> None:
-        store = store_of(options["session_id"], options)
-        page = store.list_checkpoints(options["session_id"], limit=options["limit"], cursor=options["cursor"])
+        store, session_id = chosen_session(options["session_id"], options)
+        page = store.list_checkpoints(session_id, limit=options["limit"], cursor=options["cursor"])
         if options["format"] == "json":
-            data = {"tenant": store.tenant, "session_id": options["session_id"], **page.to_dict()}
+            data = {"tenant": store.tenant, "session_id": session_id, **page.to_dict()}
             self.write_text(json.dumps(data))
             return
         rows = [checkpoint_row(item) for item in page.items]
@@ -97,8 +100,8 @@ class Command(StoreCommandWithParts):
             "created": moment(found.created_at, seconds=True),
         }
         self.write_text(pairs(values.items(), width=self.width, colours=self.colours))
-        # Tracing contexts may hold keys of vendors: only --format json has them.
-        state = {name: value for name, value in comparable(found.state).items() if name != "tracing_context"}
+        # Only --format json includes the tracing context.
+        state = shown_state(found.state)
         shown = {name: value for name, value in state.items() if value not in (None, {}, [], "")}
         self.write_text("\n".join(["", *json_lines(shown, width=self.width, indent="")]))
 
@@ -116,15 +119,14 @@ class Command(StoreCommandWithParts):
 
     def _diff(self, options: dict[str, Any]) -> None:
         before, after = chosen_state(options["a"], options), chosen_state(options["b"], options)
-        old, new = comparable(before.state), comparable(after.state)
         if options["format"] == "json":
+            old, new = comparable(before.state), comparable(after.state)
             changes = [change.to_dict() for change in changes_between(old, new)]
             data = {"a": before.to_dict(), "b": after.to_dict(), "changes": changes}
             self.write_text(json.dumps(data))
             return
-        old.pop("tracing_context", None)
-        new.pop("tracing_context", None)
-        lines = [_heading("---", before), _heading("+++", after), *_difference(old, new)]
+        difference = _difference(shown_state(before.state), shown_state(after.state))
+        lines = [_heading("---", before), _heading("+++", after), *difference]
         self.write_text("\n".join(self._coloured(line) for line in lines))
 
     def _coloured(self, line: str) -> str:
@@ -150,26 +152,16 @@ class Command(StoreCommandWithParts):
         self.add_confirmation_argument(parser)
 
     def _restore(self, options: dict[str, Any]) -> None:
-        store, found = chosen_checkpoint(options["checkpoint"], options)
-        if options["interactive"]:
-            count = store.get_message_count(found.session_id)
-            question = (
-                f"Rewind the session {visible(found.session_id)} of the tenant '{visible(store.tenant)}' to "
-                f"{visible(found.step_id)} of {moment(found.created_at)}: {count - found.message_count:,} of "
-                f"{count:,} messages and every later checkpoint are deleted?"
-            )
-            self.confirm(question, is_interactive=True)
-        version = store.restore_checkpoint(
-            found.session_id, found.checkpoint_id, expected_version=options["expected_version"]
+        is_whole = not options["interactive"]
+        store, found = chosen_checkpoint(options["checkpoint"], options, is_whole=is_whole)
+        data = self.act(
+            RESTORE,
+            store,
+            found.session_id,
+            {**options, "checkpoint": found.checkpoint_id},
+            is_interactive=options["interactive"],
         )
-        data = {
-            "tenant": store.tenant,
-            "session_id": found.session_id,
-            "checkpoint_id": found.checkpoint_id,
-            "version": version,
-            "message_count": found.message_count,
-        }
-        self.write_data(data, form=options["format"])
+        self.write_data({**data, "message_count": found.message_count}, form=options["format"])
 
     def _add_branch(self, parts: Any) -> None:
         parser = self.add_part(
@@ -198,25 +190,9 @@ class Command(StoreCommandWithParts):
             store, found = chosen_checkpoint(options["checkpoint"], options)
             session_id, checkpoint_id = found.session_id, found.checkpoint_id
         else:
-            session_id, checkpoint_id = options["checkpoint"], None
-            store = store_of(session_id, options)
-        try:
-            state = store.branch_session(
-                session_id,
-                checkpoint_id,
-                new_session_id=options["new_id"],
-                message_index=options["message_index"],
-                title=options["title"],
-            )
-        except InvalidPayload as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
-        data = {
-            "tenant": store.tenant,
-            "session_id": state.session_id,
-            "branched_from": session_id,
-            "checkpoint_id": checkpoint_id,
-            "message_count": state.message_count,
-        }
+            store, session_id = chosen_session(options["checkpoint"], options)
+            checkpoint_id = None
+        data = self.act(BRANCH, store, session_id, {**options, "checkpoint": checkpoint_id})
         self.write_data(data, form=options["format"])
 
     def _add_prune(self, parts: Any) -> None:
@@ -240,8 +216,10 @@ class Command(StoreCommandWithParts):
         age, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:
-            options = {**options, "tenant": store_of(session_id, options).tenant}
-            directory = directory_of(options)
+            # The command does not ask, so a script may repeat it.
+            is_whole = not options["dry_run"]
+            store, session_id = chosen_session(session_id, options, is_whole=is_whole)
+            directory = directory_of({**options, "tenant": store.tenant})
         summary = PruneSummary()
         sums = directory.prune_checkpoints(
             keep=options["keep"],
@@ -267,7 +245,7 @@ def _heading(mark: str, chosen: ChosenState) -> str:
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """The lines of a unified diff, without its headings."""
+    """Yield the lines of a unified diff, without its headings."""
     old, new = _document(before), _document(after)
     difference = difflib.unified_diff(old, new, n=3, lineterm="")
     for number, line in enumerate(difference):

@@ -1,4 +1,4 @@
-"""``helix_doctor``: what is wrong with a database of sessions, and what to do about it."""
+"""``helix_doctor``: report the problems of a session database and how to fix them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Command(StoreCommand):
         "Examine a database: schema, settings, durability, stored texts, and the invariants between rows. "
         "Says what to do about each finding, and exits with 1 when there is a problem."
     )
-    # It reports what is wrong with the settings too.
+    # The doctor also reports problems with the settings.
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -39,9 +39,7 @@ class Command(StoreCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help="With --fix: say what it would do, and change nothing."
         )
-        parser.add_argument(
-            "--deploy", action="store_true", help="Also what check --deploy adds for a server in production."
-        )
+        parser.add_argument("--deploy", action="store_true", help="Run the checks of check --deploy too.")
         parser.epilog = "example: manage.py helix_doctor --session trip-1"
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -98,7 +96,7 @@ class Command(StoreCommand):
 
 
 class _Reporter(Listener):
-    """Draws progress, says each fix before it is made, and passes a signal on."""
+    """A listener that draws progress, announces each fix before it is made, and passes on a signal."""
 
     def __init__(self, command: StoreCommand, bar: ProgressBar, *, dry_run: bool) -> None:
         self._command = command

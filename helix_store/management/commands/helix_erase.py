@@ -16,6 +16,7 @@ from helix_store.management.output import Column, cell, pairs, table
 
 __all__ = ["Command"]
 
+_SUBJECTS = ("user", "session", "tenant")
 _FLAGS = ("keep_branches", "leave_snapshots", "force")
 
 
@@ -51,6 +52,8 @@ class Command(StoreCommand):
         parser.epilog = "example: manage.py helix_erase --user user-1 --dry-run"
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if all(options[name] is None for name in _SUBJECTS):
+            raise CommandError("Give --user, --session or --tenant.", returncode=USAGE)
         if options["dry_run"]:
             self._write(self._run(self._erasure(options, dry_run=True)), options)
             return
@@ -97,7 +100,7 @@ class Command(StoreCommand):
         return erasure.receipt
 
     def _ask(self, said: ErasureReceipt, options: dict[str, Any]) -> None:
-        subject = next(name for name in ("user", "session", "tenant") if options[name] is not None)
+        subject = next(name for name in _SUBJECTS if options[name] is not None)
         rows = sum(said.deleted.values())
         self.confirm(
             f"This erases {said.trees} session trees, {rows} rows in all, of the {subject} "

@@ -13,6 +13,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.management.session_argument import whole_id
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
 __all__ = ["Command"]
@@ -42,7 +43,6 @@ class Command(StoreCommand):
         )
         parser.add_argument(
             "--output",
-            type=Path,
             metavar="FILE",
             help="A file, which is replaced at the end (default: stdout).",
         )
@@ -55,13 +55,14 @@ class Command(StoreCommand):
             raise CommandError(
                 "--tree needs --session; without it, all sessions are exported.", returncode=USAGE
             )
+        given = options["session"]
         source = DatabaseSource(
             options["database"],
             tenant=options["tenant"],
-            session_ids=options["session"],
+            session_ids=None if given is None else [whole_id(text, options) for text in given],
             with_trees=options["tree"],
         )
-        output: Path | None = options["output"]
+        output = None if options["output"] is None else Path(options["output"])
         if output is None:
             with self._to_stdout() as file:
                 summary = self._export(source, file)
@@ -86,7 +87,7 @@ class Command(StoreCommand):
             )
 
     def _write_summary(self, summary: ExportSummary, options: dict[str, Any], *, to_stdout: bool) -> None:
-        """On stdout, unless the export is there."""
+        """Write the summary to stdout, or to stderr if the export itself goes to stdout."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()
@@ -109,15 +110,15 @@ class Command(StoreCommand):
             yield buffer
             buffer.flush()
         except BrokenPipeError as exc:
-            # Python would fail at its end when it flushes what the pipe did not take.
+            # Otherwise Python would fail at exit, when it flushes the bytes that the pipe did not accept.
             os.dup2(os.open(os.devnull, os.O_WRONLY), buffer.fileno())
             raise CommandError(
-                "What reads stdout has ended; the export is not complete.", returncode=PROBLEMS_FOUND
+                "The reader of stdout has exited; the export is not complete.", returncode=PROBLEMS_FOUND
             ) from exc
 
 
 class _AsText:
-    """A stream of text as a file of bytes."""
+    """A text stream that looks like a file of bytes."""
 
     def __init__(self, write: Callable[..., Any]) -> None:
         self._write = write
@@ -128,7 +129,7 @@ class _AsText:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """A new file, readable for its owner only, that takes the place of ``path`` if it is kept."""
+    """Yield a new file that only its owner can read. If it is kept, it replaces ``path``."""
     try:
         file = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
     except OSError as exc:

@@ -22,7 +22,7 @@ _OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables", "dry_run"
 
 
 class _LineFormatter(DjangoHelpFormatter):
-    """Keeps the line ends of an epilog."""
+    """A help formatter that keeps the line breaks of an epilog."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -52,7 +52,7 @@ class Command(StoreCommand):
             "sessions get (default: the empty one).",
         )
         parser.add_argument(
-            "file", nargs="?", type=Path, metavar="FILE", help="A file of helix_export (default: stdin)."
+            "file", nargs="?", metavar="FILE", help="A file of helix_export (default: stdin)."
         )
         store = parser.add_argument_group("another store")
         store.add_argument(
@@ -149,7 +149,10 @@ class Command(StoreCommand):
         return summary, not summary.is_complete, {"source": source.tally.found, "left": source.tally.left}
 
     def _read(self, units: Iterable[Unit], bar: ProgressBar) -> ImportSummary:
-        """Only read: a unit is read and converted before it is given out."""
+        """Read the units without writing them. A unit is read and converted before it is yielded.
+
+        The database is not used, so a dry run is possible before it has space for the sessions.
+        """
         summary = ImportSummary()
         for number, _ in enumerate(units, start=1):
             if self.stop.is_set():
@@ -159,7 +162,7 @@ class Command(StoreCommand):
         return summary
 
     def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
-        """``counts`` are those of the rows of another store."""
+        """Write the summary. ``counts`` are those of the other store's rows."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()
@@ -178,7 +181,7 @@ class Command(StoreCommand):
 
 
 def _refuse(options: dict[str, Any], reason: str, *names: str) -> None:
-    """End with an error of usage if one of the options is given."""
+    """Raise a usage error if one of the options is given."""
     for name in names:
         if options[name]:
             shown = name.upper() if name == "file" else f"--{name.replace('_', '-')}"
@@ -186,10 +189,11 @@ def _refuse(options: dict[str, Any], reason: str, *names: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[IO[bytes]]:
+def _opened(path: str | Path | None) -> Iterator[IO[bytes]]:
     if path is None:
         yield sys.stdin.buffer
         return
+    path = Path(path)
     try:
         file = path.open("rb")
     except OSError as exc:

@@ -14,6 +14,7 @@ __all__ = ["Command"]
 
 _NEXT: Final = {
     "copying": "Run it again to go on, or with --abort to return.",
+    "fenced": "Writers are refused. Run it again to go on, or with --abort to return.",
     "copied": "Change the router of the project, so that it has the tenant in {target!r}. Then run --finish.",
     "deleting": "Run --finish again to delete the rest.",
     "moved": "Run --release when no process has the old answer of the router.",
@@ -24,8 +25,9 @@ _NEXT: Final = {
 
 class Command(StoreCommand):
     help = (
-        "Move a tenant to another database of the project. Its writers get TenantMoved, which is retryable, "
-        "until the router has the tenant there. Safe to repeat after a stop or a kill at any point."
+        "Move a tenant to another database of the project. Once its rows are copied, its writers get "
+        "TenantMoved, which is retryable, until the router has the tenant there. Safe to repeat after a stop "
+        "or a kill at any point."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -65,7 +67,7 @@ class Command(StoreCommand):
         for problem in report.problems:
             self.progress(problem)
         self.progress(_NEXT[report.phase].format(target=report.target))
-        if report.problems or report.phase in ("copying", "deleting", "aborting"):
+        if report.problems or report.phase in ("copying", "fenced", "deleting", "aborting"):
             raise CommandError("The move is not complete.", returncode=PROBLEMS_FOUND)
 
     def _run(self, options: dict[str, Any]) -> MoveReport:
@@ -78,7 +80,7 @@ class Command(StoreCommand):
                 raise InvalidQuery("The tenant is not being moved. Begin with --to ALIAS.", path="tenant")
             source, target = found.source, found.target
         else:
-            # The router may have been asked in the wrong phase: what has begun knows where the tenant was.
+            # The router may have been asked in the wrong phase, but a move that has begun knows its source.
             is_begun = found is not None and found.phase != "moved"
             source, target = found.source if found and is_begun else options["database"], options["to"]
         move = TenantMove(

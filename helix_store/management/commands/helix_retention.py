@@ -8,7 +8,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store import conf
-from helix_store.cleanup.requests import RetentionRequest
 from helix_store.cleanup.retention import Retention, RetentionReport
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
 from helix_store.management.output import Column, pairs, table
@@ -44,13 +43,12 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            request = RetentionRequest(
+            retention = Retention(
                 using=options["database"],
                 tenant=options["tenant"],
                 page_size=options["batch_size"],
                 dry_run=options["dry_run"],
             )
-            retention = Retention(request)
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
         if conf.retention().keeps_everything:
@@ -70,7 +68,7 @@ class Command(StoreCommand):
             )
 
     def _apply(self, retention: Retention) -> bool:
-        """Whether a signal stopped it."""
+        """Apply the policy, and return whether a signal stopped it."""
         with self.progress_bar("rows") as progress:
             for report in retention.batches():
                 progress.update(sum(sum(getattr(report, rule).values()) for rule in _RULES))

@@ -4,40 +4,74 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final, get_args
 
+from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
-from helix_store.core.types import UNSET, SessionStatus, StatusConflict
-from helix_store.exceptions import InvalidPayload, SessionNotFound
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommandWithParts, at_least
-from helix_store.management.output import Table
-from helix_store.management.session_argument import directory_of, store_of, time_argument
+from helix_store.actions import SESSION_ACTIONS
+from helix_store.actions.action import SessionAction
+from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT, json_value
+from helix_store.actions.posts import POST
+from helix_store.catalogue import Outline
+from helix_store.core.posts import Post, PostState
+from helix_store.core.session_filters import SESSION_FILTERS
+from helix_store.core.types import UNSET, SessionHead, SessionStatus
+from helix_store.engine.database import Database
+from helix_store.exceptions import InvalidPayload
+from helix_store.management.acting import ActingCommand
+from helix_store.management.base import PROBLEMS_FOUND, USAGE, at_least
+from helix_store.management.call_argument import chosen_call
+from helix_store.management.output import Column
+from helix_store.management.session_argument import (
+    chosen_session,
+    directory_of,
+    time_argument,
+    whole_id,
+)
 from helix_store.management.session_page import (
     SESSION_COLUMNS,
     session_row,
     session_sections,
     tree_lines,
 )
-from helix_store.management.session_report import session_report
 from helix_store.management.text import visible
-from helix_store.sessions.directory import DirectoryPage, TreeNode
+from helix_store.reports.conversations import outlines_of_heads
+from helix_store.reports.markdown import conversation_as_markdown
+from helix_store.reports.session import session_report
+from helix_store.reports.tree import nodes_of, session_tree
+from helix_store.sessions.database.posts import announce_due_posts
+from helix_store.stores import DatabaseStateStore
 
 __all__ = ["Command"]
 
 _STATUSES = [status.value for status in SessionStatus]
+_POST_STATES: Final = get_args(PostState)
+_POSTS_AT_ONCE: Final = 200
+_POST_COLUMNS: Final = (
+    Column(heading="#", cut="never", right=True),
+    Column(heading="post", cut="middle", minimum=16),
+    Column(heading="state", cut="never"),
+    Column(heading="author", cut="middle", minimum=6, is_optional=True, may_be_empty=True),
+    Column(heading="due", cut="never"),
+    Column(heading="message", minimum=12, may_be_empty=True),
+)
 
 
-class Command(StoreCommandWithParts):
+class Command(ActingCommand):
     help = "List, read and manage sessions."
 
     def add_parts(self, parts: Any) -> None:
         self._add_list(parts)
         self._add_show(parts)
         self._add_tree(parts)
-        self._add_set_status(parts)
-        self._add_interrupt(parts)
-        self._add_delete(parts)
+        for action in SESSION_ACTIONS:
+            if action.help:
+                self.add_action(parts, action)
+        self._add_posts(parts)
+        self._add_wake(parts)
 
     # --- list
 
@@ -53,13 +87,32 @@ class Command(StoreCommandWithParts):
         parser.add_argument(
             "--status", action="append", choices=_STATUSES, help="Only with this status; may be repeated."
         )
-        parser.add_argument("--user", help="Only of this user id.")
+        parser.add_argument("--user", dest="user_id", help="Only of this user id.")
         family = parser.add_mutually_exclusive_group()
-        family.add_argument("--parent", metavar="ID", help="Only sub-sessions of this session.")
-        family.add_argument("--roots", action="store_true", help="Only sessions without a parent.")
-        parser.add_argument("--root", metavar="ID", help="Only sessions of the tree of this root.")
-        parser.add_argument("--workspace", metavar="ID", help="Only with this workspace id.")
-        parser.add_argument("--tag", action="append", help="Only with this tag; may be repeated.")
+        family.add_argument(
+            "--parent",
+            dest="parent_session_id",
+            metavar="ID",
+            default=UNSET,
+            help="Only sub-sessions of this session.",
+        )
+        family.add_argument(
+            "--roots",
+            dest="parent_session_id",
+            action="store_const",
+            const=None,
+            default=UNSET,
+            help="Only sessions without a parent.",
+        )
+        parser.add_argument(
+            "--root", dest="root_session_id", metavar="ID", help="Only sessions of the tree of this root."
+        )
+        parser.add_argument(
+            "--workspace", dest="workspace_id", metavar="ID", help="Only with this workspace id."
+        )
+        parser.add_argument(
+            "--tag", dest="tags", action="append", help="Only with this tag; may be repeated."
+        )
         parser.add_argument(
             "--metadata",
             action="append",
@@ -76,81 +129,29 @@ class Command(StoreCommandWithParts):
         parser.add_argument("--order-by", choices=["updated_at", "created_at"], default="updated_at")
         parser.add_argument("--direction", choices=["desc", "asc"], default="desc")
         parser.add_argument(
-            "--limit", type=at_least(1), default=50, help="At most so many sessions (default: %(default)s)."
+            "--limit", type=at_least(1), default=50, help="At most this many sessions (default: %(default)s)."
         )
-        parser.add_argument("--offset", type=at_least(0), default=0, help="Leave out so many sessions first.")
+        parser.add_argument("--offset", type=at_least(0), default=0, help="Skip this many sessions first.")
         parser.add_argument("--cursor", help="Continue after a list with the same filters.")
         parser.add_argument("--count", action="store_true", help="Count all sessions that match.")
 
     def _list(self, options: dict[str, Any]) -> None:
-        pages = directory_of(options).pages(
-            limit=options["limit"],
-            offset=options["offset"],
-            cursor=options["cursor"],
-            count=options["count"],
-            agent_type=options["agent_type"],
-            status=options["status"],
-            user_id=options["user"],
-            parent_session_id=None if options["roots"] else options["parent"] or UNSET,
-            root_session_id=options["root"],
-            workspace_id=options["workspace"],
-            tags=options["tag"],
-            metadata=dict(options["metadata"] or ()),
-            created_from=options["created_from"],
-            created_to=options["created_to"],
-            order_by=options["order_by"],
-            direction=options["direction"],
-        )
-        write = self._write_list_as_json if options["format"] == "json" else self._write_list
-        listed, total, last = 0, None, None
+        for name in ("parent_session_id", "root_session_id"):
+            if options[name] and options[name] is not UNSET:
+                options[name] = whole_id(options[name], options)
+        options["metadata"] = dict(options["metadata"] or ())
+        pages = _pages_of_sessions(options)
         try:
-            with self.progress_bar("sessions") as progress:
-                write_page, end = write()
-                for page in pages:
-                    total = page.total if listed == 0 else total
-                    write_page(page)
-                    listed, last = listed + len(page.sessions), page
-                    progress.update(listed)
-                    if self.stop.is_set():
-                        break
+            self.write_list(
+                "sessions",
+                pages,
+                columns=SESSION_COLUMNS,
+                row=lambda listed: session_row(*listed),
+                to_dict=_session_dict,
+                form=options["format"],
+            )
         except InvalidPayload as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
-        next_cursor = None if last is None else last.next_cursor
-        end(total, next_cursor)
-        if self.stop.is_set():
-            self.progress(f"Stopped after {listed:,} sessions; --cursor continues.")
-
-    def _write_list(self) -> Any:
-        table = Table(SESSION_COLUMNS, width=self.width, colours=self.colours)
-
-        def write_page(page: DirectoryPage) -> None:
-            rows = [session_row(tenant, head) for tenant, head in page.sessions]
-            self.write_text("\n".join(table.lines(rows)))
-
-        def end(total: int | None, next_cursor: str | None) -> None:
-            if total is not None:
-                self.progress(f"{total:,} sessions match.")
-            if next_cursor is not None:
-                self.progress(f"More sessions follow: --cursor {next_cursor}")
-
-        return write_page, end
-
-    def _write_list_as_json(self) -> Any:
-        """One object, written page by page."""
-        # Not before the first page: the output is none if the database does not answer.
-        separator = '{"sessions": ['
-
-        def write_page(page: DirectoryPage) -> None:
-            nonlocal separator
-            for tenant, head in page.sessions:
-                self.stdout.write(f"{separator}{json.dumps({'tenant': tenant, **head.to_dict()})}", ending="")
-                separator = ", "
-
-        def end(total: int | None, next_cursor: str | None) -> None:
-            rest = json.dumps({"total": total, "next_cursor": next_cursor})
-            self.write_text(f"{'' if separator == ', ' else separator}], {rest[1:]}")
-
-        return write_page, end
 
     # --- show and tree
 
@@ -159,7 +160,7 @@ class Command(StoreCommandWithParts):
             parts,
             "show",
             self._show,
-            help="Show a session: its state, runs, sub-sessions, checkpoints, usage, and its conversation.",
+            help="Show a session: its state, posts, runs, sub-sessions, checkpoints, usage and conversation.",
             epilog="example: manage.py helix_sessions show trip-1 --messages 20",
         )
         parser.add_argument("session_id", metavar="ID")
@@ -170,14 +171,21 @@ class Command(StoreCommandWithParts):
             "--limit",
             type=at_least(1),
             default=10,
-            help="At most so many runs and checkpoints (default: %(default)s).",
+            help="At most this many posts, runs and checkpoints (default: %(default)s).",
+        )
+        parser.add_argument(
+            "--markdown",
+            action="store_true",
+            help="Print the whole conversation as Markdown, and nothing else.",
         )
 
     def _show(self, options: dict[str, Any]) -> None:
-        session_id = options["session_id"]
-        report = session_report(
-            store_of(session_id, options), session_id, limit=options["limit"], messages=options["messages"]
-        )
+        store, session_id = chosen_session(options["session_id"], options)
+        if options["markdown"]:
+            for block in conversation_as_markdown(store, session_id):
+                self.write_text(visible(f"{block}\n\n", keep="\n\t"))
+            return
+        report = session_report(store, session_id, limit=options["limit"], messages=options["messages"])
         if options["format"] == "json":
             self.write_text(json.dumps(report.to_dict()))
         else:
@@ -200,130 +208,162 @@ class Command(StoreCommandWithParts):
         )
 
     def _tree(self, options: dict[str, Any]) -> None:
-        session_id = options["session_id"]
-        store, directory = store_of(session_id, options), directory_of(options)
-        tree = directory.tree(session_id, tenant=store.tenant)
-        root_id = None if tree.head is None else tree.head.root_session_id
-        if options["from_root"] and root_id not in (None, session_id):
-            tree = directory.tree(str(root_id), tenant=store.tenant)
+        store, session_id = chosen_session(options["session_id"], options)
+        tree = session_tree(store, session_id)
+        if options["from_root"] and tree.head is not None:
+            tree = session_tree(store, session_id, root_id=tree.head.root_session_id)
         if options["format"] == "json":
-            self.write_text(json.dumps({"tenant": store.tenant, "nodes": _nodes(tree)}))
+            self.write_text(json.dumps({"tenant": store.tenant, "nodes": nodes_of(tree)}))
         else:
             self.write_text("\n".join(tree_lines(tree, width=self.width, colours=self.colours)))
 
-    # --- changes
+    # --- posts and wake
 
-    def _add_set_status(self, parts: Any) -> None:
+    def _add_posts(self, parts: Any) -> None:
         parser = self.add_part(
             parts,
-            "set-status",
-            self._set_status,
-            help="Set the status of a session, without a condition or only if it has an expected one.",
-            epilog="example: manage.py helix_sessions set-status trip-1 failed --reason 'worker lost'",
+            "posts",
+            self._posts,
+            help="List the posts of a session, the first one first.",
+            epilog="example: manage.py helix_sessions posts trip-1 --state waiting --state received",
         )
         parser.add_argument("session_id", metavar="ID")
-        parser.add_argument("status", choices=_STATUSES)
-        parser.add_argument("--reason", help="The failure reason (default: none).")
         parser.add_argument(
-            "--expected",
+            "--state",
+            dest="states",
             action="append",
-            choices=_STATUSES,
-            help="Only if the session has this status now; may be repeated.",
+            choices=_POST_STATES,
+            help="Only in this state (default: waiting); may be repeated.",
         )
-
-    def _set_status(self, options: dict[str, Any]) -> None:
-        session_id, status, reason = options["session_id"], options["status"], options["reason"]
-        store = store_of(session_id, options)
-        if options["expected"]:
-            outcome = store.compare_and_set_status(
-                session_id, options["expected"], status, failure_reason=reason
-            )
-            if isinstance(outcome, StatusConflict):
-                raise CommandError(
-                    f"The session is {outcome.current_status.value} at version {outcome.current_version}; "
-                    "nothing was changed.",
-                    returncode=PROBLEMS_FOUND,
-                )
-            version = outcome.new_version
-        else:
-            version = store.update_status(session_id, status, failure_reason=reason)
-        data = {"tenant": store.tenant, "session_id": session_id, "status": status, "version": version}
-        self.write_data(data, form=options["format"])
-
-    def _add_interrupt(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "interrupt",
-            self._interrupt,
-            help="Request that the current run of a session stops, in whichever process it runs.",
-            epilog="example: manage.py helix_sessions interrupt trip-1 --reason 'costs too much'",
-        )
-        parser.add_argument("session_id", metavar="ID")
         parser.add_argument(
-            "--abort", action="store_true", help="Stop for good (default: so that it can continue)."
+            "--limit", type=at_least(1), default=50, help="At most this many posts (default: %(default)s)."
         )
-        parser.add_argument("--reason", help="Told to the run.")
-        parser.add_argument("--run", dest="run_id", metavar="RUN", help="Only this run.")
+        parser.add_argument("--cursor", help="Continue after a list with the same states.")
 
-    def _interrupt(self, options: dict[str, Any]) -> None:
-        store = store_of(options["session_id"], options)
-        request = store.request_interrupt(
-            options["session_id"],
-            kind="abort" if options["abort"] else "interrupt",
-            reason=options["reason"],
-            run_id=options["run_id"],
+    def _posts(self, options: dict[str, Any]) -> None:
+        store, session_id = chosen_session(options["session_id"], options)
+        self.write_list(
+            "posts",
+            _pages_of_posts(store, session_id, options),
+            columns=_POST_COLUMNS,
+            row=_post_row,
+            to_dict=lambda post: {"tenant": store.tenant, **post.to_dict()},
+            form=options["format"],
         )
-        self.write_data({"tenant": store.tenant, **request.to_dict()}, form=options["format"])
 
-    def _add_delete(self, parts: Any) -> None:
+    def _add_wake(self, parts: Any) -> None:
         parser = self.add_part(
             parts,
-            "delete",
-            self._delete,
-            help="Delete a session with all its data and all sub-sessions below it.",
-            epilog="example: manage.py helix_sessions delete trip-1 --no-input",
+            "wake",
+            self._wake,
+            help="Send the signal session_posted for each session whose due posts nobody picks up.",
+            epilog="example: manage.py helix_sessions wake",
         )
-        parser.add_argument("session_id", metavar="ID")
-        parser.add_argument("--keep-usage", action="store_true", help="Keep the usage entries.")
-        self.add_confirmation_argument(parser)
-
-    def _delete(self, options: dict[str, Any]) -> None:
-        session_id = options["session_id"]
-        store = store_of(session_id, options)
-        if options["interactive"]:
-            tree = directory_of(options).tree(session_id, tenant=store.tenant)
-            local = [node for _, node in tree.walk() if node.head is not None and not node.is_repeated]
-            messages = sum(node.head.message_count for node in local if node.head is not None)
-            question = (
-                f"Delete the session {visible(session_id)} of the tenant '{visible(store.tenant)}': "
-                f"{len(local):,} sessions with {messages:,} messages?"
-            )
-            self.confirm(question, is_interactive=True)
-        deleted = store.delete_session(session_id, keep_usage=options["keep_usage"])
-        if not deleted:
-            raise SessionNotFound(session_id)
-        data = {"tenant": store.tenant, "session_id": session_id, "deleted_sessions": deleted}
-        self.write_data(data, form=options["format"])
-
-
-def _nodes(tree: TreeNode) -> list[dict[str, Any]]:
-    """The nodes of a tree from the top, each with its depth and the session above it."""
-    above: list[str] = []
-    nodes = []
-    for way, node in tree.walk():
-        del above[len(way) :]
-        nodes.append(
-            {
-                "session_id": node.session_id,
-                "depth": len(way),
-                "above": above[-1] if above else None,
-                "is_repeated": node.is_repeated,
-                "session": None if node.head is None else node.head.to_dict(),
-                "ref": None if node.ref is None else node.ref.to_dict(),
-            }
+        parser.add_argument(
+            "--limit",
+            type=at_least(1),
+            default=200,
+            help="At most this many sessions (default: %(default)s).",
         )
-        above.append(node.session_id)
-    return nodes
+
+    def _wake(self, options: dict[str, Any]) -> None:
+        announced = announce_due_posts(
+            using=options["database"], tenant=options["tenant"], limit=options["limit"]
+        )
+        self.write_data({"announced": announced}, form=options["format"])
+
+    def target(
+        self, action: SessionAction, options: Mapping[str, Any], *, is_whole: bool
+    ) -> tuple[DatabaseStateStore, str, Mapping[str, Any]]:
+        if action is ANSWER:
+            _check_answer(options)
+        store, session_id, given = super().target(action, options, is_whole=is_whole)
+        if action is POST and options["not_before"] is not None:
+            return store, session_id, {**given, "not_before": _time(options["not_before"])}
+        if action is not ANSWER:
+            return store, session_id, given
+        call_id, approval_id = chosen_call(store, session_id, options["call"])
+        answer = {**given, "call": call_id, "approval": approval_id}
+        if options["user"] is not None:
+            answer["actor"] = _user(options["user"])
+        if options["input"] is not None:
+            answer["edit"] = _input(options["input"])
+        return store, session_id, answer
+
+
+def _check_answer(options: Mapping[str, Any]) -> None:
+    """Refuse a value or a reason that does not apply to the answer."""
+    answer = options["answer"]
+    if options["value"] is not None and answer in (APPROVE, REJECT):
+        raise CommandError(f"{answer} takes no VALUE; use --reason.", returncode=USAGE)
+    if options["value"] is None and answer == ERROR:
+        raise CommandError("error needs a VALUE.", returncode=USAGE)
+    if options["input"] is not None and answer != APPROVE:
+        raise CommandError(f"{answer} takes no --input.", returncode=USAGE)
+    if options["user"] is not None and options["actor"] is not None:
+        raise CommandError("Give either --as or --actor.", returncode=USAGE)
+    if options["reason"] is not None and answer in (RESULT, ERROR):
+        raise CommandError(f"{answer} takes no --reason.", returncode=USAGE)
+
+
+def _user(name: str) -> Any:
+    model = get_user_model()
+    try:
+        return model._default_manager.get_by_natural_key(name)
+    except model.DoesNotExist:
+        raise CommandError(f"There is no user with the name {visible(name)}.", returncode=USAGE) from None
+
+
+def _pages_of_sessions(options: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
+    """Yield the pages of a list; with each session, the outline of the conversation that an adapter keeps."""
+    db = Database(options["database"], options["tenant"] or "")
+    for page in directory_of(options).pages(**{name: options[name] for name in SESSION_FILTERS}):
+        outlined = zip(page.sessions, outlines_of_heads(db, page.sessions), strict=True)
+        sessions = [(tenant, head, outline) for (tenant, head), outline in outlined]
+        yield SimpleNamespace(sessions=sessions, total=page.total, next_cursor=page.next_cursor)
+
+
+def _session_dict(listed: tuple[str, SessionHead, tuple[str, Outline] | None]) -> dict[str, Any]:
+    tenant, head, found = listed
+    conversation = None
+    if found is not None:
+        name, outline = found
+        conversation = {"framework": name, "message_count": outline.count, "is_partial": outline.is_partial}
+    return {"tenant": tenant, **head.to_dict(), "conversation": conversation}
+
+
+def _pages_of_posts(
+    store: DatabaseStateStore, session_id: str, options: Mapping[str, Any]
+) -> Iterator[SimpleNamespace]:
+    states = options["states"] or ["waiting"]
+    rest, cursor = options["limit"], options["cursor"]
+    while rest > 0:
+        page = store.list_posts(session_id, states=states, limit=min(rest, _POSTS_AT_ONCE), cursor=cursor)
+        yield SimpleNamespace(posts=page.items, next_cursor=page.next_cursor)
+        rest, cursor = rest - len(page.items), page.next_cursor
+        if cursor is None:
+            return
+
+
+def _post_row(post: Post) -> tuple[Any, ...]:
+    content = "" if post.message is None else post.message.get("content", "")
+    text = content if isinstance(content, str) else json.dumps(content)
+    due_at = post.not_before or post.posted_at
+    return (post.sequence, post.post_id, post.state, post.author, due_at, text)
+
+
+def _time(text: str) -> Any:
+    try:
+        return time_argument(text)
+    except argparse.ArgumentTypeError as exc:
+        raise CommandError(f"argument --not-before: {exc}", returncode=USAGE) from exc
+
+
+def _input(text: str) -> Any:
+    try:
+        return json_value(text)
+    except ValueError:
+        raise CommandError("--input takes JSON.", returncode=USAGE) from None
 
 
 def _key_and_value(text: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Final
@@ -18,13 +18,13 @@ from helix_store.core.types import StreamStatus
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, StreamNotFound, StreamTruncated
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommandWithParts, at_least
-from helix_store.management.output import Column, Table, status_style
+from helix_store.management.output import Column, status_style
 from helix_store.management.session_argument import only_tenant
 from helix_store.management.text import cut, visible
 from helix_store.management.times import moment_of, project_zone, time_or_age
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.backend import PruneRequest
-from helix_store.streams.listing import ListedStream, WriterState, list_streams, tenants_of_stream
+from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
 from helix_store.streams.pruning import prune_batches
 from helix_store.streams.tail import StreamTail
 
@@ -33,7 +33,7 @@ __all__ = ["Command"]
 _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (
     Column(heading="tenant", cut="middle"),
-    Column(heading="stream", cut="middle", minimum=12),
+    Column(heading="stream", cut="id", minimum=36),
     Column(heading="status", cut="never", style=status_style),
     Column(heading="chunks", cut="never", right=True),
     Column(heading="last", cut="never", right=True),
@@ -43,9 +43,6 @@ _COLUMNS: Final = (
 )
 _LEASE_STYLES: Final[dict[str, Any]] = {WriterState.ALIVE.value: "cyan", WriterState.LOST.value: "red"}
 _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
-
-_Writer = tuple[Callable[[Sequence[ListedStream]], None], Callable[[str | None], None]]
-"""Writes a page, and what follows the last page."""
 
 
 class Command(StoreCommandWithParts):
@@ -70,59 +67,21 @@ class Command(StoreCommandWithParts):
             "--status", choices=[status.value for status in StreamStatus], help="Only with this status."
         )
         parser.add_argument(
-            "--limit", type=at_least(1), default=50, help="At most so many streams (default: %(default)s)."
+            "--limit", type=at_least(1), default=50, help="At most this many streams (default: %(default)s)."
         )
         parser.add_argument("--cursor", help="Continue after a list with the same filters.")
 
     def _list(self, options: dict[str, Any]) -> None:
-        write = self._write_list_as_json if options["format"] == "json" else self._write_list
-        write_page, end = write(options)
-        listed, cursor = 0, options["cursor"]
-        with self.progress_bar("streams") as progress:
-            while listed < options["limit"] and not self.stop.is_set():
-                page = list_streams(
-                    using=options["database"],
-                    tenant=_tenant(options),
-                    status=options["status"],
-                    limit=min(options["limit"] - listed, _LONGEST_PAGE),
-                    cursor=cursor,
-                )
-                write_page(page.streams)
-                listed, cursor = listed + len(page.streams), page.next_cursor
-                progress.update(listed)
-                if cursor is None:
-                    break
-        end(cursor)
-
-    def _write_list(self, options: dict[str, Any]) -> _Writer:
-        # A tenant that was asked for needs no column.
+        # If the tenant was specified, it needs no column.
         first = 0 if options["tenant"] is None else 1
-        table = Table(_COLUMNS[first:], width=self.width, colours=self.colours)
-
-        def write_page(streams: Sequence[ListedStream]) -> None:
-            self.write_text("\n".join(table.lines(_row(stream)[first:] for stream in streams)))
-
-        def end(cursor: str | None) -> None:
-            if cursor is not None:
-                self.progress(f"More streams follow: --cursor {cursor}")
-
-        return write_page, end
-
-    def _write_list_as_json(self, options: dict[str, Any]) -> _Writer:
-        """One object, written page by page."""
-        separator = '{"streams": ['
-
-        def write_page(streams: Sequence[ListedStream]) -> None:
-            nonlocal separator
-            for stream in streams:
-                self.stdout.write(f"{separator}{json.dumps(stream.to_dict())}", ending="")
-                separator = ", "
-
-        def end(cursor: str | None) -> None:
-            start = separator if separator.startswith("{") else ""
-            self.write_text(f'{start}], "next_cursor": {json.dumps(cursor)}}}')
-
-        return write_page, end
+        self.write_list(
+            "streams",
+            _pages(options),
+            columns=_COLUMNS[first:],
+            row=lambda stream: _row(stream)[first:],
+            to_dict=ListedStream.to_dict,
+            form=options["format"],
+        )
 
     # --- tail
 
@@ -230,7 +189,7 @@ class Command(StoreCommandWithParts):
         tenant = _tenant(options)
         older_than = options["older_than"]
         if isinstance(older_than, datetime):
-            # The clock of the database measures an age.
+            # An age is measured by the database's clock.
             older_than = moment_of(older_than, project_zone())
         request = PruneRequest.checked(
             older_than=older_than,
@@ -248,6 +207,22 @@ class Command(StoreCommandWithParts):
         self.write_data(pruned.to_dict(), form=options["format"])
 
 
+def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
+    left, cursor = options["limit"], options["cursor"]
+    while left > 0:
+        page = list_streams(
+            using=options["database"],
+            tenant=_tenant(options),
+            status=options["status"],
+            limit=min(left, _LONGEST_PAGE),
+            cursor=cursor,
+        )
+        yield page
+        left, cursor = left - len(page.streams), page.next_cursor
+        if cursor is None:
+            return
+
+
 def _tenant(options: Mapping[str, Any]) -> str | None:
     tenant: str | None = options["tenant"]
     try:
@@ -257,7 +232,7 @@ def _tenant(options: Mapping[str, Any]) -> str | None:
 
 
 def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
-    """The tenant that is given, or the only one with such a stream. Raises `StreamNotFound`."""
+    """Return the specified tenant, or the only one with such a stream. Raise `StreamNotFound`."""
     given = _tenant(options)
     if given is not None:
         return given
@@ -273,7 +248,7 @@ def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
 
 
 def _name(stream_id: str, tenant: str) -> str:
-    """The arguments that name a stream, for a shell."""
+    """Return the arguments that select a stream, quoted for a shell."""
     named = shlex.quote(visible(stream_id))
     return f"{named} --tenant {shlex.quote(visible(tenant))}" if tenant else named
 

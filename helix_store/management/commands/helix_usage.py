@@ -1,4 +1,4 @@
-"""``helix_usage``: what agents have spent, by session, tree, model, agent type, user or day."""
+"""``helix_usage``: report what agents have spent, by session, model, user or day, and from which budgets."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from zoneinfo import ZoneInfo
 
 from django.core.management.base import CommandError, CommandParser
 
-from helix_store.core.usage import UsageReport, UsageReportGrouping, exact_cost
+from helix_store.core.usage import UsageReport, UsageReportGrouping
 from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import USAGE, StoreCommand, at_least
+from helix_store.management.budget_tables import budgets_table
 from helix_store.management.times import moment_of, project_zone, time_or_age
 from helix_store.management.usage_tables import days_table, groups_table
+from helix_store.reports.budgets import all_reports
 from helix_store.usage.reports import csv_rows, time_zone, usage_report
 
 __all__ = ["Command"]
 
 
+_NOT_FOR_BUDGETS: Final = ("since", "until", "zone", "agent_type", "user", "model", "limit", "csv")
 _STOPPED: Final = "Stopped before the usage was added up; nothing was changed."
 
 
 class Command(StoreCommand):
     help = (
         "Report tokens and costs by session, tree, model, agent type, user or day. The highest costs come "
-        "first; days are in their order, with bars."
+        "first; days are in their order, with bars. Or list the budgets."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -60,6 +63,11 @@ class Command(StoreCommand):
         parser.add_argument(
             "--limit", type=at_least(1), metavar="N", help="Only the N highest groups, or the last N days."
         )
+        parser.add_argument(
+            "--budgets",
+            action="store_true",
+            help="List the budgets with what is spent, held and left now, instead of the usage.",
+        )
         parser.add_argument("--csv", action="store_true", help="Write CSV, with exact costs.")
 
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
@@ -68,10 +76,26 @@ class Command(StoreCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if options["csv"] and options["format"] == "json":
             raise CommandError("Choose --csv or --format json.", returncode=USAGE)
+        if options["budgets"]:
+            self._list_budgets(options)
+            return
         try:
             self._report(options)
         except InvalidPayload as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
+
+    def _list_budgets(self, options: dict[str, Any]) -> None:
+        for name in _NOT_FOR_BUDGETS:
+            if options[name]:
+                raise CommandError(f"--budgets does not take --{name.replace('_', '-')}.", returncode=USAGE)
+        reports = list(all_reports(using=options["database"], tenant=options["tenant"]))
+        if options["format"] == "json":
+            plain = {"tenant": options["tenant"], "budgets": [report.to_dict() for report in reports]}
+            self.write_text(json.dumps(plain))
+        elif reports:
+            self.write_text(budgets_table(reports, width=self.width, colours=self.colours))
+        else:
+            self.write_text("No budgets.")
 
     def _report(self, options: dict[str, Any]) -> None:
         zone = project_zone() if options["zone"] is None else time_zone(options["zone"])
@@ -95,13 +119,13 @@ class Command(StoreCommand):
             self.write_text(_csv(report))
         elif options["format"] == "json":
             asked = {"tenant": options["tenant"], "since": _text(since), "until": _text(until)}
-            self.write_text(json.dumps({**asked, "zone": zone.key, **_plain(report)}))
+            self.write_text(json.dumps({**asked, "zone": zone.key, **report.to_dict()}))
         else:
             self.write_text(self._table(report, zone))
 
     @contextmanager
     def _telling_what_takes_long(self) -> Iterator[None]:
-        """One statement does all the work, and nothing tells how far it is."""
+        """Print a message if it takes long. One statement does all the work, so its progress is unknown."""
         timer = threading.Timer(1.0, self.progress, ["Adding up the usage…"])
         timer.daemon = True
         timer.start()
@@ -135,14 +159,6 @@ def _csv(report: UsageReport) -> str:
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(csv_rows(report))
     return written.getvalue()
-
-
-def _plain(report: UsageReport) -> dict[str, Any]:
-    """The report as JSON values, with costs as plain digits."""
-    data = report.to_dict()
-    for plain, total in zip([*data["groups"], data["total"]], [*report.groups, report.total], strict=True):
-        plain["cost_usd"] = exact_cost(total.cost_usd)
-    return data
 
 
 def _text(value: datetime | None) -> str | None:

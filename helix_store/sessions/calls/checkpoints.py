@@ -21,21 +21,21 @@ __all__ = ["CheckpointCalls"]
 
 class CheckpointCalls(StoreCalls):
     def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
-        """A checkpoint of this session with its state, or ``None`` for any other id. One query."""
+        """Return this session's checkpoint with its state, or ``None`` for any other id. One query."""
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.get(session_id, validation.checkpoint_id(checkpoint_id))
 
     def get_latest_checkpoint(self, session_id: str) -> Checkpoint | None:
-        """The newest checkpoint; ``None`` without checkpoints and for an unknown session. One query."""
+        """Return the newest checkpoint, or ``None`` if there is none or the session is unknown. One query."""
         return self._backend.checkpoints.latest(validation.identifier(session_id, "session_id"))
 
     def list_checkpoints(
         self, session_id: str, *, limit: int = 20, cursor: str | None = None
     ) -> CheckpointPage:
-        """Heads of checkpoints, newest first; states are never read.
+        """List the heads of checkpoints, newest first, without reading their states.
 
-        Pages are stable while new checkpoints are written. ``limit`` is 1 to 200 (above means 200). Raises
-        `SessionNotFound`, `InvalidCursor` and `InvalidQuery`.
+        Pages stay stable while new checkpoints are written. ``limit`` is 1 to 200; larger values mean 200.
+        Raises `SessionNotFound`, `InvalidCursor` and `InvalidQuery`.
         """
         validation.identifier(session_id, "session_id")
         binding = ["checkpoints", self.tenant, session_id]
@@ -56,8 +56,8 @@ class CheckpointCalls(StoreCalls):
     ) -> int:
         """Restore state and messages from a checkpoint and return the new version, one higher than before.
 
-        One transaction. Later checkpoints, later messages and all staged changes are deleted; the
-        write-once mode stays. Raises `CheckpointNotFound` and `StaleStateError`.
+        Runs in one transaction. Deletes later checkpoints, later messages and all staged changes, and keeps
+        the write-once mode. Raises `CheckpointNotFound` and `StaleStateError`.
         """
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.restore(
@@ -76,11 +76,11 @@ class CheckpointCalls(StoreCalls):
         """Start a new session from a checkpoint of this one, and return its state.
 
         The source is the given checkpoint, or the first ``message_index`` messages and the newest checkpoint
-        within them, or the latest checkpoint; without a checkpoint it is the current state. Messages are
-        copied with their original times. The new session is active and the root of a new tree; workspace
-        refs, pending calls, suspension and expiry are not copied. One transaction. Raises
-        `CheckpointNotFound`, `SessionExists`, and `InvalidQuery` for a checkpoint together with an index,
-        and for an index beyond the last message.
+        within them, or the latest checkpoint; if there is no checkpoint, it is the current state. Messages
+        are copied with their original times. The new session is active and the root of a new tree; workspace
+        refs, pending calls, suspension and expiry are not copied. Runs in one transaction. Raises
+        `CheckpointNotFound` and `SessionExists`. Raises `InvalidQuery` if both a checkpoint and an index are
+        passed, or if the index is beyond the last message.
         """
         validation.identifier(session_id, "session_id")
         if checkpoint_id is not None and message_index is not None:
@@ -103,7 +103,7 @@ class CheckpointCalls(StoreCalls):
         )
 
     def delete_checkpoint(self, session_id: str, checkpoint_id: str) -> bool:
-        """Delete one checkpoint; the current state is never touched. Safe to repeat."""
+        """Delete one checkpoint without touching the current state. Safe to repeat."""
         validation.identifier(session_id, "session_id")
         return self._backend.checkpoints.delete(session_id, validation.checkpoint_id(checkpoint_id))
 

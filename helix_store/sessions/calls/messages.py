@@ -27,8 +27,8 @@ class MessageCalls(StoreCalls):
     ) -> int:
         """Append messages in order, all or nothing, and return the new message count.
 
-        One transaction under the session's lock: parallel appends lose no message and do not mix. Raises
-        `StaleStateError` when ``expected_version`` is not the current one. A repeat appends again.
+        Runs in one transaction under the session's lock: parallel appends lose no message and do not
+        interleave. Raises `StaleStateError` if ``expected_version`` is not current. A repeat appends again.
         """
         validation.identifier(session_id, "session_id")
         encoded = encode_messages(messages, self.limits)
@@ -43,10 +43,10 @@ class MessageCalls(StoreCalls):
         include_thinking: bool = True,
         order: str = "asc",
     ) -> MessagePage:
-        """A page of the history; ``limit=None`` reads to the end.
+        """Return a page of the history; ``limit=None`` reads to the end.
 
         With ``order="desc"`` the newest message comes first and ``offset`` counts from the end. Without
-        thinking, the returned messages lack the key ``thinking`` and content parts of type thinking or
+        thinking, the returned messages omit the key ``thinking`` and content parts of type thinking or
         reasoning. Raises `SessionNotFound`.
         """
         validation.identifier(session_id, "session_id")
@@ -63,9 +63,9 @@ class MessageCalls(StoreCalls):
         return MessagePage(messages=messages, total=total, has_more=offset + len(messages) < total)
 
     def iter_messages(self, session_id: str, *, chunk_size: int = 500) -> Iterator[Message]:
-        """Every message in order, in constant memory: one query per ``chunk_size`` messages.
+        """Iterate over all messages in order, in constant memory: one query per ``chunk_size`` messages.
 
-        Messages appended meanwhile are included. Raises `SessionNotFound` at the call.
+        Messages appended during the iteration are included. Raises `SessionNotFound` immediately when called.
         """
         validation.identifier(session_id, "session_id")
         validation.query_number(chunk_size, "chunk_size", minimum=1)
@@ -79,14 +79,14 @@ class MessageCalls(StoreCalls):
             yield from decode_messages(texts)
 
     def get_message_count(self, session_id: str) -> int:
-        """The number of messages. Raises `SessionNotFound`."""
+        """Return the number of messages. Raises `SessionNotFound`."""
         return self._backend.messages.count(validation.identifier(session_id, "session_id"))
 
     def truncate_messages(self, session_id: str, keep: int, *, expected_version: int | None = None) -> int:
         """Keep the first ``keep`` messages, delete the others and return the version.
 
-        One transaction that also deletes the checkpoints of deleted messages; the state stays. The version
-        stays if there is no message to delete.
+        Runs in one transaction that also deletes the checkpoints of deleted messages. The state does not
+        change, and neither does the version if there is no message to delete.
         """
         validation.identifier(session_id, "session_id")
         validation.query_number(keep, "keep")

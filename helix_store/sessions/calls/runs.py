@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from helix_store.core import validation
-from helix_store.core.guards import guard
+from helix_store.core.guards import Guard
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
@@ -25,6 +25,17 @@ from helix_store.sessions.requests import EncodedRef, RunUpdate
 
 __all__ = ["RunCalls"]
 
+_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "run_id": validation.identifier,
+    "status": validation.enum_text(RunStatus),
+    "start_sequence": validation.whole_number,
+    "step_count": validation.optional(validation.whole_number),
+    "completion_reason": validation.reason,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+}
+
 
 class RunCalls(StoreCalls):
     def start_run(
@@ -39,16 +50,25 @@ class RunCalls(StoreCalls):
     ) -> Run:
         """Open the session's next turn and set the session active.
 
-        One transaction that also clears a pending interrupt request. Raises `ConflictError` for a run id
-        that exists, and while another run is running. With ``supersede``, or with a newer ``fencing_token``
-        than that run's, the other run ends ``interrupted`` with reason ``superseded`` instead.
+        Runs in one transaction that also clears a pending interrupt request. Raises `ConflictError` if the
+        run id exists, or if another run is running. With ``supersede``, or a newer ``fencing_token`` than
+        that run's, the other run ends as ``interrupted`` with the reason ``superseded`` instead.
         """
+        run_id = new_id() if run_id is None else run_id
+        validation.arguments(
+            _RULES,
+            session_id=session_id,
+            run_id=run_id,
+            start_sequence=start_sequence,
+            expected_version=expected_version,
+            fencing_token=fencing_token,
+        )
         return self._backend.runs.start_run(
-            validation.identifier(session_id, "session_id"),
-            new_id() if run_id is None else validation.identifier(run_id, "run_id"),
-            start_sequence=validation.whole_number(start_sequence, "start_sequence"),
+            session_id,
+            run_id,
+            start_sequence=start_sequence,
             supersede=bool(supersede),
-            guard=guard(expected_version, fencing_token),
+            guard=Guard(expected_version, fencing_token),
         )
 
     def update_run(
@@ -64,30 +84,34 @@ class RunCalls(StoreCalls):
     ) -> Run:
         """Set a run's status; any status but ``running`` ends it. ``None`` leaves a field unchanged.
 
-        A run that waits or was interrupted may be set to ``running`` again, which clears a pending interrupt
-        request as `start_run` does. Raises `RunNotFound`, and `ConflictError` for status ``running`` while
-        another run is running, or for a run that has completed, failed or was superseded. With a
-        ``fencing_token`` a superseded run takes no status at all.
+        A run that waits or was interrupted can be set to ``running`` again, which clears a pending interrupt
+        request as `start_run` does. Raises `RunNotFound`. Raises `ConflictError` for status ``running`` if
+        another run is running, or if the run has completed, failed or been superseded. With a
+        ``fencing_token``, no status can be set on a superseded run.
         """
+        validation.arguments(
+            _RULES,
+            status=status,
+            step_count=step_count,
+            completion_reason=completion_reason,
+            session_id=session_id,
+            run_id=run_id,
+            fencing_token=fencing_token,
+        )
         update = RunUpdate(
-            status=validation.enum(RunStatus, status, "status"),
-            step_count=None if step_count is None else validation.whole_number(step_count, "step_count"),
-            completion_reason=validation.reason(completion_reason, "completion_reason"),
+            status=RunStatus(status),
+            step_count=step_count,
+            completion_reason=completion_reason,
             error=None if error is None else self._encoded("error", error),
         )
-        return self._backend.runs.update_run(
-            validation.identifier(session_id, "session_id"),
-            validation.identifier(run_id, "run_id"),
-            update,
-            guard(fencing_token=fencing_token),
-        )
+        return self._backend.runs.update_run(session_id, run_id, update, Guard(None, fencing_token))
 
     def get_current_run(self, session_id: str) -> Run | None:
-        """The running run, or ``None``. Raises `SessionNotFound`."""
+        """Return the running run, or ``None``. Raises `SessionNotFound`."""
         return self._backend.runs.current_run(validation.identifier(session_id, "session_id"))
 
     def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]:
-        """The session's runs, newest first. ``limit`` is 1 to 200 (above means 200)."""
+        """List the session's runs, newest first. ``limit`` is 1 to 200; larger values mean 200."""
         return self._backend.runs.select_runs(
             validation.identifier(session_id, "session_id"),
             limit=validation.page_limit(limit),
@@ -99,8 +123,8 @@ class RunCalls(StoreCalls):
     ) -> None:
         """Record sub-agents, all or nothing, before they are started.
 
-        One transaction. Safe to repeat: a recorded ref stays as it is. Raises `ConflictError` for a recorded
-        ref with another agent type, tool call or location.
+        Runs in one transaction. Safe to repeat: a recorded ref is left unchanged. Raises `ConflictError` if a
+        ref is already recorded with another agent type, tool call or location.
         """
         validation.identifier(session_id, "session_id")
         encoded = [self._encoded_ref(as_value(SubSessionRef, ref)) for ref in validation.items(refs, "refs")]
@@ -117,7 +141,7 @@ class RunCalls(StoreCalls):
     ) -> SubSessionRef:
         """Change the given fields of a ref; agent type, tool call and location never change.
 
-        Raises `NotFoundError` for an unknown ref.
+        Raises `NotFoundError` if the ref is unknown.
         """
         changes: dict[str, str] = {}
         if status is not None:
@@ -132,7 +156,7 @@ class RunCalls(StoreCalls):
         )
 
     def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]:
-        """The sub-agents of a session in the order of their addition. Raises `SessionNotFound`."""
+        """List a session's sub-agents in the order they were added. Raises `SessionNotFound`."""
         return self._backend.runs.select_refs(validation.identifier(session_id, "session_id"))
 
     def request_interrupt(
@@ -143,11 +167,11 @@ class RunCalls(StoreCalls):
         reason: str | None = None,
         run_id: str | None = None,
     ) -> InterruptRequest:
-        """Request that the session's current run stops, in any process.
+        """Request that the session's current run stops, in whichever process it runs.
 
-        The request is bound to ``run_id``, by default to the running run, if there is one; it is gone when
+        The request is bound to ``run_id``, by default to the running run, if there is one, and expires when
         that run ends. Safe to repeat. An abort replaces an interrupt; an interrupt never replaces an abort.
-        Raises `RunNotFound`, and `ConflictError` for a run that has ended.
+        Raises `RunNotFound`, and `ConflictError` if the run has ended.
         """
         return self._backend.runs.request_interrupt(
             validation.identifier(session_id, "session_id"),
@@ -157,9 +181,9 @@ class RunCalls(StoreCalls):
         )
 
     def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None:
-        """The pending request, or ``None``; with ``run_id`` only a request that is bound to this run.
+        """Return the pending request, or ``None``; with ``run_id``, only a request bound to this run.
 
-        A request that is bound to a run which has ended is not pending.
+        A request bound to a run that has ended is not pending.
         """
         return self._backend.runs.check_interrupt(
             validation.identifier(session_id, "session_id"), validation.optional_identifier(run_id, "run_id")
@@ -203,5 +227,5 @@ class RunCalls(StoreCalls):
 
 
 def _status_text(status: str) -> str:
-    """The status of a ref: any identifier, or the value of an enumeration's member."""
+    """Return the text for a ref's status: any identifier, or the value of an enumeration member."""
     return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")

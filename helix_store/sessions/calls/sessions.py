@@ -11,8 +11,8 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import encode
+from helix_store.core.session_filters import takes_session_filters
 from helix_store.core.types import (
-    UNSET,
     SessionMode,
     SessionPage,
     SessionState,
@@ -20,7 +20,7 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
     Timestamp,
-    Unset,
+    UserId,
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
@@ -39,7 +39,7 @@ class SessionCalls(StoreCalls):
         session_id: str | None = None,
         *,
         agent_type: str,
-        user_id: str | None = None,
+        user_id: UserId | None = None,
         parent_session_id: str | None = None,
         tags: Iterable[str] = (),
         metadata: Mapping[str, str] | None = None,
@@ -53,15 +53,16 @@ class SessionCalls(StoreCalls):
     ) -> SessionState:
         """Create a session at version 1, with a new id unless one is given.
 
-        One transaction; locks the parent's row, so that it is not deleted meanwhile. Raises `SessionExists`
-        for an id that exists, and never overwrites that session; `SessionNotFound` for an unknown parent.
-        ``expires_at`` is epoch milliseconds. Without an id a repeat creates another session.
+        Runs in one transaction and locks the parent's row, so that it cannot be deleted meanwhile. Raises
+        `SessionExists` if the id exists, and never overwrites that session, and `SessionNotFound` if the
+        parent is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates another
+        session.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
         state = SessionState(
             session_id=chosen_id,
             agent_type=agent_type,
-            user_id=user_id,
+            user_id=validation.user_id_text(user_id),
             parent_session_id=parent_session_id,
             tags=validation.tags(tags if isinstance(tags, str) else list(tags)),
             metadata={} if metadata is None else validation.metadata(metadata),
@@ -78,11 +79,11 @@ class SessionCalls(StoreCalls):
         )
 
     def session_exists(self, session_id: str) -> bool:
-        """Whether the tenant has a session with this id. One query."""
+        """Return whether the tenant has a session with this id. One query."""
         return self._backend.sessions.exists(validation.identifier(session_id, "session_id"))
 
     def load_state(self, session_id: str) -> SessionState | None:
-        """The current state, detached from the store, or ``None`` for an unknown session. One query."""
+        """Return the current state, detached from the store, or ``None`` if unknown. One query."""
         return self._backend.sessions.load(validation.identifier(session_id, "session_id"))
 
     def save_state(
@@ -95,19 +96,19 @@ class SessionCalls(StoreCalls):
     ) -> int:
         """Overwrite the whole state and return the new version.
 
-        One transaction under the session's lock. Raises `StaleStateError` when ``expected_version`` is not
-        the current one, and `ConflictError` for a second, different mode; then nothing is written. A repeat
-        writes again.
+        Runs in one transaction under the session's lock. Raises `StaleStateError` if ``expected_version`` is
+        not the current one, and `ConflictError` if the mode is already set to another one; in both cases
+        nothing is written. A repeat writes again.
         """
         validation.identifier(session_id, "session_id")
         encoded = encode_state(state, self.limits, session_id)
         return self._backend.sessions.save(session_id, encoded, guard(expected_version, fencing_token))
 
     def delete_session(self, session_id: str, *, keep_usage: bool = False) -> int:
-        """Delete a session with all its data and all its local descendants; return the number of sessions.
+        """Delete a session with all its data and local descendants; return the number of sessions deleted.
 
-        One transaction that locks every session of the tree. Deletes usage entries unless ``keep_usage``.
-        Safe to repeat: 0 for an unknown session.
+        Runs in one transaction that locks every session of the tree. Deletes usage entries unless
+        ``keep_usage`` is set. Safe to repeat: returns 0 if the session is unknown.
         """
         validation.identifier(session_id, "session_id")
         return self._backend.sessions.delete(session_id, keep_usage=bool(keep_usage))
@@ -115,7 +116,7 @@ class SessionCalls(StoreCalls):
     def update_status(
         self, session_id: str, status: SessionStatus | str, *, failure_reason: str | None = None
     ) -> int:
-        """Set the status and the failure reason without a condition; return the new version."""
+        """Set the status and the failure reason unconditionally; return the new version."""
         return self._backend.sessions.update_status(
             validation.identifier(session_id, "session_id"),
             validation.enum(SessionStatus, status, "status"),
@@ -131,9 +132,9 @@ class SessionCalls(StoreCalls):
         failure_reason: str | None = None,
         fencing_token: int | None = None,
     ) -> StatusChange | StatusConflict:
-        """Set the status if it is one of ``expected``.
+        """Set the status if the current one is in ``expected``.
 
-        Atomic. A `StatusConflict` has the status and version that the call found. The truth value of both
+        Atomic. A `StatusConflict` holds the status and version that the call found. The truth value of both
         results is ``ok``.
         """
         return self._backend.sessions.compare_and_set_status(
@@ -162,10 +163,10 @@ class SessionCalls(StoreCalls):
         array_replacements: Iterable[str] = (),
         expected_version: int | None = None,
     ) -> list[str]:
-        """Merge changes into the custom state per top-level key and return warnings.
+        """Merge changes into the custom state, one top-level key at a time, and return warnings.
 
         A value replaces the stored one; an array is appended to the stored array unless its key is in
-        ``array_replacements``. One transaction. The version stays if ``changes`` is empty.
+        ``array_replacements``. Runs in one transaction. If ``changes`` is empty, the version does not change.
         """
         validation.identifier(session_id, "session_id")
         if type(changes) is not dict:
@@ -175,51 +176,16 @@ class SessionCalls(StoreCalls):
             session_id, changes, _keys(array_replacements), guard(expected_version)
         )
 
-    def list_sessions(
-        self,
-        *,
-        agent_type: str | None = None,
-        status: SessionStatus | str | Collection[SessionStatus | str] | None = None,
-        user_id: str | None = None,
-        parent_session_id: str | Unset | None = UNSET,
-        root_session_id: str | None = None,
-        workspace_id: str | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        created_from: Timestamp | None = None,
-        created_to: Timestamp | None = None,
-        order_by: str = "updated_at",
-        direction: str = "desc",
-        limit: int = 50,
-        offset: int = 0,
-        cursor: str | None = None,
-        count: bool = True,
-    ) -> SessionPage:
-        """A page of session heads; payloads are never read.
+    @takes_session_filters
+    def list_sessions(self, **filters: Any) -> SessionPage:
+        """List a page of session heads without reading their payloads.
 
-        Filters are AND; ``parent_session_id=None`` means roots only. ``created_from`` is inclusive,
-        ``created_to`` exclusive. ``limit`` is 1 to 200 (above means 200). Ties are ordered by session id.
-        Pass ``next_cursor`` as ``cursor``, with the same filters, for the next page. Raises `InvalidCursor`
-        for any other cursor and `InvalidQuery` for an invalid filter, order or page.
+        Filters are combined with AND; ``parent_session_id=None`` selects roots only. ``created_from`` is
+        inclusive, ``created_to`` exclusive. ``limit`` is 1 to 200; larger values mean 200. Ties are ordered
+        by session id. To read the next page, pass ``next_cursor`` as ``cursor`` with the same filters. Raises
+        `InvalidCursor` for any other cursor and `InvalidQuery` for an invalid filter, order or page.
         """
-        query = checked_query(
-            agent_type=agent_type,
-            status=status,
-            user_id=user_id,
-            parent_session_id=parent_session_id,
-            root_session_id=root_session_id,
-            workspace_id=workspace_id,
-            tags=tags,
-            metadata=metadata,
-            created_from=created_from,
-            created_to=created_to,
-            order_by=order_by,
-            direction=direction,
-            limit=limit,
-            offset=offset,
-            count=count,
-        )
-        return self._session_page(query, cursor)
+        return self._session_page(checked_query(filters), filters["cursor"])
 
     def _session_page(self, query: SessionQuery, cursor: str | None) -> SessionPage:
         binding = cursor_binding(self.tenant, query)

@@ -1,30 +1,31 @@
-"""Staging, and the atomic step that promotes it."""
+"""Staging changes, and the atomic step that promotes them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
 from helix_store import conf
 from helix_store.core import validation
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges
 from helix_store.core.guards import Guard, guard
-from helix_store.core.ids import checkpoint_id
-from helix_store.core.patches import check_operation_count
+from helix_store.core.ids import new_checkpoint_id
+from helix_store.core.patches import check_operation_count, check_staged_patches
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
     SessionState,
     StagedChanges,
     StepCommit,
     StepInfo,
-    as_value,
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import StepRequest, encode_messages
+from helix_store.sessions.requests import Reception, StagedRow, StepRequest, encode_messages
 
 __all__ = ["StepCalls"]
 
@@ -32,6 +33,7 @@ __all__ = ["StepCalls"]
 _STEP_RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
     "step_id": validation.identifier,
+    "tool_call_id": validation.identifier,
     "step_count": validation.whole_number,
     "stream_sequence": validation.whole_number,
     "expected_version": validation.optional(validation.whole_number),
@@ -43,29 +45,40 @@ _STEP_RULES: Final[dict[str, validation.Rule]] = {
 
 class StepCalls(StoreCalls):
     def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges) -> None:
-        """Stage one tool call's changes for a step; `load_state` does not show them before they are promoted.
+        """Stage one tool call's changes for a step; `load_state` does not show them until they are promoted.
 
-        One transaction that shares the session's lock with steps: a step that commits at the same time
-        promotes the whole change, or the change stays staged. Safe to repeat: the same tool call replaces
-        its earlier change and keeps its order.
+        Runs in one transaction under the same session lock as steps: a step that commits at the same time
+        either promotes the whole change or leaves it staged. Safe to repeat: the same tool call replaces its
+        earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, also for a patch
+        that could not be applied to any state.
         """
-        validation.identifier(session_id, "session_id")
-        validation.identifier(step_id, "step_id")
-        changes = as_value(StagedChanges, staged)
-        validation.identifier(changes.tool_call_id, "tool_call_id")
+        self._stage(session_id, step_id, staged)
+
+    def _stage(
+        self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges
+    ) -> StagedRow | None:
+        """Stage a change, and return its row if a step of a handle can promote it without reading it."""
+        changes = staged if isinstance(staged, StagedChanges) else StagedChanges.from_dict(staged)
+        validation.arguments(
+            _STEP_RULES, session_id=session_id, step_id=step_id, tool_call_id=changes.tool_call_id
+        )
+        limits = conf.limits(self._given_limits)
         at = changes.timestamp
         at = None if at is None else validation.epoch_milliseconds(at, "timestamp")
         if changes.merge_changes is not None and type(changes.merge_changes) is not dict:
             raise InvalidPayload(path="/merge_changes", reason="expected a dict")
         if type(changes.patches) is not list:
             raise InvalidPayload(path="/patches", reason="expected a list")
-        check_operation_count(changes.patches)
+        if changes.patches:
+            check_operation_count(changes.patches)
         document = {field.name: getattr(changes, field.name) for field in fields(changes)} | {"timestamp": at}
-        text = encode(document, limit=self.limits.max_staged_bytes, name="max_staged_bytes")
-        self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
+        text = encode(document, limit=limits.max_staged_bytes, name="max_staged_bytes")
+        if changes.patches:
+            check_staged_patches(changes.patches, limits=limits)
+        return self._backend.staging.stage(session_id, step_id, changes.tool_call_id, text)
 
     def get_staged_changes(self, session_id: str, step_id: str) -> list[StagedChanges]:
-        """The changes staged for a step, in staging order."""
+        """Return the changes staged for a step, in staging order."""
         validation.identifier(session_id, "session_id")
         return self._backend.staging.staged(session_id, validation.identifier(step_id, "step_id"))
 
@@ -79,8 +92,8 @@ class StepCalls(StoreCalls):
     ) -> int:
         """Apply a step's staged changes to the custom state in staging order, clear them, return the version.
 
-        One transaction. The version stays if no change is staged. A patch that cannot be applied raises
-        `PatchError`: no change is applied, and all stay staged.
+        Runs in one transaction. If no change is staged, the version does not change. Raises `PatchError` if a
+        patch cannot be applied: then no change is applied, and all of them stay staged.
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")
@@ -105,19 +118,53 @@ class StepCalls(StoreCalls):
     ) -> StepCommit:
         """Commit one step: state, messages, staged changes and checkpoint, all or nothing.
 
-        One transaction under the session's lock. The step's staged changes are applied on top of
+        Runs in one transaction under the session's lock. The step's staged changes are applied on top of
         ``state.custom_state`` and cleared; the checkpoint refers to the history by message count. The stored
-        state has the ``step_count`` of the step, whatever that of ``state`` is. Raises `StaleStateError`,
-        `PatchError`, `RunNotFound` for a run of another session, and `ConflictError` for a second mode; then
-        nothing is written. With an ``operation_id`` a repeat returns the first result; another payload with
-        the same id raises `IdempotencyConflict`. With ``CHECKPOINTS_KEEP`` in the settings it also deletes
-        all but the newest checkpoints.
+        state takes the ``step_count`` of the step, regardless of the value in ``state``. Raises
+        `StaleStateError` and `PatchError`, `RunNotFound` if the run belongs to another session, and
+        `ConflictError` if the mode is already set to another one; then nothing is written. With an
+        ``operation_id``, a repeat returns the first result; another payload with the same id raises
+        `IdempotencyConflict`. If ``CHECKPOINTS_KEEP`` is set, all but the newest checkpoints are deleted.
 
-        When the reply to COMMIT is lost, the call finds the outcome on another connection and writes the step
-        if it is not stored. While the server gives no answer for five seconds it raises `OutcomeUnknown`: a
-        repeat with the ``operation_id`` of that error finds the outcome. Inside the caller's ``atomic()``
-        block the caller owns the commit.
+        If the reply to COMMIT is lost, the call looks up the outcome on another connection and writes the
+        step if it is not stored. If the server does not answer for five seconds, it raises `OutcomeUnknown`:
+        repeat the call with the ``operation_id`` of that error to find the outcome. Inside the caller's
+        ``atomic()`` block, the caller owns the commit.
         Source: the atomic save and promote of the state store document.
+        """
+        commit, _ = self._commit_step(
+            session_id,
+            state,
+            append_messages,
+            step,
+            expected_version=expected_version,
+            fencing_token=fencing_token,
+            operation_id=operation_id,
+            run_id=run_id,
+        )
+        return commit
+
+    def _commit_step(
+        self,
+        session_id: str,
+        state: SessionState,
+        append_messages: Sequence[AnyMessage],
+        step: StepInfo | Mapping[str, Any],
+        *,
+        expected_version: int | None,
+        fencing_token: int | None,
+        operation_id: str | None,
+        run_id: str | None,
+        staged: Mapping[str, StagedChanges] | None = None,
+        uses: Mapping[str, ApprovedCall] | None = None,
+        reception: Reception | None = None,
+        staged_rows: Sequence[StagedRow] = (),
+    ) -> tuple[StepCommit, dict[str, Any]]:
+        """Commit a step, also for a handle, and return the custom state stored with its commit.
+
+        A handle passes what it ``staged`` and the approvals that it ``uses``, which it has read at the
+        expected version. Raises `ConflictError` if any of these changes is gone. A turn passes the
+        ``reception`` of posts.
         """
         info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)
         validation.arguments(
@@ -132,18 +179,21 @@ class StepCalls(StoreCalls):
             operation_id=operation_id,
         )
         limits = conf.limits(self._given_limits)
+        # This refuses anything but a state, so the parts of the state are read afterwards.
+        encoded = encode_state(
+            state,
+            limits,
+            session_id,
+            step_count=info.step_count,
+            # The digest of an operation needs the text that any process would write.
+            reuse_texts=operation_id is None,
+        )
         request = StepRequest(
             session_id=session_id,
-            checkpoint_id=checkpoint_id(session_id, info.step_count),
+            checkpoint_id=new_checkpoint_id(session_id, info.step_count, time.time_ns() // 1_000_000),
             state=state,
-            encoded=encode_state(
-                state,
-                limits,
-                session_id,
-                step_count=info.step_count,
-                # The digest of an operation needs the text that any process would write.
-                reuse_texts=operation_id is None,
-            ),
+            custom_state=state.custom_state,
+            encoded=encoded,
             messages=encode_messages(append_messages, limits),
             step=info,
             guard=Guard(expected_version, fencing_token),
@@ -151,8 +201,12 @@ class StepCalls(StoreCalls):
             run_id=run_id,
             operation_id=operation_id,
             keep=conf.checkpoints_keep(),
+            staged=staged,
+            uses=uses or {},
+            reception=reception,
+            staged_rows=staged_rows,
         )
-        return self._backend.steps.commit(request)
+        return self._backend.steps.commit(request), request.custom_state
 
     astage_changes = async_twin(stage_changes)
     aget_staged_changes = async_twin(get_staged_changes)

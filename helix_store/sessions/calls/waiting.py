@@ -1,18 +1,21 @@
-"""Waiting for a person or a client: tool calls, suspension and resumption."""
+"""Waiting for a person or a client: pending tool calls, suspension and resumption."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from helix_store.core import moments, validation
+from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyToolCall
 from helix_store.core.guards import guard
-from helix_store.core.types import PendingToolCall, RunStatus, SessionState, Submission, Timestamp
+from helix_store.core.types import UNSET, PendingToolCall, RunStatus, SessionState, Submission, Timestamp
 from helix_store.engine.async_twins import async_twin
+from helix_store.sessions.answers import Answer, checked_answer
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.rules import checked_suspension
-from helix_store.sessions.tool_calls import checked_answer, checked_calls
+from helix_store.sessions.tool_calls import checked_calls
 
 __all__ = ["WaitingCalls"]
 
@@ -30,11 +33,11 @@ class WaitingCalls(StoreCalls):
     ) -> None:
         """Add pending tool calls, by tool call id, for a client or a person to answer.
 
-        The session owns them, or ``owner_session_id`` of the same tree. The root session records the owner,
-        so that an answer from any session of the tree finds the call. One transaction that locks both rows;
-        each session that it changes gets one new version. Safe to repeat. The ``fencing_token`` is that of
-        ``session_id``. Raises `ConflictError` for an id that the tree has already or that was answered
-        before, and `LimitExceeded`.
+        The calls belong to the session, or to ``owner_session_id`` of the same tree. The root session records
+        the owner, so that an answer sent to any session of the tree finds the call. Runs in one transaction
+        that locks both rows; each session that it changes gets one new version. Safe to repeat. The
+        ``fencing_token`` is that of ``session_id``. Raises `LimitExceeded`, and `ConflictError` if the tree
+        already has a call with this id or it was answered before.
         """
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
@@ -52,15 +55,24 @@ class WaitingCalls(StoreCalls):
         approval_id: str | None = None,
         approved: bool | None = None,
         reason: str | None = None,
+        actor: Actor | None = None,
+        digest: str | None = None,
+        input: Any = UNSET,
     ) -> Submission:
         """Answer a call from any session of its tree. The agent continues after `resume`.
 
-        One transaction under the lock of the session that owns the call. The first answer counts. Any later
-        answer is ``already_completed`` and changes nothing, also after the agent has taken the first answer
-        and after the default answer of a passed deadline. An approval takes ``approved`` with its
-        ``approval_id``, or an ``error`` alone; any other call takes a ``result`` (which may be ``None``) or
-        an ``error``. Raises `InvalidPayload` for any other combination. A call of a session that has ended
-        is ``unknown_tool_call``.
+        Runs in one transaction under the lock of the session that owns the call. Only the first answer
+        counts. Any later answer returns ``already_completed`` and changes nothing, even after the agent has
+        taken the first answer or a deadline has passed and its default answer applies. An approval takes
+        ``approved`` with its ``approval_id``, or only an ``error``; any other call takes a ``result`` (which
+        may be ``None``) or an ``error``. Raises `InvalidPayload` for any other combination. For a call of a
+        session that has ended, the result is ``unknown_tool_call``.
+
+        ``actor`` is a text or a Django user, who is stored as ``user:<pk>``. Raises `NotPermitted` if a call
+        has a permission or a requester and this actor may not answer it. With the ``digest`` that the person
+        was shown, the answer to any other call is ``changed``. ``input`` approves a changed input of an
+        editable call. If a call needs several approvals, each but the last of different actors is
+        ``recorded``; an edit discards the earlier ones, and a rejection is final.
         """
         answer = checked_answer(
             result=result,
@@ -68,8 +80,19 @@ class WaitingCalls(StoreCalls):
             approval_id=approval_id,
             approved=approved,
             reason=reason,
+            actor=actor,
+            digest=digest,
+            input=input,
             limits=self.limits,
         )
+        return self._submit(session_id, tool_call_id, answer)
+
+    def _submit_default(self, session_id: str, tool_call_id: str, default: Mapping[str, Any]) -> Submission:
+        """Give a call its default answer, which depends on no actor."""
+        answer = checked_answer(**default, limits=self.limits)
+        return self._submit(session_id, tool_call_id, replace(answer, is_default=True))
+
+    def _submit(self, session_id: str, tool_call_id: str, answer: Answer) -> Submission:
         return self._backend.waiting.submit_answer(
             validation.identifier(session_id, "session_id"),
             validation.identifier(tool_call_id, "tool_call_id"),
@@ -77,15 +100,22 @@ class WaitingCalls(StoreCalls):
             submitted_at=_now(),
         )
 
+    def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        """Return the version of the session and what was approved, for a step. Raises `NotApproved`."""
+        return self._backend.waiting.approved_call(
+            session_id, validation.identifier(tool_call_id, "tool_call_id")
+        )
+
     def take_tool_results(
         self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Take the answers to the calls that the session owns, by tool call id, in the order of the calls.
+        """Take the answers to the session's own calls, by tool call id, in the order of the calls.
 
-        Each is ``{"result": …}``, ``{"error": …}`` or ``{"approved": …, "reason": …}`` with
-        ``submitted_at`` in epoch milliseconds. One transaction that moves the calls to
-        ``completed_client_tool_calls``, where the answers can be read again. The version stays if no call
-        is answered. Raises `StaleStateError`.
+        Each answer is ``{"result": …}``, ``{"error": …}`` or ``{"approved": …, "reason": …}`` with
+        ``submitted_at`` in epoch milliseconds, ``actors`` if they are known, and ``input`` with its
+        ``digest`` if the input was changed. Runs in one transaction that moves the calls to
+        ``completed_client_tool_calls``, where you can read the answers again. If no call is answered, the
+        version does not change. Raises `StaleStateError`.
         """
         return self._backend.waiting.take_answers(
             validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)
@@ -94,10 +124,10 @@ class WaitingCalls(StoreCalls):
     def find_expired_pending(
         self, *, now: Timestamp | None = None, limit: int = 200
     ) -> list[PendingToolCall]:
-        """Calls without an answer whose deadline has passed, the longest overdue first.
+        """Find unanswered calls whose deadline has passed, the longest overdue first.
 
-        Sessions that have ended are left out. ``now`` is an aware datetime or epoch milliseconds, by default
-        the time of the database; ``limit`` is 1 to 1,000 (above means 1,000).
+        Leaves out sessions that have ended. ``now`` is an aware datetime or epoch milliseconds, by default
+        the time of the database; ``limit`` is 1 to 1,000, and larger values mean 1,000.
         """
         at = None if now is None else validation.aware_datetime(now, "now")
         return self._backend.waiting.overdue_calls(at, validation.page_limit(limit, maximum=_LARGEST_PAGE))
@@ -116,13 +146,13 @@ class WaitingCalls(StoreCalls):
         expected_version: int | None = None,
         fencing_token: int | None = None,
     ) -> int:
-        """Pause a session with the data that it continues with, and return the new version.
+        """Pause a session, store the data it will continue with, and return the new version.
 
-        One transaction sets status ``paused``, stores the continuation, adds the ``pending`` calls as in
-        `add_pending_tool_calls`, and ends the running run with ``kind``, one of the suspended statuses of a
-        run. Without ``tracing`` or ``expires_at`` (epoch milliseconds) the stored value stays; a second
-        suspension replaces the rest. Raises `StaleStateError`, and `ConflictError` for a
-        session that has ended.
+        Runs in one transaction that sets the status ``paused``, stores the continuation, adds the ``pending``
+        calls as `add_pending_tool_calls` does, and ends the running run with ``kind``, one of the suspended
+        statuses of a run. Without ``tracing`` or ``expires_at`` (epoch milliseconds), the stored value is
+        kept; a second suspension replaces everything else. Raises `StaleStateError`, and `ConflictError` if
+        the session has ended.
         """
         validation.identifier(session_id, "session_id")
         limits = self.limits
@@ -142,13 +172,13 @@ class WaitingCalls(StoreCalls):
     def resume(
         self, session_id: str, *, expected_version: int | None = None, fencing_token: int | None = None
     ) -> SessionState:
-        """Make a suspended session active and return its state, with the continuation that is now cleared.
+        """Make a suspended session active and return its state, including the continuation just cleared.
 
-        One transaction that clears the suspension and the expiry and adds one to ``resume_count``. The
-        returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``. Saving it leaves
-        them out; what you assign to them is saved. A state made of it by ``from_dict`` or
-        ``dataclasses.replace`` holds them as its own. Raises `StaleStateError`, and `ConflictError` for a
-        session that is not suspended: of two concurrent resumes, one succeeds.
+        Runs in one transaction that clears the suspension and the expiry and adds one to ``resume_count``.
+        The returned state still holds ``suspension_…``, ``suspended_…`` and ``tracing_context``. Saving the
+        state omits them, but saves values that you assign to them. A state copied from it by ``from_dict`` or
+        ``dataclasses.replace`` holds them as its own. Raises `StaleStateError`, and `ConflictError` if the
+        session is not suspended: of two concurrent resumes, one succeeds.
         """
         return self._backend.waiting.resume(
             validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)

@@ -1,4 +1,4 @@
-"""Signals of a database store: sent after the commit, and never after a rollback."""
+"""Signals of a database store, sent after the commit and never after a rollback."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from helix_store.sessions.announcements import send_signals
 __all__ = ["announce"]
 
 
-def announce(db: Database, session_id: str, signals: Sequence[Signal], *, tenant: str | None = None) -> None:
-    """Send signals after the commit of the open transaction; at once outside of one.
+def announce(
+    db: Database,
+    session_id: str,
+    signals: Sequence[Signal],
+    *,
+    tenant: str | None = None,
+    **details: str | None,
+) -> None:
+    """Send signals after the commit of the open transaction, or immediately if there is none.
 
-    ``tenant`` is that of the session, where ``db`` works on several.
+    ``tenant`` is the session's tenant, if ``db`` works on several.
     """
     if signals:
         tenant = db.tenant if tenant is None else tenant
-        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias)
+        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
         after_commit(db.connection, send)

@@ -8,10 +8,11 @@ from typing import Final
 from django.db.models import QuerySet
 
 from helix_store import conf
-from helix_store.app_tables import Branch
+from helix_store.catalogue import Branch
+from helix_store.catalogue.rows import branch_rows
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.limits import AS_STORED
+from helix_store.core.limits import AS_STORED, MAX_BIGINT
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -27,9 +28,7 @@ from helix_store.models import Checkpoint as CheckpointRow
 from helix_store.models import (
     CheckpointKind,
     Session,
-    StagedChange,
 )
-from helix_store.sessions.database.app_rows import branch_rows
 from helix_store.sessions.database.current_state import (
     current_key,
     drop_checkpoints,
@@ -42,7 +41,7 @@ from helix_store.sessions.database.locking import (
     session_key,
     touch,
 )
-from helix_store.sessions.database.messages import copy_messages, cut_history
+from helix_store.sessions.database.messages import cut_history
 from helix_store.sessions.database.rows import (
     CHECKPOINT_HEAD_COLUMNS,
     checkpoint_from,
@@ -52,13 +51,18 @@ from helix_store.sessions.database.rows import (
     pk_of,
 )
 from helix_store.sessions.database.sessions import insert_session
-from helix_store.sessions.layout import encode_state, settled_mode
+from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import (
     BranchRequest,
     NewSession,
 )
-from helix_store.sessions.rules import branched_state
-from helix_store.sessions.sql import CHECKPOINT_COLUMNS, COPY_ITEMS, CURRENT_COLUMNS, LATEST_CHECKPOINT
+from helix_store.sessions.rules import branched_state, written_columns
+from helix_store.sessions.sql import (
+    CHECKPOINT_COLUMNS,
+    CURRENT_COLUMNS,
+    DELETE_STAGED,
+    LATEST_CHECKPOINT,
+)
 
 __all__ = ["DatabaseCheckpoints"]
 
@@ -71,9 +75,10 @@ class DatabaseCheckpoints(DatabaseOperations):
         return self._first(self._of_session_id(session_id).filter(checkpoint_id=checkpoint_id), session_id)
 
     def latest(self, session_id: str) -> Checkpoint | None:
-        if not self.db.has_fast_reads:
+        latest_of = {"tenant": self.db.tenant, "session_id": session_id}
+        rows = self.db.read_if_fast(LATEST_CHECKPOINT, latest_of)
+        if rows is None:
             return self._latest(session_id)
-        rows = self.db.read(LATEST_CHECKPOINT, {"tenant": self.db.tenant, "session_id": session_id})
         if not rows:
             return None
         return checkpoint_from(dict(zip(CHECKPOINT_COLUMNS, rows[0], strict=True)), session_id)
@@ -96,26 +101,30 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @writes
     def restore(self, session_id: str, checkpoint_id: str, guard: Guard) -> int:
-        head = lock_session(self.db, session_id, guard)
+        head = lock_session(self.db, session_id, guard, "client_tool_call_ownership")
         checkpoints = self._of(head.pk)
         found = checkpoints.filter(checkpoint_id=checkpoint_id).values("pk", *CHECKPOINT_COLUMNS)
         row = first_row(found)
         if row is None:
             raise CheckpointNotFound(checkpoint_id)
         state = checkpoint_from(row, session_id).state
-        columns = encode_state(state, AS_STORED).columns
-        columns["mode"] = settled_mode(head.mode, None) or columns["mode"]
+        columns = written_columns(
+            encode_state(state, AS_STORED),
+            session_id=session_id,
+            mode=head.mode,
+            ownership=head.client_tool_call_ownership,
+        )
         if not head.current_is_checkpoint:
             CheckpointRow.objects.using(self.db.alias).filter(pk=current_key(head)).delete()
-        # The deltas from a base are the steps right after it: what goes here is needed by nothing that stays,
-        # and no base that stays loses all of its deltas.
+        # The deltas from a base belong to the steps right after it: no remaining checkpoint needs a deleted
+        # one, and no remaining base loses all of its deltas.
         CheckpointRow.objects.using(self.db.alias).filter(
             session_id=head.pk,
             kind__in=[CheckpointKind.STEP, CheckpointKind.BASE],
             namespace="",
             version__gt=row["version"],
         ).delete()
-        StagedChange.objects.using(self.db.alias).filter(session_id=head.pk).delete()
+        self.db.execute(DELETE_STAGED, {"key": head.pk, "at": moments.now()})
         cut_history(self.db, head, row["message_count"])
         return advance(
             self.db,
@@ -132,16 +141,16 @@ class DatabaseCheckpoints(DatabaseOperations):
         head = lock_session(self.db, request.session_id)
         if request.message_index is not None and request.message_index > head.message_count:
             raise InvalidQuery("message_index is beyond the end of the history.", path="message_index")
-        source, boundary = self._branching_point(head, request)
+        checkpoint, boundary = self._branching_point(head, request)
+        source = self._current_state(head) if checkpoint is None else checkpoint.state
         state = branched_state(source, new_session_id=request.new_session_id, title=request.title)
         new = NewSession(request.new_session_id, encode_state(state, AS_STORED))
         new.encoded.columns["message_count"] = boundary
         branched = insert_session(self.db, new, root_session_id=request.new_session_id, at=moments.now())
         target = session_key(self.db, request.new_session_id)
-        copy_messages(self.db, source=head.pk, target=target, count=boundary)
-        is_of_now = request.checkpoint_id is None and request.message_index is None
-        until = _END_OF_TIME if is_of_now else source.updated_at
-        self.db.execute(COPY_ITEMS, {"source": head.pk, "target": target, "until": until})
+        version, until = (
+            (MAX_BIGINT, _END_OF_TIME) if checkpoint is None else (source.version, source.updated_at)
+        )
         branch_rows(
             Branch(
                 self.db,
@@ -151,6 +160,8 @@ class DatabaseCheckpoints(DatabaseOperations):
                 target_id=request.new_session_id,
                 message_count=boundary,
                 checkpoint_id=request.checkpoint_id,
+                version=version,
+                until=until,
             )
         )
         return branched
@@ -164,19 +175,19 @@ class DatabaseCheckpoints(DatabaseOperations):
 
     @writes
     def prune(self, session_id: str, keep: int, before: datetime | None = None) -> int:
-        """Of what is beyond the newest ``keep``, only the checkpoints ``before`` a time if one is given."""
+        """Prune checkpoints beyond the newest ``keep``; with ``before``, only those made before that time."""
         head = lock_session(self.db, session_id)
         dropped = keep_checkpoints(self.db, head, keep, before)
         self._announce(head, dropped)
         return dropped
 
     def _announce(self, head: Session, dropped: int) -> None:
-        """A step that prunes too decides by the checkpoints that there are."""
+        """Touch the session after a deletion, because a step that prunes counts the existing checkpoints."""
         if dropped and conf.checkpoints_keep() is not None:
             touch(self.db, head)
 
-    def _branching_point(self, head: Session, request: BranchRequest) -> tuple[SessionState, int]:
-        """The state a branch starts from, and how many messages it takes along."""
+    def _branching_point(self, head: Session, request: BranchRequest) -> tuple[Checkpoint | None, int]:
+        """Return the checkpoint to branch from (``None``: current state) and how many messages to copy."""
         checkpoints = self._of(head.pk).order_by("-version")
         if request.checkpoint_id is not None:
             checkpoints = checkpoints.filter(checkpoint_id=request.checkpoint_id)
@@ -189,7 +200,7 @@ class DatabaseCheckpoints(DatabaseOperations):
             boundary = request.message_index
         else:
             boundary = head.message_count if checkpoint is None else checkpoint.message_count
-        return (self._current_state(head) if checkpoint is None else checkpoint.state), boundary
+        return checkpoint, boundary
 
     def _current_state(self, head: Session) -> SessionState:
         return current_from(Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk))

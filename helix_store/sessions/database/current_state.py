@@ -1,4 +1,4 @@
-"""Where the current state is written: once, in the row the head points at."""
+"""Storage of the current state: once, in the row that the head points at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.reading import custom_state_of
 
 __all__ = [
-    "checkpoints_beyond",
     "current_key",
     "drop_checkpoints",
     "drop_unneeded_bases",
@@ -33,19 +32,19 @@ __all__ = [
 
 
 def step_checkpoints(db: Database, key: int) -> QuerySet[Checkpoint]:
-    """The checkpoints that a session's steps have made."""
+    """Return the checkpoints that a session's steps have made."""
     return Checkpoint.objects.using(db.alias).filter(session_id=key, kind=CheckpointKind.STEP, namespace="")
 
 
 def current_key(head: Session) -> int:
-    """The row that holds a locked session's current state."""
+    """Return the key of the row that holds a locked session's current state."""
     if head.current_id is None:
         raise IntegrityFault("A session has no current state.")
     return head.current_id
 
 
 def read_current(db: Database, head: Session) -> tuple[dict[str, Any], str]:
-    """Custom state and envelope of a locked session's current state."""
+    """Return the custom state and envelope of a locked session's current state."""
     payload, envelope, base_id, base = (
         Checkpoint.objects.using(db.alias)
         .filter(session_id=head.pk)
@@ -60,7 +59,7 @@ def write_current(
 ) -> dict[str, object]:
     """Store a state that no checkpoint records, and return the head columns that point at it.
 
-    A checkpoint is never overwritten. A row of kind ``state`` is, so no delta may have it as its base.
+    A checkpoint is never overwritten. A row of kind ``state`` is, so it must not be the base of a delta.
     """
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     columns = {
@@ -81,10 +80,10 @@ def write_current(
 
 
 def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) -> int:
-    """Delete step checkpoints of a locked session and return how many; the current state stays.
+    """Delete step checkpoints of a locked session and return their number; the current state is kept.
 
-    When the newest checkpoint holds the current state, it stops being a checkpoint and stays as the state, in
-    full. What remaining checkpoints are deltas from stays as their base.
+    If the newest checkpoint holds the current state, it is converted from a checkpoint to a plain state
+    stored in full. The bases that remaining checkpoints are deltas from are kept as bases.
     """
     demoted = 0
     if head.current_is_checkpoint:
@@ -93,7 +92,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
         _store_in_full(db, head)
         Session.objects.using(db.alias).filter(pk=head.pk).update(current_is_checkpoint=False, base_key=None)
         head.current_is_checkpoint, head.base_key = False, None
-    # Includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
+    # This includes bases that only doomed checkpoints need; `drop_unneeded_bases` removes them.
     deltas = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, base__isnull=False)
     needed = doomed.filter(pk__in=deltas.values("base_id"))
     demoted += needed.update(kind=CheckpointKind.BASE, checkpoint_id=None)
@@ -103,36 +102,30 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
 
 
 def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
-    """`drop_checkpoints` those of `checkpoints_beyond`, and return how many."""
-    doomed = checkpoints_beyond(db, head.pk, keep, before)
-    return 0 if doomed is None else drop_checkpoints(db, head, doomed)
+    """Drop all but the newest ``keep`` step checkpoints, or those of them made before a time.
 
-
-def checkpoints_beyond(
-    db: Database, key: int, keep: int, before: datetime | None = None
-) -> QuerySet[Checkpoint] | None:
-    """All but the newest ``keep`` checkpoints of a session's steps, or of these the ones made before a time.
-
-    ``None`` when there are not so many.
+    Return their number.
     """
-    checkpoints = step_checkpoints(db, key)
+    checkpoints = step_checkpoints(db, head.pk)
     versions = checkpoints.order_by("-version").values_list("version", flat=True)
     newest_to_go = next(iter(versions[keep : keep + 1]), None)
     if newest_to_go is None:
-        return None
-    beyond = checkpoints.filter(version__lte=newest_to_go)
-    return beyond if before is None else beyond.filter(created_at__lt=before)
+        return 0
+    doomed = checkpoints.filter(version__lte=newest_to_go)
+    if before is not None:
+        doomed = doomed.filter(created_at__lt=before)
+    return drop_checkpoints(db, head, doomed)
 
 
 def drop_unneeded_bases(db: Database, head: Session) -> None:
-    """Delete the bases of a locked session that no remaining delta builds on."""
+    """Delete the bases of a locked session that no remaining delta refers to."""
     rows = Checkpoint.objects.using(db.alias).filter(session_id=head.pk)
     needed = rows.filter(base_id=OuterRef("pk"))
     rows.filter(~Exists(needed), kind=CheckpointKind.BASE).delete()
 
 
 def _store_in_full(db: Database, head: Session) -> None:
-    """Replace the current state's delta by the full payload, so that it needs no base."""
+    """Replace the current state's delta with the full payload, so that it needs no base."""
     row = Checkpoint.objects.using(db.alias).filter(session_id=head.pk, pk=current_key(head))
     payload, base_id, base = row.values_list("payload", "base_id", "base__payload").get()
     if base_id is not None:

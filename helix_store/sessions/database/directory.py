@@ -1,12 +1,13 @@
-"""Sessions of every tenant: found by id, listed, and those with more checkpoints than are to be kept."""
+"""Sessions of every tenant: search by id, listing, and sessions with more checkpoints than should be kept."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Count, Min
+from django.db.models import Count, Exists, Min, OuterRef, Q
 
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import DatabaseOperations, reads
@@ -14,20 +15,18 @@ from helix_store.engine.expressions import after_keyset
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models import SubSessionRef as SubSessionRow
-from helix_store.sessions.database.current_state import checkpoints_beyond
 from helix_store.sessions.database.listing import filtered_sessions
-from helix_store.sessions.database.rows import sub_session_ref_from
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.sessions.layout import HEAD_FIELDS
-from helix_store.sessions.reading import listed_head
+from helix_store.sessions.reading import listed_head, sub_session_ref_from
 from helix_store.sessions.requests import SessionQuery
 
-__all__ = ["DatabaseDirectory", "SessionWithCheckpoints"]
+__all__ = ["DatabaseDirectory", "FoundSession"]
 
 _SESSION: Final = table(Session)
 
 _TENANTS_OF: Final = Statement(
-    # One look-up per tenant: no index begins with the session id.
+    # Look up each tenant separately: no index begins with the session id.
     f"""WITH RECURSIVE tenants(tenant) AS (
             SELECT min(tenant) FROM {_SESSION}
           UNION ALL
@@ -42,26 +41,37 @@ _TENANTS_OF: Final = Statement(
 )
 
 
-class SessionWithCheckpoints(NamedTuple):
-    """A session by its surrogate key, its tenant and its id, and how many checkpoints of steps it has."""
+class FoundSession(NamedTuple):
+    """A session's surrogate key, tenant and id."""
 
     key: int
     tenant: str
     session_id: str
-    checkpoints: int
 
 
 class DatabaseDirectory(DatabaseOperations):
-    """Reads across tenants. What belongs to one session uses the tenant of the `Database`."""
+    """Reads across tenants. Reads of a single session use the tenant of the `Database`."""
 
     def tenants_of(self, session_id: str) -> list[str]:
         return [tenant for (tenant,) in self.db.read(_TENANTS_OF, {"session_id": session_id})]
 
     @reads
+    def starting_with(self, start: str, *, tenant: str | None, limit: int) -> list[tuple[str, str]]:
+        """Return tenants and ids of sessions whose id begins with ``start``, except below another match."""
+        sessions = Session.objects.using(self.db.alias)
+        # This is a range because LIKE ignores case on SQLite, and ids are ordered by their bytes.
+        begins = Q(session_id__gte=start, session_id__lt=start + chr(sys.maxunicode))
+        roots = sessions.filter(begins, tenant=OuterRef("tenant"), session_id=OuterRef("root_session_id"))
+        found = sessions.filter(begins).exclude(Exists(roots.exclude(session_id=OuterRef("session_id"))))
+        if tenant is not None:
+            found = found.filter(tenant=tenant)
+        return list(found.order_by("session_id", "tenant").values_list("tenant", "session_id")[:limit])
+
+    @reads
     def select(
         self, query: SessionQuery, after: tuple[datetime, str, str] | None
     ) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
-        """The page of all tenants, the total when asked for, and whether more follows."""
+        """Return the page over all tenants, the total if requested, and whether more sessions follow."""
         matching = filtered_sessions(Session.objects.using(self.db.alias).all(), query)
         total = matching.count() if query.count else None
         prefix = "-" if query.descending else ""
@@ -75,7 +85,7 @@ class DatabaseDirectory(DatabaseOperations):
         return found, total, len(rows) > query.limit
 
     def tree(self, session_id: str) -> tuple[list[SessionHead], dict[str, list[SubSessionRef]]]:
-        """The sessions below and including one, and the refs of each by its id."""
+        """Return the session and all sessions below it, and the refs of each by session id."""
         return self._tree(tree_keys(self.db, session_id))
 
     @reads
@@ -99,8 +109,8 @@ class DatabaseDirectory(DatabaseOperations):
         session_id: str | None,
         after: int,
         limit: int,
-    ) -> list[SessionWithCheckpoints]:
-        """Sessions after a key with more than ``keep`` checkpoints of steps, the oldest ``before`` a time."""
+    ) -> list[FoundSession]:
+        """Return sessions after a key with over ``keep`` step checkpoints, the oldest ``before`` a time."""
         checkpoints = Checkpoint.objects.using(self.db.alias).filter(
             kind=CheckpointKind.STEP, namespace="", session_id__gt=after
         )
@@ -111,15 +121,6 @@ class DatabaseDirectory(DatabaseOperations):
         found: Any = checkpoints.values("session_id").annotate(count=Count("*")).filter(count__gt=keep)
         if before is not None:
             found = found.annotate(oldest=Min("created_at")).filter(oldest__lt=before)
-        counts = dict(found.order_by("session_id").values_list("session_id", "count")[:limit])
-        rows = Session.objects.using(self.db.alias).filter(pk__in=counts).order_by("pk")
-        return [
-            SessionWithCheckpoints(key, tenant, session_id, counts[key])
-            for key, tenant, session_id in rows.values_list("pk", "tenant", "session_id")
-        ]
-
-    @reads
-    def count_beyond(self, key: int, *, keep: int, before: datetime) -> int:
-        """How many checkpoints of a session are beyond the newest ``keep`` and from before a time."""
-        beyond = checkpoints_beyond(self.db, key, keep, before)
-        return 0 if beyond is None else beyond.count()
+        keys = list(found.order_by("session_id").values_list("session_id", flat=True)[:limit])
+        rows = Session.objects.using(self.db.alias).filter(pk__in=keys).order_by("pk")
+        return [FoundSession(*row) for row in rows.values_list("pk", "tenant", "session_id")]

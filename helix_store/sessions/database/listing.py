@@ -1,4 +1,4 @@
-"""Listing sessions: filters, keyset pages, heads only."""
+"""Listing of sessions: filters, keyset pages, heads only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["filtered_sessions", "select_sessions"]
 
 
 def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
-    """The page, the total when asked for, and whether more follows."""
+    """Return the page, the total if requested, and whether more sessions follow."""
     matching = filtered_sessions(_of_tenant(db, query), query)
     total = matching.count() if query.count else None
     prefix = "-" if query.descending else ""
@@ -33,16 +33,16 @@ def select_sessions(db: Database, query: SessionQuery) -> tuple[list[SessionHead
 
 
 def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
-    # Documents are found by an index of all tenants. PostgreSQL must know then how large this tenant is: of
-    # one that it takes for small it would look for all sessions too, to find those that are in both.
+    # An index over all tenants finds documents. PostgreSQL must therefore know how large this tenant is: if
+    # it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
     is_by_document = query.tags or query.metadata
     tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
     return Session.objects.using(db.alias).filter(tenant=tenant)
 
 
 def filtered_sessions(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
-    """The sessions that match every filter of a query."""
-    # An agent works for many users: there are fewer sessions of a user, or of a workspace.
+    """Return the sessions that match every filter of a query."""
+    # An agent works for many users, so a user or a workspace has fewer sessions than an agent.
     is_of_few = query.user_id is not None or query.workspace_id is not None
     sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
     equal: dict[str, Any] = {

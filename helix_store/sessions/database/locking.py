@@ -1,10 +1,10 @@
-"""The lock order, written once: session row, then lock row, then stream row, then children.
+"""The lock order, defined in one place: session row, then lock row, then stream row, then children.
 
-A step in one statement takes its share of the lock row first. Nothing waits for that share: it conflicts with
-an acquisition alone, which skips a locked row.
+A step in one statement takes its share lock on the lock row first. Nothing waits for that share lock: it
+conflicts only with an acquisition, which skips a locked row.
 
-What guards a write is read by a separate statement after the session's row is locked. A row joined into the
-locking statement would be as old as the start of that statement, also after a wait for the lock.
+A separate statement reads the values that guard a write after the session's row is locked. A row joined into
+the locking statement would be as old as the start of that statement, even after a wait for the lock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, Final
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.moments import as_utc
 from helix_store.core.types import TERMINAL_STATUSES
-from helix_store.engine.clocks import as_utc
 from helix_store.engine.database import Database
+from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.engine.rows import (
     lock_row,
     update_row,
@@ -36,9 +37,11 @@ __all__ = [
     "advance",
     "changed_columns",
     "check_guard",
+    "lock_known_session",
     "lock_session",
     "lock_sessions",
     "lock_sessions_of_tree",
+    "missing_session",
     "root_of",
     "session_key",
     "touch",
@@ -63,16 +66,32 @@ _JSON_TYPES: Final = frozenset({list, dict})
 
 
 def lock_session(db: Database, session_id: str, guard: Guard | None = None, *more_columns: str) -> Session:
-    """The session's narrow head, locked until the transaction ends, and fit for a guarded write.
+    """Lock the session's narrow head until the transaction ends, and return it ready for a guarded write.
 
-    ``more_columns`` are read with it. SQLite has no row locks: there the immediate write transaction is the
-    lock.
+    Also reads ``more_columns``. SQLite has no row locks: its immediate write transaction serves as the lock.
+    Raises `SessionNotFound` and `TenantMoved`.
     """
+    head = lock_known_session(db, session_id, guard, *more_columns)
+    if head is None:
+        raise missing_session(db, session_id)
+    return head
+
+
+def missing_session(db: Database, session_id: str) -> SessionNotFound:
+    """Return the error for a session that was not found, or raise `TenantMoved` if it may be elsewhere."""
+    refuse_moved(db)
+    return SessionNotFound(session_id)
+
+
+def lock_known_session(
+    db: Database, session_id: str, guard: Guard | None = None, *more_columns: str
+) -> Session | None:
+    """Lock a session as `lock_session` does, or return ``None``: the caller inserts it if a fence allows."""
     names = _in_order(_LOCKED_COLUMNS + more_columns)
     parameters = {"tenant": db.tenant, "session_id": session_id}
     row = lock_row(db, Session, names, SESSION_BY_ID, parameters)
     if row is None:
-        raise SessionNotFound(session_id)
+        return None
     head = Session.from_db(db.alias, names, row)
     # SQLite has neither booleans nor time zones.
     head.current_is_checkpoint = bool(head.current_is_checkpoint)
@@ -84,20 +103,21 @@ def lock_session(db: Database, session_id: str, guard: Guard | None = None, *mor
 
 @cache
 def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Columns in the order in which a model takes its values."""
+    """Return the columns in the order in which a model takes its values."""
     return tuple(field.attname for field in Session._meta.concrete_fields if field.attname in names)
 
 
 def check_guard(db: Database, head: Session, guard: Guard) -> None:
-    """Check what a write requires of a locked session. Raises `FencedOutError` and `StaleStateError`."""
-    hold_fence(db, head.session_id, guard)
+    """Check a write's conditions on a locked session. Raises `FencedOutError` and `StaleStateError`."""
+    if guard.fencing_token is not None:
+        hold_fence(db, head.session_id, guard)
     guard.check_version(head.version)
 
 
 def lock_sessions(db: Database, keys: Iterable[int], *, wait: bool = True) -> list[Session]:
-    """Lock whole sessions against everything, lowest key first, so that two trees cannot deadlock.
+    """Lock whole sessions exclusively, lowest key first, so that two trees cannot deadlock.
 
-    With ``wait=False`` those that another transaction has locked are left out.
+    With ``wait=False``, sessions that another transaction has locked are left out.
     """
     return list(
         Session.objects.using(db.alias)
@@ -111,7 +131,7 @@ def lock_sessions(db: Database, keys: Iterable[int], *, wait: bool = True) -> li
 def lock_sessions_of_tree(
     db: Database, session_ids: Collection[str], *more_columns: str
 ) -> dict[str, Session]:
-    """The narrow heads of sessions that are written together, lowest key first; unknown ones are left out."""
+    """Return narrow heads of sessions that are written together, lowest key first, without unknown ones."""
     heads = (
         sessions_with_ids(db, session_ids)
         .select_for_update(no_key=True)
@@ -122,25 +142,25 @@ def lock_sessions_of_tree(
 
 
 def root_of(db: Database, session_id: str) -> str:
-    """The id of the session at the top of the tree. Raises `SessionNotFound`."""
+    """Return the id of the session at the top of the tree. Raises `SessionNotFound`."""
     head = first_row(session_with_id(db, session_id).only("root_session_id"))
     if head is None:
-        raise SessionNotFound(session_id)
+        raise missing_session(db, session_id)
     return head.root_session_id or session_id
 
 
 def session_key(db: Database, session_id: str) -> int:
-    """The surrogate key of a session, for reads that need no lock. Raises `SessionNotFound`."""
+    """Return a session's surrogate key, for reads that need no lock. Raises `SessionNotFound`."""
     key = first_row(session_with_id(db, session_id).values_list("pk", flat=True))
     if key is None:
-        raise SessionNotFound(session_id)
+        raise missing_session(db, session_id)
     return key
 
 
 def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns whose new value differs from the locked row, which was read with all of them.
+    """Return the columns whose new value differs from the locked row, which was read with all of them.
 
-    To write a column costs more than to read it, and SQLite rewrites every index that has it.
+    Writing a column costs more than reading it, and SQLite rewrites every index that contains it.
     """
     return {
         name: value
@@ -152,7 +172,7 @@ def changed_columns(head: Session, columns: Mapping[str, Any]) -> dict[str, Any]
 def advance(db: Database, head: Session, *, at: datetime | None = None, **columns: Any) -> int:
     """Write columns of a locked head together with its next version, and return that version.
 
-    Every status that is written to a locked session passes here, and is announced.
+    Every status change of a locked session goes through this function and is announced by it.
     """
     version = head.version + 1
     update_row(db, Session, head.pk, {"version": version, "updated_at": at or moments.now(), **columns})
@@ -164,6 +184,6 @@ def advance(db: Database, head: Session, *, at: datetime | None = None, **column
 
 
 def touch(db: Database, head: Session) -> None:
-    """Make single statements that wait for this locked row look again at what depends on it."""
+    """Make single statements that wait for this locked row re-read the data that depends on it."""
     if db.has_row_locks:
         db.execute(TOUCH_SESSION, {"key": head.pk})

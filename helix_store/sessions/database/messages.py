@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from django.db.models import F, QuerySet
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.types import Message
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
@@ -18,24 +19,22 @@ from helix_store.engine.database import (
 from helix_store.engine.rows import (
     insert_rows,
 )
-from helix_store.exceptions import SessionNotFound
 from helix_store.models import (
     Checkpoint,
     CheckpointKind,
-    Message,
     Session,
 )
+from helix_store.models import Message as MessageRow
 from helix_store.sessions.database.current_state import drop_checkpoints
-from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.locking import advance, lock_session, missing_session
 from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
-from helix_store.sessions.requests import (
-    EncodedMessage,
-)
-from helix_store.sessions.sql import COPY_MESSAGES, MESSAGE_PAGE
+from helix_store.sessions.requests import EncodedMessage, decode_messages
+from helix_store.sessions.sql import MESSAGE_PAGE
 
-__all__ = ["DatabaseMessages", "copy_messages", "cut_history", "insert_messages"]
+__all__ = ["DatabaseMessages", "cut_history", "history_backwards", "insert_messages"]
 
 _ROWS_PER_STATEMENT = 1_000
+_LOOK_BACK = 20
 _COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
 
 
@@ -53,10 +52,10 @@ class DatabaseMessages(DatabaseOperations):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
-        if not descending and self.db.has_fast_reads:
+        if not descending:
             last = None if limit is None else offset + limit
             parameters = {"tenant": self.db.tenant, "session_id": session_id, "offset": offset, "last": last}
-            rows = self.db.read(MESSAGE_PAGE, parameters)
+            rows = self.db.read_if_fast(MESSAGE_PAGE, parameters)
             if rows:
                 return [payload for payload, _ in rows], rows[0][1]
         return self._page(session_id, offset, limit, descending)
@@ -101,32 +100,39 @@ class DatabaseMessages(DatabaseOperations):
         drop_checkpoints(self.db, head, beyond)
         return advance(self.db, head, message_count=keep)
 
-    def _of(self, session_id: str) -> QuerySet[Message]:
-        return Message.objects.using(self.db.alias).filter(session_id=pk_of(self.db, session_id))
+    def _of(self, session_id: str) -> QuerySet[MessageRow]:
+        return MessageRow.objects.using(self.db.alias).filter(session_id=pk_of(self.db, session_id))
 
     def _count(self, session_id: str) -> int:
         count = first_row(session_with_id(self.db, session_id).values_list("message_count", flat=True))
         if count is None:
-            raise SessionNotFound(session_id)
+            raise missing_session(self.db, session_id)
         return count
 
 
 def insert_messages(db: Database, head: Session, messages: Sequence[EncodedMessage], *, at: datetime) -> int:
-    """Append to a locked session and return the new message count; the caller writes it to the head."""
+    """Append to a locked session and return the new message count, which the caller writes to the head."""
     rows = [
         (head.pk, sequence, message.role, message.text, at)
         for sequence, message in enumerate(messages, head.message_count + 1)
     ]
     for start in range(0, len(rows), _ROWS_PER_STATEMENT):
-        insert_rows(db, Message, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
+        insert_rows(db, MessageRow, _COLUMNS, rows[start : start + _ROWS_PER_STATEMENT])
     return head.message_count + len(messages)
 
 
+def history_backwards(db: Database, head: Session) -> Iterator[Message]:
+    """The messages of a locked session, newest first, read in pages as they are needed."""
+    before = head.message_count + 1
+    while before > 1:
+        rows = MessageRow.objects.using(db.alias).filter(session_id=head.pk, sequence__lt=before)
+        texts = list(rows.order_by("-sequence").values_list("payload", flat=True)[:_LOOK_BACK])
+        if not texts:
+            return
+        yield from decode_messages(texts)
+        before -= len(texts)
+
+
 def cut_history(db: Database, head: Session, keep: int) -> None:
-    """Delete the messages of a locked session beyond the first ``keep``."""
-    Message.objects.using(db.alias).filter(session_id=head.pk, sequence__gt=keep).delete()
-
-
-def copy_messages(db: Database, *, source: int, target: int, count: int) -> None:
-    """Copy the first messages of one session to another, in the database, with their original times."""
-    db.execute(COPY_MESSAGES, {"source": source, "target": target, "count": count})
+    """Delete a locked session's messages beyond the first ``keep``."""
+    MessageRow.objects.using(db.alias).filter(session_id=head.pk, sequence__gt=keep).delete()

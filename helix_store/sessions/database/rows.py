@@ -1,4 +1,4 @@
-"""Finding a session by its id, and rows as value objects: models never leave the back end."""
+"""Look-up of sessions by id, and conversion of rows to value objects: models never leave the back end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from helix_store.core.types import (
     RunStatus,
     SessionState,
     SessionStatus,
-    SubSessionRef,
 )
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
@@ -25,7 +24,6 @@ from helix_store.exceptions import IntegrityFault
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import Session
-from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.deltas import Origin, remember_origin
 from helix_store.sessions.reading import checkpoint_state, current_state
 from helix_store.sessions.sql import CHECKPOINT_COLUMNS
@@ -42,24 +40,23 @@ __all__ = [
     "run_from",
     "session_with_id",
     "sessions_with_ids",
-    "sub_session_ref_from",
 ]
 
 R = TypeVar("R")
 
 CHECKPOINT_HEAD_COLUMNS: Final = CHECKPOINT_COLUMNS[: CHECKPOINT_COLUMNS.index("version") + 1]
-"""What a listed checkpoint is read from."""
+"""The columns of a listed checkpoint."""
 
 
 def first_row(rows: QuerySet[Any, R]) -> R | None:
-    """The first row of a query, or ``None``, without the ordering that ``first()`` adds."""
+    """Return the first row of a query, or ``None``, without the ordering that ``first()`` adds."""
     return next(iter(rows[:1]), None)
 
 
 def _head_values(row: Mapping[str, Any], session_id: str) -> dict[str, Any]:
     values = {name: row[name] for name in CHECKPOINT_HEAD_COLUMNS if name != "version"}
     try:
-        # No constraint of the database keeps the statuses of checkpoints.
+        # No constraint of the database restricts the statuses of checkpoints.
         status = SessionStatus(row["status"])
     except ValueError as exc:
         raise IntegrityFault(
@@ -73,12 +70,12 @@ def checkpoint_head_from(row: Mapping[str, Any], session_id: str) -> CheckpointH
 
 
 def base_of(base_id: int | None, payload: str | None) -> str | None:
-    """The payload that another one is a delta to; unreadable when it is gone, and ``None`` for no delta."""
+    """Return the payload under a delta: an unreadable text if it was deleted, ``None`` without a base."""
     return None if base_id is None else payload or ""
 
 
 def current_from(row: Mapping[str, Any]) -> SessionState:
-    """The state in a row of `CURRENT_COLUMNS`; it remembers what its next step can be a delta from."""
+    """Return the state in a row of `CURRENT_COLUMNS`; it remembers the base for its next step's delta."""
     base_id, payload = row["current__base_id"], row["current__payload"]
     base = base_of(base_id, row["current__base__payload"])
     state = current_state(row, payload, row["current__envelope"], base)
@@ -117,20 +114,7 @@ def run_from(row: RunRow, session_id: str) -> Run:
         started_at=row.started_at,
         ended_at=row.ended_at,
         completion_reason=row.completion_reason,
-        error=_decoded(row.error),
-    )
-
-
-def sub_session_ref_from(row: SubSessionRow) -> SubSessionRef:
-    return SubSessionRef(
-        sub_session_id=row.sub_session_id,
-        agent_type=row.agent_type,
-        parent_tool_call_id=row.parent_tool_call_id,
-        status=row.status,
-        location="remote" if row.location == "remote" else "local",
-        remote=_decoded(row.remote),
-        output=_decoded(row.output),
-        error=_decoded(row.error),
+        error=None if row.error is None else decode(row.error),
     )
 
 
@@ -144,27 +128,23 @@ def interrupt_from(row: InterruptRow, session_id: str) -> InterruptRequest:
     )
 
 
-def _decoded(text: str | None) -> Any:
-    return None if text is None else decode(text)
-
-
 # --- Sessions by id ---------------------------------------------------------------------------------
 
 
 def session_with_id(db: Database, session_id: str) -> QuerySet[Session]:
-    """The session of this id."""
+    """Return the session with this id."""
     return _of_tenant(db).filter(session_id=session_id)
 
 
 def sessions_with_ids(db: Database, session_ids: Collection[str]) -> QuerySet[Session]:
-    """The sessions of these ids."""
+    """Return the sessions with these ids."""
     return _of_tenant(db).filter(session_id__in=session_ids)
 
 
 def pk_of(db: Database, session_id: str) -> Subquery:
-    """What ``session_id`` of a child's row equals; no row's does when there is no such session.
+    """Return a subquery for ``session_id`` of a child's row; it matches no row if the session does not exist.
 
-    Joined to the session instead, PostgreSQL expects few rows, and sorts a whole history for its newest page.
+    With a join, PostgreSQL would expect few rows and sort a whole history to find its newest page.
     """
     return Subquery(session_with_id(db, session_id).values("pk")[:1])
 

@@ -12,6 +12,8 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_call_id
+from helix_store.core.moments import as_utc
 from helix_store.core.types import (
     InterruptKind,
     InterruptRequest,
@@ -20,14 +22,13 @@ from helix_store.core.types import (
     SessionStatus,
     SubSessionRef,
 )
-from helix_store.engine.clocks import as_utc
+from helix_store.engine.call_ids import recorded_value
 from helix_store.engine.database import (
     DatabaseOperations,
     reads,
     writes,
 )
-from helix_store.engine.outcomes import committed_once
-from helix_store.exceptions import RunNotFound, SessionNotFound
+from helix_store.exceptions import RunNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
 from helix_store.models import Session
@@ -35,15 +36,17 @@ from helix_store.models import SubSessionRef as SubSessionRow
 from helix_store.sessions.database.locking import (
     advance,
     lock_session,
+    missing_session,
     session_key,
+    touch,
 )
 from helix_store.sessions.database.rows import (
     first_row,
     interrupt_from,
     run_from,
     session_with_id,
-    sub_session_ref_from,
 )
+from helix_store.sessions.reading import sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -58,13 +61,13 @@ from helix_store.sessions.rules import (
     taken_run,
     unknown_ref,
 )
-from helix_store.sessions.sql import END_LOCKED_RUN, ENDED_RUN_COLUMNS, end_run
+from helix_store.sessions.sql import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
 
 __all__ = ["DatabaseRuns"]
 
 
 class _Earlier(NamedTuple):
-    """Of a session: is there a run with this id, which run is running, the last turn, is one interrupted."""
+    """Facts about a session: this run id exists, the running run, the last turn, an interrupt exists."""
 
     has_run: bool
     running_key: int | None
@@ -74,9 +77,46 @@ class _Earlier(NamedTuple):
 
 
 class DatabaseRuns(DatabaseOperations):
-    @writes
     def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
+    ) -> Run:
+        locked = partial(self._start_run_locked, session_id, run_id, start_sequence, supersede, guard)
+        if not self.db.has_fast_writes:
+            return locked()
+        token, version = guard.fencing_token, guard.expected_version
+        statement = start_run(is_expected=version is not None, is_fenced=token is not None)
+        call_id = new_call_id()
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "run_id": run_id,
+            "start_sequence": start_sequence,
+            "expected_version": version,
+            "fencing_token": token,
+            "at": moments.now(),
+            "call_id": call_id,
+        }
+
+        def start() -> Run:
+            for row in self.db.try_write(statement, parameters):
+                return _run_of(row, session_id)
+            return locked()
+
+        def look_first() -> Run:
+            return self._recorded_run(session_id, run_id, call_id) or locked()
+
+        return self.db.committed_once(start, look_first, operation_id=lambda: run_id)
+
+    def _recorded_run(self, session_id: str, run_id: str, call_id: str) -> Run | None:
+        """Return the run if this call has started or ended it. Locks the session."""
+        row = first_row(self._runs_of(lock_session(self.db, session_id).pk).filter(run_id=run_id))
+        if row is None or recorded_value(row.call_ids, call_id) is None:
+            return None
+        return run_from(row, session_id)
+
+    @writes
+    def _start_run_locked(
+        self, session_id: str, run_id: str, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
         head = lock_session(self.db, session_id, guard)
         runs = self._runs_of(head.pk)
@@ -103,7 +143,7 @@ class DatabaseRuns(DatabaseOperations):
         return run_from(row, session_id)
 
     def _earlier(self, key: int, run_id: str) -> _Earlier:
-        """What a new run must know of the session, in one statement; the session is locked."""
+        """Return what a new run must know about its locked session, in one statement."""
         runs = RunRow.objects.filter(session_id=OuterRef("pk"))
         running = runs.filter(status=RunStatus.RUNNING.value)
         return _Earlier(
@@ -124,19 +164,24 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is RunStatus.RUNNING or not self.db.has_fast_writes:
             return locked()
 
+        call_id = new_call_id()
+
         def end() -> Run:
             parameters = {
                 **_end_parameters(run_id, update),
+                "call_id": call_id,
                 "tenant": self.db.tenant,
                 "session_id": session_id,
                 "fencing_token": guard.fencing_token,
             }
             for row in self.db.try_write(end_run(is_fenced=guard.fencing_token is not None), parameters):
-                return _ended_run(row, session_id)
+                return _run_of(row, session_id)
             return locked()
 
-        # The end of a run has the same effect twice.
-        return committed_once(self.db, end, locked, operation_id=lambda: run_id)
+        def look_first() -> Run:
+            return self._recorded_run(session_id, run_id, call_id) or locked()
+
+        return self.db.committed_once(end, look_first, operation_id=lambda: run_id)
 
     @writes
     def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
@@ -144,7 +189,7 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                return _ended_run(ended, session_id)
+                return _run_of(ended, session_id)
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
@@ -227,6 +272,8 @@ class DatabaseRuns(DatabaseOperations):
         )
         standing = standing_request(self._pending(head.pk, session_id), wanted)
         if standing is wanted:
+            # A run that starts in one statement clears no request that it cannot see.
+            touch(self.db, head)
             InterruptRow.objects.using(self.db.alias).update_or_create(
                 session_id=head.pk,
                 defaults={
@@ -240,7 +287,7 @@ class DatabaseRuns(DatabaseOperations):
 
     @reads
     def check_interrupt(self, session_id: str, run_id: str | None) -> InterruptRequest | None:
-        # One statement: a worker asks before each step.
+        # This is one statement because a worker asks before each step.
         running = RunRow.objects.filter(
             session_id=OuterRef("pk"),
             status=RunStatus.RUNNING.value,
@@ -253,7 +300,7 @@ class DatabaseRuns(DatabaseOperations):
             .annotate(is_current=Exists(running))
         )
         if row is None:
-            raise SessionNotFound(session_id)
+            raise missing_session(self.db, session_id)
         found = getattr(row, "interrupt_request", None)
         if found is None or (found.run_id is not None and not row.is_current):
             return None
@@ -269,7 +316,7 @@ class DatabaseRuns(DatabaseOperations):
         return InterruptRow.objects.using(self.db.alias).filter(session_id=key)
 
     def _pending_of(self, key: int) -> QuerySet[InterruptRow]:
-        """The request, unless it is stale: `rules.is_stale`, in the query."""
+        """Return the request unless it is stale: the same condition as `rules.is_stale`, in the query."""
         running = RunRow.objects.filter(
             session_id=key, status=RunStatus.RUNNING.value, run_id=OuterRef("run_id")
         )
@@ -299,8 +346,8 @@ def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
 
 
-def _ended_run(values: tuple[Any, ...], session_id: str) -> Run:
-    row = RunRow(**dict(zip(ENDED_RUN_COLUMNS, values, strict=True)))
+def _run_of(values: tuple[Any, ...], session_id: str) -> Run:
+    row = RunRow(**dict(zip(RUN_COLUMNS, values, strict=True)))
     row.started_at, row.ended_at = as_utc(row.started_at), row.ended_at and as_utc(row.ended_at)
     return run_from(row, session_id)
 

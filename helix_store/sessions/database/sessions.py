@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.ids import new_call_id
 from helix_store.core.merging import merge_changes
 from helix_store.core.types import (
     SessionHead,
@@ -21,7 +22,7 @@ from helix_store.core.types import (
     StatusChange,
     StatusConflict,
 )
-from helix_store.engine.clocks import as_utc
+from helix_store.engine.call_ids import recorded_value
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
@@ -29,33 +30,44 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.errors import is_unique_violation
-from helix_store.engine.outcomes import committed_once
-from helix_store.exceptions import OutcomeUnknown, SessionExists, SessionNotFound
+from helix_store.engine.moved_tenants import refuse_moved
+from helix_store.exceptions import NotSupportedOnBackend, SessionExists
+from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Session
 from helix_store.sessions.announcements import signals_of_status
 from helix_store.sessions.backend import Counter
 from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import read_current, write_current
 from helix_store.sessions.database.listing import select_sessions
-from helix_store.sessions.database.locking import advance, lock_session
+from helix_store.sessions.database.locking import advance, lock_known_session, lock_session
 from helix_store.sessions.database.rows import (
     current_from,
     first_row,
+    interrupt_from,
     session_with_id,
 )
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state, settled_mode
+from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state
 from helix_store.sessions.reading import current_state
 from helix_store.sessions.requests import (
     NewSession,
+    OpenedStep,
     SessionQuery,
 )
-from helix_store.sessions.sql import COMPARE_AND_SET_STATUS, CURRENT_COLUMNS, LOAD_STATE
+from helix_store.sessions.rules import written_columns
+from helix_store.sessions.sql import (
+    COMPARE_AND_SET_STATUS,
+    CURRENT_COLUMNS,
+    INTERRUPT_COLUMNS,
+    LOAD_CAPPED_STEP,
+    LOAD_STATE,
+    LOAD_STEP,
+)
 
 __all__ = ["DatabaseSessions", "insert_session", "lock_or_insert_session", "replace_custom_state"]
 
 _ATTEMPTS_TO_INSERT: Final = 5
-"""An isolation stricter than READ COMMITTED never sees the session that was in the way: it must end."""
+"""The limit exists because isolation above READ COMMITTED never sees the session that was in the way."""
 
 
 class DatabaseSessions(DatabaseOperations):
@@ -72,25 +84,56 @@ class DatabaseSessions(DatabaseOperations):
         return session_with_id(self.db, session_id).exists()
 
     def load(self, session_id: str) -> SessionState | None:
-        if not self.db.has_fast_reads:
+        rows = self.db.read_if_fast(LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id})
+        if rows is None:
             return self._load(session_id)
-        rows = self.db.read(LOAD_STATE, {"tenant": self.db.tenant, "session_id": session_id})
         if not rows:
+            refuse_moved(self.db)
             return None
-        row = dict(zip(CURRENT_COLUMNS, rows[0], strict=True))
-        row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
-        return current_from(row)
+        *current, has_budgets = rows[0]
+        state = _current_state(current)
+        state._is_capped = has_budgets
+        return state
+
+    def open_step(
+        self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
+    ) -> OpenedStep | None:
+        """Read what a step begins with in one statement. Raises `NotSupportedOnBackend`."""
+        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
+        rows = self.db.read_if_fast(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step)
+        if rows is None:
+            raise NotSupportedOnBackend
+        for row in rows:
+            current = row[: len(CURRENT_COLUMNS)]
+            has_staged, *interrupt, may_be_stopped = row[len(CURRENT_COLUMNS) :]
+            request = dict(zip(INTERRUPT_COLUMNS, interrupt, strict=True))
+            return OpenedStep(
+                _current_state(current),
+                has_staged,
+                None if request["kind"] is None else interrupt_from(InterruptRow(**request), session_id),
+                may_be_stopped,
+            )
+        refuse_moved(self.db)
+        return None
 
     @reads
     def _load(self, session_id: str) -> SessionState | None:
         row = first_row(session_with_id(self.db, session_id).values(*CURRENT_COLUMNS))
-        return None if row is None else current_from(row)
+        if row is None:
+            refuse_moved(self.db)
+            return None
+        return current_from(row)
 
     @writes
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
-        head = lock_session(self.db, session_id, guard)
+        head = lock_session(self.db, session_id, guard, "client_tool_call_ownership")
         at = moments.now()
-        columns = {**encoded.columns, "mode": settled_mode(head.mode, encoded.columns["mode"])}
+        columns = written_columns(
+            encoded,
+            session_id=session_id,
+            mode=head.mode,
+            ownership=head.client_tool_call_ownership,
+        )
         pointer = write_current(
             self.db,
             head,
@@ -118,7 +161,7 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        at = moments.now()
+        call_id = new_call_id()
         compare = partial(self._compare_and_set_locked, session_id, expected, status, failure_reason, guard)
 
         def compare_in_one_statement() -> StatusChange | StatusConflict:
@@ -128,7 +171,8 @@ class DatabaseSessions(DatabaseOperations):
                 "expected": [member.value for member in expected],
                 "status": status.value,
                 "failure_reason": failure_reason,
-                "at": at,
+                "at": moments.now(),
+                "call_id": call_id,
             }
             for (version,) in self.db.try_write(COMPARE_AND_SET_STATUS, parameters):
                 announce(self.db, session_id, signals_of_status("", status, failure_reason))
@@ -136,21 +180,18 @@ class DatabaseSessions(DatabaseOperations):
             return compare()
 
         def look_first() -> StatusChange | StatusConflict:
-            head = lock_session(self.db, session_id, None, "updated_at")
-            written_at = as_utc(head.updated_at)
-            if written_at > at:
-                # By another write, which may have come after this one.
-                raise OutcomeUnknown(session_id)
-            if written_at < at or head.status != status:
+            call_ids = lock_session(self.db, session_id, None, "call_ids").call_ids
+            version = recorded_value(call_ids, call_id)
+            if version is None:
                 return compare()
             announce(self.db, session_id, signals_of_status("", status, failure_reason))
-            return StatusChange(new_version=head.version)
+            return StatusChange(new_version=int(version))
 
-        # Else the status before the write must be read, to know whether it becomes terminal.
+        # Otherwise the status before the write must be read, to find out if the session becomes terminal.
         changes_if_written = not status.is_terminal or status not in expected
         if guard == Guard() and changes_if_written and self.db.has_fast_writes:
-            return committed_once(
-                self.db, compare_in_one_statement, look_first, operation_id=lambda: session_id
+            return self.db.committed_once(
+                compare_in_one_statement, look_first, operation_id=lambda: session_id
             )
         return compare()
 
@@ -194,8 +235,14 @@ class DatabaseSessions(DatabaseOperations):
         return select_sessions(self.db, query)
 
 
+def _current_state(values: Sequence[Any]) -> SessionState:
+    row = dict(zip(CURRENT_COLUMNS, values, strict=True))
+    row["tags"], row["metadata"] = _from_jsonb(row["tags"]), _from_jsonb(row["metadata"])
+    return current_from(row)
+
+
 def _from_jsonb(text: str) -> Any:
-    # Most are empty, and the decoder takes longer to begin than to read.
+    # Most values are empty, and starting the decoder takes longer than decoding.
     return [] if text == "[]" else {} if text == "{}" else json.loads(text)
 
 
@@ -220,22 +267,26 @@ def insert_session(db: Database, new: NewSession, *, root_session_id: str, at: d
 
 
 def lock_or_insert_session(
-    db: Database, session_id: str, new: Callable[[], NewSession], guard: Guard
+    db: Database, session_id: str, new: Callable[[], NewSession], guard: Guard, *more_columns: str
 ) -> tuple[Session, bool]:
-    """The locked head of a session, and whether it was inserted: ``new`` makes it for an unknown id."""
+    """Lock a session, or insert the one that ``new`` makes; return the head and whether it was inserted.
+
+    Also reads ``more_columns``.
+    """
     is_new = False
     for _ in range(_ATTEMPTS_TO_INSERT):
-        with suppress(SessionNotFound):
-            return lock_session(db, session_id, guard), is_new
-        # Another writer may insert the session in the meantime: both go on with it, unless it is deleted.
+        head = lock_known_session(db, session_id, guard, *more_columns)
+        if head is not None:
+            return head, is_new
+        # Another writer may insert the session in the meantime: both then use it, unless it is deleted.
         with suppress(SessionExists), transaction.atomic(using=db.alias):
             insert_session(db, new(), root_session_id=session_id, at=moments.now())
             is_new = True
-    return lock_session(db, session_id, guard), is_new
+    return lock_session(db, session_id, guard, *more_columns), is_new
 
 
 def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:
-    """Write a changed custom state of a locked session between checkpoints, and return the new version."""
+    """Write a locked session's changed custom state between checkpoints, and return the new version."""
     at = moments.now()
     payload = encode_custom_state(custom_state, envelope, db.limits)
     pointer = write_current(db, head, payload=payload, envelope=envelope, version=head.version + 1, at=at)

@@ -6,27 +6,39 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
-from django.db.models import BigIntegerField, Exists, FilteredRelation, OuterRef, Q, Subquery, Value
+from django.db.models import (
+    BigIntegerField,
+    BooleanField,
+    Exists,
+    ExpressionWrapper,
+    FilteredRelation,
+    OuterRef,
+    Q,
+    Subquery,
+    Value,
+)
+from django.db.models.functions import Now
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.merging import promote_staged, with_staged
+from helix_store.core.ids import new_call_id
+from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
-from helix_store.engine.connections import release_once
-from helix_store.engine.database import Database, DatabaseOperations, reads, writes
-from helix_store.engine.outcomes import committed_once
+from helix_store.engine.call_ids import recorded_value
+from helix_store.engine.database import Database, DatabaseOperations, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import (
     HelixStoreError,
     IdempotencyConflict,
     OutcomeUnknown,
     RunNotFound,
-    SessionNotFound,
 )
-from helix_store.models import Checkpoint, CheckpointKind, Operation, Run, Session, StagedChange
+from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
 from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.approvals import used_approvals
 from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
@@ -34,28 +46,38 @@ from helix_store.sessions.database.locking import (
     changed_columns,
     check_guard,
     lock_session,
+    missing_session,
     touch,
 )
-from helix_store.sessions.database.messages import insert_messages
-from helix_store.sessions.database.rows import session_with_id
+from helix_store.sessions.database.messages import history_backwards, insert_messages
+from helix_store.sessions.database.posts import receive_due, received_at
+from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.sessions import replace_custom_state
 from helix_store.sessions.deltas import StoredPayload, origin_of, remember_step, stored_payload
-from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState, settled_mode, with_custom_state
-from helix_store.sessions.requests import EncodedMessage, StepRequest, decode_staged
-from helix_store.sessions.sql import STAGE_CHANGE, TAKE_STAGED
+from helix_store.sessions.layout import WRITTEN_COLUMNS, EncodedState
+from helix_store.sessions.posts import has_open_calls
+from helix_store.sessions.requests import (
+    EncodedMessage,
+    StagedRow,
+    StepRequest,
+    decode_messages,
+    decode_staged,
+)
+from helix_store.sessions.rules import written_columns
+from helix_store.sessions.sql import STAGE_CHANGE, STAGED_CHANGES, TAKE_STAGED
 from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES, STAGED_ROWS, step_statement
 
 __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
 
 class DatabaseStaging(DatabaseOperations):
-    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
+    def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
+        call_id = new_call_id()
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
         if not self.db.has_fast_writes:
-            locked()
-            return
+            return locked()
 
-        def stage() -> None:
+        def stage() -> StagedRow | None:
             parameters = {
                 "tenant": self.db.tenant,
                 "session_id": session_id,
@@ -63,12 +85,27 @@ class DatabaseStaging(DatabaseOperations):
                 "tool_call_id": tool_call_id,
                 "payload": text,
                 "at": moments.now(),
+                "call_id": call_id,
             }
-            if not self.db.try_write(STAGE_CHANGE, parameters):
+            for row in self.db.try_write(STAGE_CHANGE, parameters):
+                return StagedRow(*row)
+            return locked()
+
+        def look_first() -> None:
+            if not self._was_staged(session_id, step_id, tool_call_id, call_id):
                 locked()
 
-        # A change replaces itself.
-        committed_once(self.db, stage, locked, operation_id=lambda: tool_call_id)
+        return self.db.committed_once(stage, look_first, operation_id=lambda: tool_call_id)
+
+    def _was_staged(self, session_id: str, step_id: str, tool_call_id: str, call_id: str) -> bool:
+        """Return whether a call has staged a change, even if it was taken since. Locks the session."""
+        key = lock_session(self.db, session_id).pk
+        if Operation.objects.using(self.db.alias).filter(session_id=key, operation_id=call_id).exists():
+            return True
+        staged = StagedChange.objects.using(self.db.alias).filter(
+            session_id=key, step_id=step_id, tool_call_id=tool_call_id
+        )
+        return recorded_value(first_row(staged.values_list("call_ids", flat=True)), call_id) is not None
 
     @writes
     def _stage_locked(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
@@ -87,17 +124,12 @@ class DatabaseStaging(DatabaseOperations):
             update_fields=["payload", "created_at"],
         )
 
-    @reads
     def staged(self, session_id: str, step_id: str) -> list[StagedChanges]:
-        # The row of the session comes also without staged changes: one statement, and it knows the session.
-        rows = list(
-            session_with_id(self.db, session_id)
-            .annotate(staged=FilteredRelation("staged_changes", condition=Q(staged_changes__step_id=step_id)))
-            .values_list("staged__pk", "staged__payload")
-        )
+        step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id}
+        rows = self.db.read(STAGED_CHANGES, step)
         if not rows:
-            raise SessionNotFound(session_id)
-        return decode_staged(text for key, text in sorted(rows) if key is not None)
+            raise missing_session(self.db, session_id)
+        return decode_staged([text for key, text in sorted(rows) if key is not None])
 
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
@@ -112,64 +144,68 @@ class DatabaseStaging(DatabaseOperations):
     @writes
     def discard(self, session_id: str, step_id: str) -> int:
         head = lock_session(self.db, session_id)
-        rows = StagedChange.objects.using(self.db.alias).filter(session_id=head.pk, step_id=step_id)
-        discarded, _ = rows.delete()
+        discarded = len(_take_staged(self.db, head, step_id))
         if discarded:
             touch(self.db, head)
         return discarded
 
 
 class DatabaseSteps(DatabaseOperations):
-    """A step as one statement where the database has that form, else as lock, decision and writes."""
+    """Steps as one statement if the database supports that form, otherwise as lock, decision and writes."""
 
     def commit(self, request: StepRequest) -> StepCommit:
-        with release_once(self.db.connection):
-            return committed_once(
-                self.db,
-                partial(self._commit, request),
-                partial(self._commit_locked, request, is_repeat=True),
-                operation_id=lambda: request.name,
-            )
+        return self.db.committed_once(
+            partial(self._commit, request),
+            partial(self._commit_locked, request, is_repeat=True),
+            operation_id=lambda: request.name,
+        )
 
     def _commit(self, request: StepRequest) -> StepCommit:
         commit = None
-        if request.operation_id is None and self.db.has_fast_writes:
+        if request.operation_id is None and not request.uses and self.db.has_fast_writes:
             commit = self._in_one_statement(request)
         return self._in_a_transaction(request) if commit is None else commit
 
     def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
-        """Commit a step; ``None`` when it takes more deciding than one statement does.
+        """Commit a step, or return ``None`` if it needs the portable form.
 
-        What is staged is read first if the last step of this state promoted something; else the statement
-        returns it. A second statement promotes it, if it is still the same.
+        Staged changes whose rows are unknown are read first if the handle staged something, or if the last
+        step of this state promoted something; otherwise the statement returns them. A second statement then
+        promotes them, if they have not changed.
         """
         staged = self._staged_rows(request)
-        if not staged:
+        if not (staged or request.staged):
             commit, staged = self._try(request, request.encoded, ())
             if not staged:
                 return commit
         try:
-            encoded = self._promoted(request, decode_staged(row.payload for row in staged))
+            changes = decode_staged([row.payload for row in staged])
+            if request.staged:
+                request.require_staged(changes)
+            encoded = request.promote(changes)
         except HelixStoreError:
-            # A change that cannot be applied. Whether the session is stale or gone comes first.
+            # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
         return self._try(request, encoded, staged)[0]
 
-    def _staged_rows(self, request: StepRequest) -> list[_StagedRow]:
+    def _staged_rows(self, request: StepRequest) -> list[StagedRow]:
+        if request.staged_rows:
+            return sorted(request.staged_rows, key=lambda row: int(row.version.split(":")[0]))
         origin = origin_of(request.state)
-        if origin is None or not origin.expects_staging:
+        follows_promotion = origin is not None and origin.expects_staging
+        if not (follows_promotion if request.staged is None else request.staged):
             return []
         step = {
             "tenant": self.db.tenant,
             "session_id": request.session_id,
             "step_id": request.step.step_id,
         }
-        return [_StagedRow(*row) for row in self.db.read(STAGED_ROWS, step)]
+        return [StagedRow(*row) for row in self.db.read(STAGED_ROWS, step)]
 
     def _try(
-        self, request: StepRequest, encoded: EncodedState, staged: Sequence[_StagedRow]
-    ) -> tuple[StepCommit | None, list[_StagedRow]]:
-        """The commit of a step that promotes these rows, or what is staged instead."""
+        self, request: StepRequest, encoded: EncodedState, staged: Sequence[StagedRow]
+    ) -> tuple[StepCommit | None, list[StagedRow]]:
+        """Try to commit a step that promotes these rows, and return its commit or the rows staged instead."""
         at = moments.now()
         expected_version = request.guard.expected_version
         stored = stored_payload(
@@ -184,12 +220,13 @@ class DatabaseSteps(DatabaseOperations):
             tuple(columns),
             messages=min(len(request.messages), MAX_SINGLE_MESSAGES + 1),
             merges=bool(staged),
-            is_delta=stored.is_delta,
+            is_delta=stored.base_id is not None,
             is_expected=expected_version is not None,
             is_fenced=request.guard.fencing_token is not None,
             is_of_run=request.run_id is not None,
             prunes=request.keep is not None,
             ends=ends,
+            receives=request.reception is not None,
         )
         tags, metadata = encoded.columns["tags"], encoded.columns["metadata"]
         parameters = {
@@ -211,7 +248,7 @@ class DatabaseSteps(DatabaseOperations):
         }
         rows = self.db.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
-            return None, [_StagedRow(version, payload) for _, _, _, version, payload in rows]
+            return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
         new_version, row_id, earlier_status, _, _ = rows[0]
         if ends:
             status, failure_reason = encoded.columns["status"], encoded.columns["failure_reason"]
@@ -224,29 +261,50 @@ class DatabaseSteps(DatabaseOperations):
         return self._commit_locked(request)
 
     def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
-        """Lock, staging, messages, checkpoint, head: the same statements for any length of the history.
+        """Lock the session, promote its staging, and write messages, checkpoint and head.
 
-        One more reads a run or an operation id, and one more records the operation. Up to five more prune.
+        The number of statements does not depend on the length of the history. One more reads a run or an
+        operation id, one more records the operation, and up to five more prune.
         """
-        head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS)
+        more_columns = ("approved_tool_calls",) if request.uses else ()
+        head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, *more_columns)
         claims = _read_claims(self.db, head, request, is_repeat=is_repeat)
         if claims.earlier_commit is not None:
             if is_repeat:
-                # The status that the lost statement found is not known: a repeated end is told again.
+                # The status that the lost statement found is unknown, so a repeated end is announced again.
                 status, reason = head.status, request.encoded.columns["failure_reason"]
                 announce(self.db, request.session_id, signals_of_status("", status, reason))
+                if request.reception is not None:
+                    request.reception.is_continued = status not in TERMINAL_STATUSES
             return claims.earlier_commit
         if is_repeat and _may_be_pruned(head, request):
             raise OutcomeUnknown(request.name)
+        staged = _take_staged(self.db, head, request.step.step_id)
+        if request.staged:
+            # This comes before the guard: another worker may have staged the changes and made the step stale.
+            request.require_staged(staged)
         check_guard(self.db, head, request.guard)
         if request.run_id is not None and not claims.run_exists:
             raise RunNotFound(request.run_id)
-        mode = settled_mode(head.mode, request.encoded.columns["mode"])
+        given = request
+        if request.reception is not None:
+            request = request.continued(request.reception, has_due_posts=claims.has_due_posts)
+        written = written_columns(
+            request.encoded,
+            session_id=request.session_id,
+            mode=head.mode,
+            ownership=head.client_tool_call_ownership,
+        )
         at = moments.now()
-        staged = _take_staged(self.db, head, request.step.step_id)
-        encoded = self._promoted(request, staged)
-        message_count = insert_messages(self.db, head, request.messages, at=at)
-        commit = StepCommit(request.checkpoint_id, new_version=head.version + 1)
+        encoded = request.promote(staged)
+        given.custom_state = request.custom_state
+        received = self._received(head, request, at) if claims.has_due_posts else []
+        message_count = insert_messages(self.db, head, [*request.messages, *received], at=at)
+        commit = StepCommit(
+            request.checkpoint_id,
+            new_version=head.version + 1,
+            received=decode_messages([message.text for message in received]) if received else [],
+        )
         stored = stored_payload(
             request.state,
             encoded.payload,
@@ -256,55 +314,51 @@ class DatabaseSteps(DatabaseOperations):
         )
         checkpoint = _checkpoint_columns(request, encoded, stored, at)
         checkpoint |= {"session_id": head.pk, "version": commit.new_version, "message_count": message_count}
-        # A state that waited between checkpoints becomes this one.
+        # A state that was waiting between checkpoints becomes this one.
         if head.current_id is not None and not head.current_is_checkpoint:
             row_id = head.current_id
             update_row(self.db, Checkpoint, row_id, checkpoint)
         else:
             row_id = insert_row(self.db, Checkpoint, checkpoint)
         columns = {
-            **encoded.columns,
+            **written,
             "current_id": row_id,
             "current_is_checkpoint": True,
             "base_key": stored.base_key,
-            "mode": mode,
             "message_count": message_count,
         }
+        if request.uses:
+            columns["approved_tool_calls"] = used_approvals(
+                head.approved_tool_calls, request.uses, request.step.step_id
+            )
         advance(self.db, head, at=at, **changed_columns(head, columns))
         if request.keep is not None:
             head.current_id, head.current_is_checkpoint = row_id, True
             keep_checkpoints(self.db, head, request.keep)
         if request.operation_id is not None:
-            _record_operation(self.db, head, request.operation_id, request, commit, at)
+            _record_operation(self.db, head, request.operation_id, given, commit, at)
         remember_step(request.state, stored, row_id, commit.new_version, has_promoted=bool(staged))
         return commit
 
-    def _promoted(self, request: StepRequest, staged: Sequence[StagedChanges]) -> EncodedState:
-        """The state with what was staged."""
-        if not staged:
-            return request.encoded
-        limits, custom_state = request.limits, request.state.custom_state
-        promoted = with_staged(custom_state, staged, limits=limits)
-        return with_custom_state(request.encoded, custom_state, promoted, limits)
-
-
-class _StagedRow(NamedTuple):
-    """A staged change as text, and the version of the row that holds it."""
-
-    version: str
-    payload: str
+    def _received(self, head: Session, request: StepRequest, at: datetime) -> list[EncodedMessage]:
+        """Receive due posts and return their messages, unless calls are open after those of the step."""
+        own = decode_messages([message.text for message in reversed(request.messages)])
+        if has_open_calls(chain(own, history_backwards(self.db, head))):
+            return []
+        position = head.message_count + len(request.messages)
+        return receive_due(self.db, head, position=position, at=at)
 
 
 def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
-    """Remove and return a step's staged changes, in staging order. The session is locked."""
-    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id})
+    """Remove and return a step's staged changes, in staging order. The session must be locked."""
+    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": moments.now()})
     return decode_staged(payload for _, payload in sorted(rows))
 
 
 def _checkpoint_columns(
     request: StepRequest, encoded: EncodedState, stored: StoredPayload, at: datetime
 ) -> dict[str, Any]:
-    """The columns of a step's checkpoint, the only list of them; those with ``None`` come from the head."""
+    """Return the columns of a step's checkpoint, listed only here; those with ``None`` come from the head."""
     return {
         "session_id": None,
         "kind": CheckpointKind.STEP.value,
@@ -339,24 +393,28 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
 
 
 class _Claims(NamedTuple):
-    """Whether the run of a request exists, and the commit of an earlier call under its operation id."""
+    """Whether the run of a request exists, the commit of an earlier call with the same operation id, and
+    whether there are due posts to receive.
+    """
 
     run_exists: bool = False
     earlier_commit: StepCommit | None = None
+    has_due_posts: bool = False
 
 
 def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat: bool) -> _Claims:
-    """Look both up in one statement, after the lock: an earlier look could miss a twin's commit.
+    """Look up all in one statement after the lock: an earlier one could miss a duplicate's commit or a post.
 
     An operation id that the store made is the id of the checkpoint. Raises `IdempotencyConflict`.
     """
     name = request.name if is_repeat else request.operation_id
-    if request.run_id is None and name is None:
+    if request.run_id is None and name is None and request.reception is None:
         return _Claims()
     checkpoint = Checkpoint.objects.filter(
         session_id=OuterRef("pk"), checkpoint_id=name, kind=CheckpointKind.STEP, step_id=request.step.step_id
     )
-    run_exists, digest, recorded_id, version, checkpoint_version = (
+    received = Post.objects.filter(session_id=OuterRef("pk"), received_version__isnull=False)
+    run_exists, has_due_posts, digest, recorded_id, version, checkpoint_version, has_received = (
         Session.objects.using(db.alias)
         .filter(pk=head.pk)
         .annotate(
@@ -364,28 +422,37 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
             checkpoint_version=(
                 Value(None, BigIntegerField()) if name is None else Subquery(checkpoint.values("version")[:1])
             ),
+            has_received=Exists(received),
+            has_due_posts=ExpressionWrapper(Q(next_post_at__lte=Now()), BooleanField()),
             run_exists=Exists(Run.objects.filter(session_id=OuterRef("pk"), run_id=request.run_id)),
         )
         .values_list(
             "run_exists",
+            "has_due_posts",
             "operation__digest",
             "operation__checkpoint_id",
             "operation__version",
             "checkpoint_version",
+            "has_received",
         )
         .get()
     )
+
+    def commit(checkpoint_id: str, version: int) -> StepCommit:
+        received = received_at(db, head, version) if has_received else []
+        return StepCommit(checkpoint_id, new_version=version, received=received)
+
     if name is not None and checkpoint_version is not None:
-        return _Claims(run_exists, StepCommit(name, new_version=checkpoint_version))
+        return _Claims(run_exists, commit(name, checkpoint_version))
     if digest is None or request.operation_id is None:
-        return _Claims(run_exists)
+        return _Claims(run_exists, has_due_posts=bool(has_due_posts) and request.reception is not None)
     if digest != request.digest():
         raise IdempotencyConflict(request.operation_id)
-    return _Claims(run_exists, StepCommit(recorded_id, new_version=version))
+    return _Claims(run_exists, commit(recorded_id, version))
 
 
 def _may_be_pruned(head: Session, request: StepRequest) -> bool:
-    """Whether the checkpoint of the lost step may have been pruned by as many later steps as are kept."""
+    """Return whether as many later steps as are kept may have pruned the lost step's checkpoint."""
     expected_version = request.guard.expected_version
     before = request.state.version if expected_version is None else expected_version
     return request.keep is not None and request.operation_id is None and head.version - before > request.keep

@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.db.models import QuerySet
 
 from helix_store.core import moments
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
     PendingToolCall,
@@ -19,7 +20,6 @@ from helix_store.core.types import (
     SubmissionOutcome,
 )
 from helix_store.core.validation import datetime_to_milliseconds
-from helix_store.engine.clocks import database_now
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
@@ -27,18 +27,18 @@ from helix_store.engine.database import (
     writes,
 )
 from helix_store.engine.expressions import NoIndexHint, after_keyset
-from helix_store.exceptions import (
-    ConflictError,
-    SessionNotFound,
-)
+from helix_store.engine.rows import update_row
+from helix_store.exceptions import ConflictError
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
+from helix_store.sessions.answers import Answer
 from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
     lock_session,
     lock_sessions_of_tree,
+    missing_session,
     root_of,
 )
 from helix_store.sessions.database.rows import current_from, first_row
@@ -50,7 +50,6 @@ from helix_store.sessions.rules import (
 )
 from helix_store.sessions.sql import CURRENT_COLUMNS
 from helix_store.sessions.tool_calls import (
-    Answer,
     ToolCalls,
     claimed_ownership,
     is_answered,
@@ -67,6 +66,7 @@ _CALL_COLUMNS: Final = (
     "completed_client_tool_calls",
     "client_tool_call_ownership",
 )
+_ANSWER_COLUMNS: Final = (*_CALL_COLUMNS, "approved_tool_calls")
 
 
 class DatabaseWaiting(DatabaseOperations):
@@ -83,7 +83,7 @@ class DatabaseWaiting(DatabaseOperations):
         locked = lock_sessions_of_tree(self.db, {owner_id, root_id}, *_CALL_COLUMNS)
         owner = locked.get(owner_id)
         if owner is None:
-            raise SessionNotFound(owner_id)
+            raise missing_session(self.db, owner_id)
         hold_fence(self.db, session_id, guard)
         columns = _asked_columns(self.db, owner, calls, locked.get(root_id))
         if columns:
@@ -94,13 +94,15 @@ class DatabaseWaiting(DatabaseOperations):
         self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
     ) -> Submission:
         owner_id, root_id = self._owner_of(session_id, tool_call_id)
-        owner = lock_sessions_of_tree(self.db, {owner_id}, *_CALL_COLUMNS).get(owner_id)
+        owner = lock_sessions_of_tree(self.db, {owner_id}, *_ANSWER_COLUMNS).get(owner_id)
         if owner is None or tree_of(owner_id, owner.root_session_id) != root_id:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
-        calls = _calls_of(owner)
+        calls = ToolCalls.stored(
+            owner.pending_client_tool_calls, owner.completed_client_tool_calls, owner.approved_tool_calls
+        )
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
-        if outcome is SubmissionOutcome.ACCEPTED:
+        if outcome.is_stored:
             columns = calls.columns(self.db.limits)
             version = advance(self.db, owner, **columns)
             if is_answered(columns["pending_client_tool_calls"]):
@@ -111,6 +113,20 @@ class DatabaseWaiting(DatabaseOperations):
             session_id=None if outcome is SubmissionOutcome.UNKNOWN_TOOL_CALL else owner_id,
             new_version=version,
         )
+
+    @reads
+    def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        columns = (
+            "version",
+            "pending_client_tool_calls",
+            "completed_client_tool_calls",
+            "approved_tool_calls",
+        )
+        row = first_row(self._rows.filter(session_id=session_id).values_list(*columns))
+        if row is None:
+            raise missing_session(self.db, session_id)
+        version, *texts = row
+        return version, ToolCalls.stored(*texts).approved_call(tool_call_id)
 
     @writes
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
@@ -123,7 +139,7 @@ class DatabaseWaiting(DatabaseOperations):
 
     @reads
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
-        at = database_now(self.db) if now is None else now
+        at = self.db.now() if now is None else now
         now_milliseconds = datetime_to_milliseconds(at)
         sessions = (
             Session.objects.using(self.db.alias)
@@ -136,8 +152,8 @@ class DatabaseWaiting(DatabaseOperations):
         )
         calls: list[PendingToolCall] = []
         page, missing = sessions, limit
-        # Each session has at least one such call, so that the first calls are those of the first sessions:
-        # one page, unless a row of it cannot be read.
+        # Each session has at least one such call, so the first calls belong to the first sessions: one page
+        # is enough, unless one of its rows cannot be read.
         while missing:
             rows = list(page[:missing])
             is_last = len(rows) < missing
@@ -159,19 +175,19 @@ class DatabaseWaiting(DatabaseOperations):
         rows = self._rows.filter(session_id__in=session_ids).only("session_id", "root_session_id")
         heads = {head.session_id: head for head in rows}
         for session_id in sorted(session_ids - heads.keys()):
-            raise SessionNotFound(session_id)
+            raise missing_session(self.db, session_id)
         return heads
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> tuple[str, str]:
-        """The owner in the root's record, and the root; without a record the session itself owns the call.
+        """Return the call's owner according to the root, and the root; by default the session is the owner.
 
-        Read without a lock: the owner of a call never changes, and the owner's locked row decides, also
-        whether it is in the tree.
+        No lock is needed: the owner of a call never changes, and the owner's locked row decides, also about
+        whether the owner is in the tree.
         """
         ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
         own = first_row(ownership.filter(session_id=session_id))
         if own is None:
-            raise SessionNotFound(session_id)
+            raise missing_session(self.db, session_id)
         root_id, recorded = tree_of(session_id, own[0]), own[1]
         if root_id != session_id:
             root = first_row(ownership.filter(session_id=root_id))
@@ -184,7 +200,7 @@ class DatabaseWaiting(DatabaseOperations):
         heads = lock_sessions_of_tree(self.db, {session_id, root_id}, *_CALL_COLUMNS)
         head = heads.get(session_id)
         if head is None:
-            raise SessionNotFound(session_id)
+            raise missing_session(self.db, session_id)
         check_guard(self.db, head, guard)
         suspension.require_allowed(head.status)
         columns = dict(suspension.columns)
@@ -201,10 +217,11 @@ class DatabaseWaiting(DatabaseOperations):
     @writes
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         head = lock_session(self.db, session_id)
+        hold_fence(self.db, session_id, guard)
         row = Session.objects.using(self.db.alias).values(*CURRENT_COLUMNS).get(pk=head.pk)
-        # Before the version: the loser of two resumes gets ConflictError and not StaleStateError.
+        # Check this before the version: the loser of two resumes gets ConflictError, not StaleStateError.
         require_suspended(row)
-        check_guard(self.db, head, guard)
+        guard.check_version(head.version)
         state = current_from(row)
         at = moments.now()
         version = advance(self.db, head, at=at, resume_count=head.resume_count + 1, **RESUMED_COLUMNS)
@@ -214,9 +231,9 @@ class DatabaseWaiting(DatabaseOperations):
 def _asked_columns(
     db: Database, owner: Session, calls: Mapping[str, dict[str, Any]], root: Session | None
 ) -> dict[str, Any]:
-    """The columns that new calls change in their locked owner; the record on a locked root is written here.
+    """Return the columns that new calls change in their locked owner, and write the locked root's record.
 
-    A session without its root has the record itself.
+    A session without its root holds the record itself.
     """
     columns: dict[str, Any] = {}
     asked = _calls_of(owner)
@@ -227,7 +244,8 @@ def _asked_columns(
     if record is not None and keeper.pk == owner.pk:
         columns["client_tool_call_ownership"] = record
     elif record is not None:
-        advance(db, keeper, client_tool_call_ownership=record)
+        # The version stays the same: a step of the root running meanwhile has read nothing that changes.
+        update_row(db, Session, keeper.pk, {"client_tool_call_ownership": record})
     return columns
 
 

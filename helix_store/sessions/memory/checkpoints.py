@@ -16,7 +16,7 @@ from helix_store.exceptions import (
     InvalidQuery,
     SessionExists,
 )
-from helix_store.sessions.layout import encode_state, settled_mode
+from helix_store.sessions.layout import encode_state
 from helix_store.sessions.memory.records import SessionRecord, StoredCheckpoint
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.requests import (
@@ -66,8 +66,7 @@ class MemoryCheckpoints:
                 if checkpoint.version <= target.version
             }
             draft.staged.clear()
-            mode = settled_mode(draft.columns["mode"], target.encoded.columns["mode"])
-            return draft.write_state(target.encoded, mode)
+            return draft.write_state(target.encoded)
 
     def branch(self, request: BranchRequest) -> SessionState:
         with self._scope.lock:
@@ -103,7 +102,7 @@ def _required(record: SessionRecord, checkpoint_id: str) -> StoredCheckpoint:
 
 
 def _branching_point(source: SessionRecord, request: BranchRequest) -> tuple[SessionState, int]:
-    """The state to branch from, and the number of messages to copy."""
+    """Return the state to branch from, and the number of messages to copy."""
     checkpoint = _checkpoint_to_branch_from(source, request)
     if checkpoint is None:
         state, boundary = source.state(), len(source.messages)

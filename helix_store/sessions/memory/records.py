@@ -1,15 +1,16 @@
-"""The records of the in-memory store. They hold texts and immutable values: a shallow copy is enough."""
+"""The records of the in-memory store. They hold texts and immutable values, so a shallow copy is enough."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from helix_store.core import moments
 from helix_store.core.payloads import decode
+from helix_store.core.posts import Post
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
@@ -22,18 +23,17 @@ from helix_store.core.types import (
 )
 from helix_store.sessions.layout import EncodedState
 from helix_store.sessions.reading import checkpoint_state, current_state, head_values
-from helix_store.sessions.requests import EncodedRef
-from helix_store.sessions.rules import is_stale
-
-if TYPE_CHECKING:
-    from helix_store.checkpointers.snapshots.memory import StoredSnapshot
+from helix_store.sessions.requests import EncodedMessage, EncodedRef
+from helix_store.sessions.rules import is_stale, written_columns
 
 __all__ = [
     "SessionRecord",
     "StoredCheckpoint",
     "StoredMessage",
     "StoredOperation",
+    "StoredPost",
     "StoredRun",
+    "stored_messages",
 ]
 
 
@@ -41,6 +41,10 @@ class StoredMessage(NamedTuple):
     role: str
     text: str
     created_at: datetime
+
+
+def stored_messages(messages: Iterable[EncodedMessage], created_at: datetime) -> list[StoredMessage]:
+    return [StoredMessage(message.role, message.text, created_at) for message in messages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,32 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredOperation:
+    """``received`` are the texts of the messages that the commit received."""
+
     digest: str
     commit: StepCommit
+    received: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPost:
+    """``post`` has no message: the message is a payload, which is stored as text."""
+
+    post: Post
+    text: str | None
+    digest: str
+
+    @property
+    def due_at(self) -> datetime:
+        return self.post.not_before or self.post.posted_at
+
+    def value(self) -> Post:
+        return self.post if self.text is None else replace(self.post, message=decode(self.text))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """``run`` has no error: the error is a payload, which is stored as text."""
+    """A run and its error. ``run`` itself has no error, because the error is a payload stored as text."""
 
     run: Run
     fencing_token: int | None
@@ -91,8 +114,8 @@ class StoredRun:
 class SessionRecord:
     """One session. A published record never changes: a write changes a `draft`, which replaces the record.
 
-    ``columns`` are those of the session's head; checkpoints, runs, refs and snapshots are in the order of
-    their creation.
+    ``columns`` holds the columns of the session's head. Checkpoints, runs, refs and snapshots are in the
+    order in which they were created.
     """
 
     columns: dict[str, Any]
@@ -104,7 +127,9 @@ class SessionRecord:
     operations: dict[str, StoredOperation] = field(default_factory=dict)
     runs: dict[str, StoredRun] = field(default_factory=dict)
     refs: dict[str, EncodedRef] = field(default_factory=dict)
-    snapshots: dict[str, StoredSnapshot] = field(default_factory=dict)
+    snapshots: dict[str, Any] = field(default_factory=dict)
+    """The snapshots of the session, which `checkpointers` writes and reads."""
+    posts: dict[str, StoredPost] = field(default_factory=dict)
     interrupt: InterruptRequest | None = None
 
     @classmethod
@@ -112,9 +137,11 @@ class SessionRecord:
         now = moments.now()
         columns = {
             **encoded.columns,
+            "approved_tool_calls": None,
             "session_id": session_id,
             "version": 1,
             "message_count": 0,
+            "next_post_at": None,
             "created_at": now,
             "updated_at": now,
         }
@@ -132,6 +159,7 @@ class SessionRecord:
             runs=self.runs.copy(),
             refs=self.refs.copy(),
             snapshots=self.snapshots.copy(),
+            posts=self.posts.copy(),
             interrupt=self.interrupt,
         )
 
@@ -184,11 +212,17 @@ class SessionRecord:
         )
         return self.version
 
-    def write_state(self, encoded: EncodedState, mode: str | None) -> int:
-        """`write` a whole state. The caller has checked the mode."""
+    def write_state(self, encoded: EncodedState) -> int:
+        """Write a whole state as `write` does. Raises `ConflictError` if the mode differs."""
+        columns = written_columns(
+            encoded,
+            session_id=self.session_id,
+            mode=self.columns["mode"],
+            ownership=self.columns["client_tool_call_ownership"],
+        )
         self.payload = encoded.payload
         self.envelope = encoded.envelope
-        return self.write(**{**encoded.columns, "mode": mode})
+        return self.write(**columns)
 
     def _detached_columns(self) -> Mapping[str, Any]:
         return {

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.payloads import decode
 from helix_store.core.types import (
     InterruptKind,
     InterruptRequest,
@@ -20,6 +18,7 @@ from helix_store.core.types import (
 from helix_store.exceptions import RunNotFound
 from helix_store.sessions.memory.records import StoredRun
 from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.reading import sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -104,10 +103,10 @@ class MemoryRuns:
             if ref is None:
                 raise unknown_ref(sub_session_id)
             updated = draft.refs[sub_session_id] = replace(ref, **changes)
-            return _value(updated)
+            return sub_session_ref_from(updated)
 
     def select_refs(self, session_id: str) -> list[SubSessionRef]:
-        return [_value(ref) for ref in self._scope.require(session_id).refs.values()]
+        return [sub_session_ref_from(ref) for ref in self._scope.require(session_id).refs.values()]
 
     def request_interrupt(
         self, session_id: str, kind: InterruptKind, reason: str | None, run_id: str | None
@@ -137,7 +136,7 @@ class MemoryRuns:
 
 
 def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
-    """The run after the update; ``None`` leaves a field unchanged."""
+    """Return the run after the update; ``None`` leaves a field unchanged."""
     run = stored.run
     return replace(
         stored,
@@ -152,20 +151,3 @@ def _updated(stored: StoredRun, update: RunUpdate) -> StoredRun:
         ),
         error=stored.error if update.error is None else update.error,
     )
-
-
-def _value(ref: EncodedRef) -> SubSessionRef:
-    return SubSessionRef(
-        sub_session_id=ref.sub_session_id,
-        agent_type=ref.agent_type,
-        parent_tool_call_id=ref.parent_tool_call_id,
-        status=ref.status,
-        location="local" if ref.location == "local" else "remote",
-        remote=_decoded(ref.remote),
-        output=_decoded(ref.output),
-        error=_decoded(ref.error),
-    )
-
-
-def _decoded(text: str | None) -> Any:
-    return None if text is None else decode(text)

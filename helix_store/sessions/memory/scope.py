@@ -1,4 +1,4 @@
-"""The sessions of one tenant, and the only way to change one of them."""
+"""The sessions of one tenant, and the methods through which every change of a session goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.dispatch import Signal
 from helix_store import conf
 from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
-from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.engine.memory import MemoryRows, MemoryTable, MemoryWorld
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.memory import LockTable
 from helix_store.sessions.announcements import send_signals, signals_of_status
@@ -25,12 +25,12 @@ T = TypeVar("T", bound=MemoryTable)
 _UNGUARDED = Guard()
 
 
-class SessionTable(dict[str, SessionRecord], MemoryTable):
-    """The sessions of a tenant by id, in the order of their creation."""
+class SessionTable(MemoryRows[SessionRecord]):
+    """The sessions of a tenant by id, in the order in which they were created."""
 
 
 class TenantScope:
-    """The part of a world that one store works on: the tables of its tenant, and its limits."""
+    """The part of a world that one store works on: its tenant's tables, and its limits."""
 
     def __init__(self, world: MemoryWorld, *, tenant: str, limits: Limits | None) -> None:
         self.world = world
@@ -42,7 +42,7 @@ class TenantScope:
         self._given_limits = limits
 
     def table(self, kind: type[T]) -> T:
-        """The table of this kind for this tenant."""
+        """Return this tenant's table of this kind."""
         return self.world.table(kind, self._tenant)
 
     @property
@@ -50,7 +50,7 @@ class TenantScope:
         return self._given_limits or conf.limits()
 
     def find(self, session_id: str) -> SessionRecord | None:
-        """The published record, which is safe to read without the lock: it never changes."""
+        """Return the published record, which can be read without the lock because it never changes."""
         return self.sessions.get(session_id)
 
     def require(self, session_id: str) -> SessionRecord:
@@ -61,9 +61,9 @@ class TenantScope:
 
     @contextmanager
     def writing(self, session_id: str, guard: Guard = _UNGUARDED) -> Iterator[SessionRecord]:
-        """A draft of the session to change: published at the end, dropped after an exception.
+        """Yield a draft of the session to change; publish it at the end, or drop it after an exception.
 
-        Every status that is written passes here, and is announced.
+        Every status change goes through this method and is announced by it.
         """
         with self.lock:
             published = self.require(session_id)
@@ -74,17 +74,25 @@ class TenantScope:
         before, after = published.columns["status"], draft.columns["status"]
         self.announce(session_id, signals_of_status(before, after, draft.columns["failure_reason"]))
 
-    def announce(self, session_id: str, signals: Sequence[Signal]) -> None:
-        """Send signals. Call it without the lock: a receiver may wait for another thread that writes."""
-        send_signals(signals, session_id=session_id, tenant=self._tenant, alias=None)
+    def announce(self, session_id: str, signals: Sequence[Signal], **details: str | None) -> None:
+        """Send signals. Call this without the lock: a receiver may wait for another thread that writes."""
+        send_signals(signals, session_id=session_id, tenant=self._tenant, alias=None, **details)
+
+    def is_locked(self, session_id: str) -> bool:
+        lock = self._locks.get(session_id)
+        return lock is not None and lock.lasts
 
     def check_guard(self, record: SessionRecord, guard: Guard) -> None:
         """Check the conditions of a write. Raises `FencedOutError` and `StaleStateError`."""
-        self._locks.check_fence(record.session_id, guard)
+        self.check_fence(record.session_id, guard)
         guard.check_version(record.version)
 
+    def check_fence(self, session_id: str, guard: Guard) -> None:
+        """Raises `FencedOutError`."""
+        self._locks.check_fence(session_id, guard)
+
     def forget(self, session_id: str, *, keep_usage: bool = False) -> None:
-        """Delete a session with all its data. The lock is held."""
+        """Delete a session with all its data. The lock must be held."""
         stream_id = self.sessions.pop(session_id).columns["stream_id"]
         if stream_id in self._streams and not self._is_referenced(stream_id):
             self._streams.forget(stream_id)

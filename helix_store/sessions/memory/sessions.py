@@ -20,7 +20,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import SessionExists
 from helix_store.sessions.backend import Counter
-from helix_store.sessions.layout import EncodedState, encode_custom_state, settled_mode
+from helix_store.sessions.layout import EncodedState, encode_custom_state
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.requests import (
@@ -34,7 +34,7 @@ __all__ = ["MemorySessions", "select_records", "with_descendants"]
 def select_records(
     records: Iterable[SessionRecord], query: SessionQuery
 ) -> tuple[list[SessionRecord], int, bool]:
-    """The page, the number of sessions that match the filters, and whether more sessions follow."""
+    """Return the page, the number of sessions that match the filters, and whether more sessions follow."""
 
     def position(record: SessionRecord) -> tuple[datetime, str]:
         return record.columns[query.order_by], record.session_id
@@ -73,9 +73,9 @@ def _matches(columns: Mapping[str, Any], query: SessionQuery) -> bool:
 
 
 def with_descendants(sessions: Mapping[str, SessionRecord], session_id: str) -> list[str]:
-    """The session and its descendants by parent id and by local sub-session refs, each once.
+    """Return the session and its descendants, by parent id and by local sub-session refs, each once.
 
-    Parents come before their descendants; empty for an unknown session.
+    Parents come before their descendants; the list is empty if the session is unknown.
     """
     if session_id not in sessions:
         return []
@@ -127,8 +127,7 @@ class MemorySessions:
 
     def save(self, session_id: str, encoded: EncodedState, guard: Guard) -> int:
         with self._scope.writing(session_id, guard) as draft:
-            mode = settled_mode(draft.columns["mode"], encoded.columns["mode"])
-            return draft.write_state(encoded, mode)
+            return draft.write_state(encoded)
 
     def delete(self, session_id: str, *, keep_usage: bool) -> int:
         with self._scope.lock:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
 from helix_store.core.merging import promote_staged
 from helix_store.core.payloads import decode
 from helix_store.core.types import (
     CheckpointHead,
+    Message,
     SessionStatus,
     StagedChanges,
     StepCommit,
 )
 from helix_store.exceptions import IdempotencyConflict, RunNotFound
-from helix_store.sessions.layout import EncodedState, encode_custom_state, settled_mode, with_custom_state
+from helix_store.sessions.approvals import used_approvals
+from helix_store.sessions.layout import encode_custom_state
+from helix_store.sessions.memory.posts import receive_due
 from helix_store.sessions.memory.records import (
     SessionRecord,
     StoredCheckpoint,
-    StoredMessage,
     StoredOperation,
+    stored_messages,
 )
 from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.posts import has_open_calls
 from helix_store.sessions.requests import (
     EncodedMessage,
     StepRequest,
+    decode_messages,
     decode_staged,
 )
 
@@ -37,7 +41,6 @@ __all__ = [
     "MemorySteps",
     "discard_staged",
     "staged_changes",
-    "stored_messages",
 ]
 
 
@@ -83,10 +86,6 @@ class MemoryMessages:
             return draft.write()
 
 
-def stored_messages(messages: Iterable[EncodedMessage], created_at: datetime) -> list[StoredMessage]:
-    return [StoredMessage(message.role, message.text, created_at) for message in messages]
-
-
 class MemoryStaging:
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
@@ -115,7 +114,7 @@ class MemoryStaging:
 
 
 def staged_changes(record: SessionRecord, step_id: str) -> list[StagedChanges]:
-    """The changes staged for a step, in staging order."""
+    """Return the changes staged for a step, in staging order."""
     return decode_staged(
         text for (staged_step_id, _), text in record.staged.items() if staged_step_id == step_id
     )
@@ -138,12 +137,15 @@ class MemorySteps:
             earlier = _earlier_commit(draft, request)
             if earlier is not None:
                 return earlier
+            staged = staged_changes(draft, request.step.step_id)
+            if request.staged:
+                request.require_staged(staged)
             self._scope.check_guard(draft, request.guard)
-            return _apply(draft, request, self._scope.limits)
+            return _apply(draft, request, staged)
 
 
 def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit | None:
-    """The result of an earlier commit with the same operation id, if there is one."""
+    """Return the result of an earlier commit with the same operation id, if there is one."""
     if request.operation_id is None:
         return None
     operation = record.operations.get(request.operation_id)
@@ -151,34 +153,41 @@ def _earlier_commit(record: SessionRecord, request: StepRequest) -> StepCommit |
         return None
     if operation.digest != request.digest():
         raise IdempotencyConflict(request.operation_id)
-    return operation.commit
+    return replace(operation.commit, received=decode_messages(operation.received))
 
 
-def _apply(draft: SessionRecord, request: StepRequest, limits: Limits) -> StepCommit:
+def _apply(draft: SessionRecord, request: StepRequest, staged: Sequence[StagedChanges]) -> StepCommit:
     if request.run_id is not None and request.run_id not in draft.runs:
         raise RunNotFound(request.run_id)
-    mode = settled_mode(draft.columns["mode"], request.encoded.columns["mode"])
-    encoded = _with_staged_changes(draft, request, limits)
+    now = moments.now()
+    is_due = draft.columns["next_post_at"] is not None and draft.columns["next_post_at"] <= now
+    given = request
+    if request.reception is not None:
+        request = request.continued(request.reception, has_due_posts=is_due)
+    encoded = request.promote(staged)
+    given.custom_state = request.custom_state
+    if request.uses:
+        draft.columns["approved_tool_calls"] = used_approvals(
+            draft.columns["approved_tool_calls"], request.uses, request.step.step_id
+        )
     discard_staged(draft, request.step.step_id)
-    draft.messages.extend(stored_messages(request.messages, moments.now()))
-    new_version = draft.write_state(encoded, mode)
+    draft.messages.extend(stored_messages(request.messages, now))
+    received: list[str] = []
+    if is_due and request.reception is not None and not has_open_calls(_backwards(draft)):
+        received = [message.text for message in receive_due(draft)]
+    new_version = draft.write_state(encoded)
     checkpoint = StoredCheckpoint(_checkpoint_head(draft, request), new_version, encoded)
     draft.checkpoints[checkpoint.head.checkpoint_id] = checkpoint
     if request.keep is not None:
         draft.keep_checkpoints(request.keep)
     commit = StepCommit(checkpoint.head.checkpoint_id, new_version)
     if request.operation_id is not None:
-        draft.operations[request.operation_id] = StoredOperation(request.digest(), commit)
-    return commit
+        draft.operations[request.operation_id] = StoredOperation(given.digest(), commit, received)
+    return replace(commit, received=decode_messages(received))
 
 
-def _with_staged_changes(record: SessionRecord, request: StepRequest, limits: Limits) -> EncodedState:
-    staged = staged_changes(record, request.step.step_id)
-    if not staged:
-        return request.encoded
-    custom_state = request.state.custom_state
-    promoted = promote_staged(custom_state, staged, limits=limits)
-    return with_custom_state(request.encoded, custom_state, promoted, limits)
+def _backwards(record: SessionRecord) -> Iterator[Message]:
+    return (message for stored in reversed(record.messages) for message in decode_messages([stored.text]))
 
 
 def _checkpoint_head(record: SessionRecord, request: StepRequest) -> CheckpointHead:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from helix_store.core import moments
+from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
     PendingToolCall,
@@ -20,6 +21,7 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.exceptions import ConflictError
+from helix_store.sessions.answers import Answer
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.rules import (
@@ -29,7 +31,6 @@ from helix_store.sessions.rules import (
     resumed_state,
 )
 from helix_store.sessions.tool_calls import (
-    Answer,
     ToolCalls,
     claimed_ownership,
     is_answered,
@@ -76,7 +77,7 @@ class MemoryWaiting:
                     tool_call_id, answer, submitted_at=submitted_at, status=owner.columns["status"]
                 )
                 version = None
-                if outcome is SubmissionOutcome.ACCEPTED:
+                if outcome.is_stored:
                     version = owner.write(**calls.columns(self._scope.limits))
         if version is not None and is_answered(owner.columns["pending_client_tool_calls"]):
             self._scope.announce(owner_id, [session_answered])
@@ -86,6 +87,10 @@ class MemoryWaiting:
             session_id=None if outcome is SubmissionOutcome.UNKNOWN_TOOL_CALL else owner_id,
             new_version=version,
         )
+
+    def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        record = self._scope.require(session_id)
+        return record.version, _calls_of(record).approved_call(tool_call_id)
 
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]:
         with self._scope.writing(session_id, guard) as draft:
@@ -110,7 +115,7 @@ class MemoryWaiting:
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
     def _owner_of(self, session_id: str, tool_call_id: str) -> str:
-        """The owner in the root's record; without a record the session itself owns the call."""
+        """Return the call's owner according to the root; by default the session itself is the owner."""
         own = self._scope.require(session_id)
         root = self._scope.find(_tree_of(own)) or own
         return owner_of(root.columns["client_tool_call_ownership"], tool_call_id) or session_id
@@ -132,8 +137,10 @@ class MemoryWaiting:
 
     def resume(self, session_id: str, guard: Guard) -> SessionState:
         with self._scope.writing(session_id) as draft:
+            self._scope.check_fence(session_id, guard)
+            # Check this before the version: the loser of two resumes gets ConflictError, not StaleStateError.
             require_suspended(draft.columns)
-            self._scope.check_guard(draft, guard)
+            guard.check_version(draft.version)
             state = draft.state()
             version = draft.write(resume_count=state.resume_count + 1, **RESUMED_COLUMNS)
             return resumed_state(state, version=version, at=draft.columns["updated_at"])
@@ -142,9 +149,9 @@ class MemoryWaiting:
 def _asked_columns(
     scope: TenantScope, owner: SessionRecord, calls: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The columns that new calls change in the draft of their owner; the record on its root is written here.
+    """Return the columns that new calls change in their owner's draft, and write the record on its root.
 
-    A session without its root has the record itself. The lock is held.
+    A session without its root holds the record itself. The lock must be held.
     """
     columns: dict[str, Any] = {}
     asked = _calls_of(owner)
@@ -158,7 +165,8 @@ def _asked_columns(
         columns["client_tool_call_ownership"] = record
     elif record is not None:
         with scope.writing(root_id) as draft:
-            draft.write(client_tool_call_ownership=record)
+            # The version stays the same: a step of the root running meanwhile has read nothing that changes.
+            draft.columns["client_tool_call_ownership"] = record
     return columns
 
 
@@ -168,4 +176,8 @@ def _tree_of(record: SessionRecord) -> str:
 
 def _calls_of(record: SessionRecord) -> ToolCalls:
     columns = record.columns
-    return ToolCalls.stored(columns["pending_client_tool_calls"], columns["completed_client_tool_calls"])
+    return ToolCalls.stored(
+        columns["pending_client_tool_calls"],
+        columns["completed_client_tool_calls"],
+        columns["approved_tool_calls"],
+    )

@@ -1,4 +1,4 @@
-"""Acquiring a lock, from synchronous and asynchronous code."""
+"""The tests of acquiring a lock, from synchronous and asynchronous code."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class AcquiringContract(LockTests):
         for round_ in range(5):
             outcomes = self.at_once(*[lambda name=f"name-{round_}": locks.acquire(name)] * 8)
             assert len([lock for lock in outcomes if lock is not None]) == 1
-            # The same on a row that is there already.
+            # Repeat this on a row that already exists.
             assert locks.force_release(f"name-{round_}")
             outcomes = self.at_once(*[lambda name=f"name-{round_}": locks.acquire(name)] * 8)
             assert len([lock for lock in outcomes if lock is not None]) == 1

@@ -1,4 +1,4 @@
-"""Invalid arguments are refused, and nothing is stored."""
+"""The tests that invalid arguments are refused and that nothing is stored."""
 
 from __future__ import annotations
 

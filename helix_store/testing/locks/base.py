@@ -30,15 +30,15 @@ class LockTests:
     """The base of every part. A subclass provides `make_manager` and, where it can, the other hooks."""
 
     def make_manager(self, *, tenant: str = "", default_ttl_ms: int | None = None) -> LockManagerBase:
-        """A manager to test. Managers made in one test share their locks; tests share nothing."""
+        """Return a manager to test. Managers of one test share their locks; tests share nothing."""
         raise NotImplementedError("Provide make_manager() to run the suite.")
 
     def storage_untouched(self) -> AbstractContextManager[None]:
-        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        """Return a context that fails if storage is used inside it. By default nothing is watched."""
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of each thread that the suite starts, to release its resources."""
+        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
 
     @pytest.fixture
     def locks(self) -> LockManagerBase:
@@ -51,7 +51,7 @@ class LockTests:
         return lock
 
     def expired(self, locks: LockManagerBase, name: str = "name") -> Lock:
-        """A lock that has expired."""
+        """Return a lock that has expired."""
         lock = self.acquired(locks, name, ttl_ms=SHORT)
         self.until(lambda: not locks.is_locked(name))
         return lock

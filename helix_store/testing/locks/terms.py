@@ -1,4 +1,4 @@
-"""Terms of a lock and their fencing tokens."""
+"""The tests of a lock's terms and their fencing tokens."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TermContract(LockTests):
         lock = self.acquired(locks, ttl_ms=200)
         is_held = True
         while is_held:
-            # In this order: a lock that is free now may be held later.
+            # Check in this order, because a lock that is free now may be held later.
             is_held = locks.is_locked("name")
             assert is_held or not lock.is_trusted()
 

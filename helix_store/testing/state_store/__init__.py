@@ -1,5 +1,6 @@
 """The contract suite of a state store: a class for each part, and `StateStoreContract` for all."""
 
+from helix_store.testing.state_store.approvals import ApprovalContract
 from helix_store.testing.state_store.arguments import ArgumentContract
 from helix_store.testing.state_store.async_twins import AsyncTwinContract, SignatureContract
 from helix_store.testing.state_store.base import (
@@ -17,8 +18,10 @@ from helix_store.testing.state_store.limits import LimitContract
 from helix_store.testing.state_store.listing import ListingContract
 from helix_store.testing.state_store.messages import MessageContract
 from helix_store.testing.state_store.operations import OperationContract
+from helix_store.testing.state_store.ownership import OwnershipContract
 from helix_store.testing.state_store.paging import PagingContract
 from helix_store.testing.state_store.payloads import PayloadContract
+from helix_store.testing.state_store.posts import PostContract
 from helix_store.testing.state_store.restoring import RestoringContract
 from helix_store.testing.state_store.resumed_states import ResumedStateContract
 from helix_store.testing.state_store.runs import RunContract
@@ -35,6 +38,7 @@ from helix_store.testing.state_store.unknown_sessions import TenantContract, Unk
 from helix_store.testing.state_store.versions import FencingContract, VersionContract
 
 __all__ = [
+    "ApprovalContract",
     "ArgumentContract",
     "AsyncTwinContract",
     "BranchingContract",
@@ -51,8 +55,10 @@ __all__ = [
     "LockManager",
     "MessageContract",
     "OperationContract",
+    "OwnershipContract",
     "PagingContract",
     "PayloadContract",
+    "PostContract",
     "RestoringContract",
     "ResumedStateContract",
     "RunContract",
@@ -93,6 +99,8 @@ class StateStoreContract(
     SubSessionContract,
     InterruptContract,
     ToolCallContract,
+    ApprovalContract,
+    OwnershipContract,
     TreeContract,
     DeadlineContract,
     SuspensionContract,

@@ -1,4 +1,4 @@
-"""Invalid arguments other than identifiers are refused before anything is written."""
+"""The tests that invalid arguments other than identifiers are refused before anything is written."""
 
 from __future__ import annotations
 

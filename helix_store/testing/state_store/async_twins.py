@@ -1,4 +1,4 @@
-"""Each method exists, takes the arguments of the contract, and has an async counterpart."""
+"""The tests that each method exists, takes the arguments of the contract and has an async counterpart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
-from helix_store.core.async_contracts import AsyncStateStore
 from helix_store.core.contracts import (
     REQUIRED_METHODS,
     StateStore,
@@ -36,7 +35,7 @@ __all__ = ["AsyncTwinContract", "SignatureContract"]
 
 
 class _Twins:
-    """A store that is called through its async methods only, each call in a separate event loop."""
+    """A store that is only called through its async methods, each call in a separate event loop."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -56,7 +55,7 @@ async def _all_of(iterator: Any) -> list[Any]:
 class AsyncTwinContract(StoreTests):
     @pytest.mark.parametrize("call", CALLS, ids=str)
     def test_a_twin_does_what_its_method_does(self, call: Call) -> None:
-        """The same history for two tenants, and one call: synchronous for one, asynchronous for the other."""
+        """Call a method for one tenant and its twin for another one, after the same history for both."""
         plain, twins = self.make_store(tenant="plain"), self.make_store(tenant="twins")
         full_session(plain, "session")
         full_session(twins, "session")
@@ -136,7 +135,7 @@ class AsyncTwinContract(StoreTests):
         assert loaded(store, session_id).step_count == 8
 
 
-SYNCHRONOUS = [name for name in REQUIRED_METHODS if not hasattr(AsyncStateStore, name)]
+SYNCHRONOUS = [name for name in REQUIRED_METHODS if f"a{name}" in REQUIRED_METHODS]
 
 
 class SignatureContract(StoreTests):
@@ -145,7 +144,7 @@ class SignatureContract(StoreTests):
 
     @pytest.mark.parametrize("name", SYNCHRONOUS)
     def test_a_method_takes_the_arguments_of_the_contract(self, store: StateStore, name: str) -> None:
-        """A store may have more parameters if they are optional."""
+        """Check the parameters. A store may have additional ones if they are optional."""
         required = dict(inspect.signature(getattr(StateStore, name)).parameters)
         del required["self"]
         offered = inspect.signature(getattr(store, name)).parameters

@@ -39,19 +39,19 @@ class StoreTests:
     """The base of every part. A subclass provides `make_store` and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "", limits: Limits | None = None) -> StateStore:
-        """A store to test. Stores made in one test share their storage; tests share nothing."""
+        """Return a store to test. Stores of one test share their storage; tests share nothing."""
         raise NotImplementedError("Provide make_store() to run the suite.")
 
     def make_lock_manager(self, *, tenant: str = "") -> LockManager | None:
-        """The lock manager whose tokens the store checks; ``None`` skips the tests on fencing."""
+        """Return the lock manager whose tokens the store checks. ``None`` skips the tests of fencing."""
         return None
 
     def storage_untouched(self) -> AbstractContextManager[None]:
-        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        """Return a context that fails if storage is used inside it. By default nothing is watched."""
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of each thread that the suite starts, to release its resources."""
+        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
 
     @pytest.fixture
     def store(self) -> StateStore:
@@ -59,11 +59,11 @@ class StoreTests:
 
     @pytest.fixture
     def session_id(self, store: StateStore) -> str:
-        """A new session, with nothing in it."""
+        """Create an empty session and return its id."""
         return store.create_session(agent_type="agent").session_id
 
     def at_once(self, *calls: Callable[[], T]) -> list[T | HelixStoreError]:
-        """Make calls at the same time, each in its own thread; return their results or errors in order."""
+        """Make calls at the same time, each in a thread, and return their results or errors in order."""
         start = threading.Barrier(len(calls))
 
         def outcome(call: Callable[[], T]) -> T | HelixStoreError:
@@ -76,7 +76,7 @@ class StoreTests:
                 self.leave_thread()
 
         interval = sys.getswitchinterval()
-        # With Python's default a call of a millisecond ends before another thread runs.
+        # With Python's default interval, a call of a millisecond ends before another thread runs.
         sys.setswitchinterval(1e-5)
         try:
             with ThreadPoolExecutor(len(calls)) as pool:

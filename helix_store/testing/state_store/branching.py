@@ -1,4 +1,4 @@
-"""Branching: a new session from a checkpoint of another one."""
+"""The tests of branching: a new session starts from a checkpoint of another one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from helix_store.testing.state_store.samples import (
 __all__ = ["BranchingContract"]
 
 RICHEST = {field: value for field, value in FIELD_VALUES if value}
-"""A state with something in every field."""
+"""A state with a value in every field."""
 
 
 class BranchingContract(StoreTests):
     @pytest.fixture
     def source(self, store: StateStore) -> list[str]:
-        """The checkpoints of a session ``source``: three steps of two messages, then one message more."""
+        """Return the checkpoints of session ``source``: three steps of two messages, then another message."""
         store.create_session("source", agent_type="agent")
         commits = [
             commit_step(
@@ -55,7 +55,7 @@ class BranchingContract(StoreTests):
         store.merge_custom_state("source", {"step": "now"})
         return [commit.checkpoint_id for commit in commits]
 
-    # Where it starts
+    # The starting point
 
     def test_a_branch_from_a_checkpoint_has_its_state_and_messages(
         self, store: StateStore, source: list[str]
@@ -113,7 +113,7 @@ class BranchingContract(StoreTests):
                 store.branch_session("source", checkpoint_id, new_session_id="branch")
         assert not store.session_exists("branch")
 
-    # Who it is
+    # The identity of the branch
 
     def test_a_branch_gets_a_new_id_unless_one_is_given(self, store: StateStore, source: list[str]) -> None:
         assert uuid.UUID(store.branch_session("source").session_id).version == 7
@@ -140,7 +140,7 @@ class BranchingContract(StoreTests):
         assert store.branch_session("source", title="").title == ""
         assert store.branch_session("source").title == "Step 3"
 
-    # What it takes along
+    # The copied data
 
     def test_a_branch_keeps_who_it_is_and_drops_what_was_under_way(self, store: StateStore) -> None:
         store.create_session("parent", agent_type="agent")
@@ -192,7 +192,7 @@ class BranchingContract(StoreTests):
         assert store.get_sub_session_refs("branch") == []
         assert store.check_interrupt("branch") is None
 
-    # Apart from each other
+    # Independence from the source
 
     def test_branching_leaves_the_source_as_it_is(self, store: StateStore) -> None:
         full_session(store, "session")

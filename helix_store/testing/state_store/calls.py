@@ -1,4 +1,4 @@
-"""A table of all calls about one session, with valid arguments, for rules that hold for each."""
+"""A table of all calls on one session, with valid arguments, for rules that hold for each of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ANSWERING_READS: Final = [
     Call("get_checkpoint", lambda store, session_id: store.get_checkpoint(session_id, UNKNOWN_CHECKPOINT)),
     Call("get_latest_checkpoint", lambda store, session_id: store.get_latest_checkpoint(session_id)),
 ]
-"""Reads that answer ``None`` or ``False`` for an unknown session."""
+"""Reads that return ``None`` or ``False`` for an unknown session."""
 
 RAISING_READS: Final = [
     Call("get_messages", lambda store, session_id: store.get_messages(session_id)),
@@ -130,7 +130,7 @@ WRITES: Final = [
     ),
     Call("resume", _resume_if_suspended),
 ]
-"""Writes that raise `SessionNotFound` for an unknown session; `delete_session` answers 0."""
+"""Writes that raise `SessionNotFound` for an unknown session. `delete_session` returns 0 instead."""
 
 DELETE: Final = Call("delete_session", lambda store, session_id: store.delete_session(session_id))
 
@@ -139,7 +139,7 @@ CALLS: Final = [*ANSWERING_READS, *RAISING_READS, *WRITES, DELETE]
 
 
 def outcome(call: Call, store: StateStore, session_id: str) -> Any:
-    """What a call returns, or the class of the not-found error that it raises."""
+    """Return the result of a call, or the class of the not-found error that it raises."""
     try:
         return call.invoke(store, session_id)
     except NotFoundError as exc:

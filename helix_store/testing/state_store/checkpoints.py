@@ -1,4 +1,4 @@
-"""Checkpoints: reading, listing, deleting and pruning."""
+"""The tests of checkpoints: reading, listing, deleting and pruning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["CheckpointContract"]
 
 
 def _steps(store: StateStore, session_id: str, count: int) -> list[StepCommit]:
-    """Steps 1 to ``count`` with one message each; every other one changes the state."""
+    """Commit steps 1 to ``count`` with one message each. Every other step changes the state."""
     return [
         commit_step(
             store,

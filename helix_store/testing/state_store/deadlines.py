@@ -1,4 +1,4 @@
-"""Calls past their deadline: found in order, and answered with their default unless they have an answer."""
+"""The tests of overdue calls: they are found in order, and get their default unless they have an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import PendingToolCall
 from helix_store.exceptions import InvalidQuery
-from helix_store.sessions.tool_calls import default_answer
+from helix_store.sessions.answers import default_answer
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.tool_calls import (
     APPROVE,

@@ -1,4 +1,4 @@
-"""What an error says: where the value is, as a JSON pointer, and which id it is about."""
+"""The tests of errors: they name the id, and the place of the value as a JSON pointer."""
 
 from __future__ import annotations
 

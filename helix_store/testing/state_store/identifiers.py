@@ -1,10 +1,11 @@
-"""Invalid identifiers are refused by each call, in reads too."""
+"""The tests that each call refuses invalid identifiers, including reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -102,6 +103,28 @@ ARGUMENTS: dict[str, Callable[[StateStore, Any], Any]] = {
 
 
 class IdentifierContract(StoreTests):
+    @pytest.mark.parametrize("user_id", [42, -1, UUID(int=7)], ids=repr)
+    def test_the_primary_key_of_a_user_is_stored_as_text(
+        self, store: StateStore, user_id: int | UUID
+    ) -> None:
+        assert store.create_session("session", agent_type="agent", user_id=user_id).user_id == str(user_id)
+        store.create_session("other", agent_type="agent", user_id="other")
+        state: Any = store.load_state("other")
+        state.user_id = user_id
+        store.save_state("other", state)
+        for key in (user_id, str(user_id)):
+            page = store.list_sessions(user_id=key)
+            assert {head.session_id: head.user_id for head in page.sessions} == dict.fromkeys(
+                ("session", "other"), str(user_id)
+            )
+
+    def test_a_number_that_is_no_primary_key_is_no_user_id(self, store: StateStore) -> None:
+        for bad in (True, 1.0, 10**4_000, 10**5_000):
+            with self.storage_untouched(), pytest.raises(InvalidPayload):
+                store.create_session(agent_type="agent", user_id=bad)  # type: ignore[arg-type]
+            with self.storage_untouched(), pytest.raises(InvalidPayload):
+                store.list_sessions(user_id=bad)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("call", CALLS, ids=str)
     def test_no_method_takes_a_bad_session_id(self, store: StateStore, call: Call) -> None:
         full_session(store, "session")
@@ -117,6 +140,8 @@ class IdentifierContract(StoreTests):
         full_session(store, "session")
         before = contents(store, "session")
         for bad in NO_IDENTIFIERS:
+            if argument.endswith("user_id") and type(bad) is int:
+                continue
             with self.storage_untouched(), pytest.raises(InvalidPayload):
                 ARGUMENTS[argument](store, bad)
         assert contents(store, "session") == before

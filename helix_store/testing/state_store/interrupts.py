@@ -1,4 +1,4 @@
-"""Interrupt requests: durable, and for one run only."""
+"""The tests of interrupt requests, which are durable and apply to only one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS: dict[str, Callable[[StateStore, str], Any]] = {
     ),
     "another run": lambda store, session_id: store.start_run(session_id, "run-2", supersede=True),
 }
-"""How run-1 ends."""
+"""The ways in which run-1 ends."""
 
 
 class InterruptContract(StoreTests):

@@ -1,4 +1,4 @@
-"""Limits in bytes apply to the stored result of a write, not only to its arguments."""
+"""The tests that limits in bytes apply to the stored result of a write, not only to its arguments."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class LimitContract(StoreTests):
 
     @pytest.fixture
     def small(self) -> StateStore:
-        """A store with small limits, and a session in it."""
+        """Return a store with small limits and a session."""
         store = self.make_store(limits=SMALL)
         full_session(store, "session")
         return store

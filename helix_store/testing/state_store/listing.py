@@ -1,4 +1,4 @@
-"""Listing sessions: what is in a list, its filters and its order."""
+"""The tests of listing sessions: the contents of a list, its filters and its order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ListingContract"]
 class ListingContract(StoreTests):
     @pytest.fixture
     def listed(self, store: StateStore) -> StateStore:
-        """A store with sessions of all sorts."""
+        """Return a store with sessions of all kinds."""
         store.create_session("plain", agent_type="writer")
         store.create_session("alice", agent_type="writer", user_id="alice", tags=["x", "y"], workspace_id="w")
         store.create_session("bob", agent_type="coder", user_id="bob", tags=["x"], workspace_id="")
@@ -127,7 +127,7 @@ class ListingContract(StoreTests):
         assert store.list_sessions(created_to=milliseconds).total == 0
         assert store.list_sessions(created_to=milliseconds + 1000).total == 1
 
-    # What is in a list
+    # The contents of a list
 
     def test_a_listed_session_is_its_state_without_the_payloads(self, store: StateStore) -> None:
         full_session(store, "session")
@@ -202,7 +202,8 @@ class ListingContract(StoreTests):
             {"agent_type": ""},
             {"agent_type": "a\x00"},
             {"user_id": "x" * 256},
-            {"user_id": 7},
+            {"user_id": 1.5},
+            {"user_id": True},
             {"parent_session_id": "\n"},
             {"root_session_id": ""},
             {"workspace_id": "\ud800"},

@@ -1,4 +1,4 @@
-"""The message history: appending, reading and truncating."""
+"""The tests of the message history: appending, reading and truncating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps under an operation id: a repeat returns the first result and applies nothing twice."""
+"""The tests of operation ids: a repeated step returns the first result and applies nothing twice."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class OperationContract(StoreTests):
             {"step": StepInfo("step-2", 1, 10)},
             {"step": StepInfo("step-1", 2, 10)},
             {"step": StepInfo("step-1", 1, 11)},
-            # The same digits in a row.
+            # The digits repeat in a row.
             {"step": StepInfo("step-1", 1, 1), "run_id": "0"},
             {"run_id": "run-1"},
         ],
@@ -143,7 +143,7 @@ def _commit(
     operation_id: str = "operation",
     **fields: Any,
 ) -> StepCommit:
-    """A step with defaults for the arguments that are not given."""
+    """Commit a step with defaults for the arguments that are not given."""
     state = state or SessionState(session_id=session_id, agent_type="agent", **fields)
     return store.save_state_and_promote_staging(
         session_id,

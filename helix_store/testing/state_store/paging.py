@@ -1,4 +1,4 @@
-"""Pages of sessions: limits, offsets and cursors."""
+"""The tests of pages of sessions: limits, offsets and cursors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = [f"session-{number}" for number in range(7)]
 class PagingContract(StoreTests):
     @pytest.fixture
     def seven(self, store: StateStore) -> StateStore:
-        """A store with seven sessions, numbered in the order of their creation."""
+        """Return a store with seven sessions, numbered in the order of their creation."""
         for name in NAMES:
             store.create_session(name, agent_type="agent")
         return store
@@ -151,7 +151,7 @@ class PagingContract(StoreTests):
 
 
 def _walk(store: StateStore, *, cursor: str | None = None, **query: Any) -> list[str]:
-    """Session ids on all pages from a cursor on, the last page being the only one without a next one."""
+    """Return the session ids of all pages from a cursor on. Only the last page has no next page."""
     names: list[str] = []
     while True:
         page = store.list_sessions(cursor=cursor, **query)

@@ -1,4 +1,4 @@
-"""Payloads keep value, type and key order, or are refused before anything is stored."""
+"""The tests that payloads keep value, type and key order, or are refused before anything is stored."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ ENTRANCES: dict[str, Callable[[StateStore, Any], Any]] = {
     "update ref output": lambda store, value: store.update_sub_session_ref("session", "sub", output=[value]),
     "update ref error": lambda store, value: store.update_sub_session_ref("session", "sub", error=[value]),
 }
-"""Every way in for a payload, on a session made by `full_session`."""
+"""Every call that stores a payload, on a session made by `full_session`."""
 
 PAIR = "\ud83d\ude00"
-"""Two surrogates, which are not the character that they would be in UTF-16."""
+"""Two surrogates, which must not become the one character that they would be in UTF-16."""
 
 WITH_A_PAIR: dict[str, dict[str, Any]] = {
     name: {name: {"v": _nested(199, PAIR)}}

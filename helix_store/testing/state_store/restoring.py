@@ -1,4 +1,4 @@
-"""Restoring a checkpoint: state and messages are restored, the version increases."""
+"""The tests of restoring a checkpoint: state and messages are restored, and the version increases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving the state that `resume` returned: what it cleared stays cleared."""
+"""The tests of saving a state that `resume` returned: the fields that it cleared stay cleared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: one record per turn of a session."""
+"""The tests of runs. A run is the record of one turn of a session."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from helix_store.testing.state_store.samples import (
     contents,
     full_session,
     loaded,
+    message,
 )
 
 __all__ = ["RunContract"]
@@ -129,6 +130,16 @@ class RunContract(StoreTests):
         self, store: StateStore, session_id: str
     ) -> None:
         store.update_status(session_id, "paused")
+        before = contents(store, session_id)
+        with pytest.raises(StaleStateError):
+            store.start_run(session_id, expected_version=1)
+        assert contents(store, session_id) == before
+        assert store.start_run(session_id, expected_version=2).turn == 1
+
+    def test_a_start_on_top_of_another_version_of_an_active_session_writes_nothing(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        store.append_messages(session_id, [message("hello")])
         before = contents(store, session_id)
         with pytest.raises(StaleStateError):
             store.start_run(session_id, expected_version=1)

@@ -103,10 +103,10 @@ FIELD_VALUES: Final[list[tuple[str, Any]]] = [
     ("workspace_refs", {}),
     ("workspace_refs", {"main": {"provider": "disk", "snapshot": "s-1"}}),
 ]
-"""Every field that a caller may write, with values that must come back as they are."""
+"""Every field that a caller may write, with values that must be read back unchanged."""
 
 STEP_FIELD_VALUES: Final = [(field, value) for field, value in FIELD_VALUES if field != "step_count"]
-"""Those that a step stores as given: its own number replaces ``step_count``."""
+"""The fields that a step stores as given. Its own number replaces ``step_count``."""
 
 
 def message(content: Any, role: str = "user") -> Message:
@@ -122,7 +122,7 @@ def step(number: int) -> StepInfo:
 
 
 def loaded(store: StateStore, session_id: str) -> SessionState:
-    """The state of a session that must exist."""
+    """Return the state of a session that must exist."""
     state = store.load_state(session_id)
     assert state is not None, f"the session {session_id!r} is gone"
     return state
@@ -142,7 +142,7 @@ def commit_step(
     append: Sequence[Message] = (),
     **changes: Any,
 ) -> StepCommit:
-    """One step of an agent: load, change, commit."""
+    """Commit one step of an agent: load, change, commit."""
     state = loaded(store, session_id)
     for name, value in changes.items():
         setattr(state, name, value)
@@ -150,7 +150,7 @@ def commit_step(
 
 
 def full_session(store: StateStore, session_id: str) -> str:
-    """A session with something of everything in it."""
+    """Create a session that has every kind of data."""
     store.create_session(
         session_id, agent_type="agent", user_id="user", tags=["t"], metadata={"m": "1"}, custom_state={"n": 0}
     )
@@ -164,7 +164,7 @@ def full_session(store: StateStore, session_id: str) -> str:
 
 
 def contents(store: StateStore, session_id: str) -> dict[str, str]:
-    """Everything that a store returns about a session; ``repr`` tells ``1``, ``1.0`` and ``True`` apart."""
+    """Return everything that a store has on a session. ``repr`` tells ``1``, ``1.0`` and ``True`` apart."""
     heads = store.list_checkpoints(session_id, limit=200).items
     steps = ["step-1", "step-2", "step-3"]
     seen: dict[str, Any] = {
@@ -180,7 +180,7 @@ def contents(store: StateStore, session_id: str) -> dict[str, str]:
 
 
 def touch_after(store: StateStore, session_id: str, time: datetime | None) -> None:
-    """Write to a session until its update time is later than ``time``, also with a coarse clock."""
+    """Write to a session until its update time is later than ``time``, even if the clock is coarse."""
     assert time is not None
     updated_at = time
     while updated_at <= time:

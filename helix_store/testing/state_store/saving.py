@@ -1,4 +1,4 @@
-"""Saving a state, and merging changes into custom_state."""
+"""The tests of saving a state, and of merging changes into custom_state."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class SavingContract(StoreTests):
             store.save_state("session", other)
         assert contents(store, "session") == before
 
-    # The mode is written once
+    # The mode can only be written once
 
     def test_a_mode_can_be_given_later_but_never_changed(self, store: StateStore) -> None:
         state = store.create_session("session", agent_type="agent")

@@ -1,4 +1,4 @@
-"""Creating, loading and deleting sessions."""
+"""The tests of creating, loading and deleting sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes staged by tool calls, and their promotion."""
+"""The tests of changes staged by tool calls, and of their promotion."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from helix_store.core.contracts import StateStore
 from helix_store.core.types import StagedChanges
 from helix_store.exceptions import (
     InvalidPayload,
+    LimitExceeded,
     PatchError,
     StaleStateError,
 )
@@ -123,6 +124,16 @@ class StagingContract(StoreTests):
     def test_what_is_no_staged_change_is_refused(self, store: StateStore, session_id: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             store.stage_changes(session_id, "step-1", bad)
+        assert store.get_staged_changes(session_id, "step-1") == []
+
+    def test_a_patch_that_moves_its_own_list_too_often_is_not_staged(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        patches: list[Any] = [{"op": "add", "path": "/list", "value": [0] * 200_000}]
+        patches += [{"op": "add", "path": "/list/0", "value": 1}] * 400
+        with self.storage_untouched(), pytest.raises(LimitExceeded) as refused:
+            store.stage_changes(session_id, "step-1", StagedChanges(tool_call_id="call", patches=patches))
+        assert refused.value.name == "moved list elements"
         assert store.get_staged_changes(session_id, "step-1") == []
 
     # Promoting

@@ -1,4 +1,4 @@
-"""Statuses, compare-and-set, and the counters."""
+"""The tests of statuses, compare-and-set and counters."""
 
 from __future__ import annotations
 

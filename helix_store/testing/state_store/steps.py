@@ -1,4 +1,4 @@
-"""The atomic step: state, messages, staged changes and checkpoint in one write."""
+"""The tests of the atomic step: state, messages, staged changes and checkpoint in one write."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class StepContract(StoreTests):
     # All or nothing
 
     def _refused(self, store: StateStore, error: type[HelixStoreError], **arguments: Any) -> None:
-        """A step with everything in it, of which nothing may be left behind."""
+        """Run a full step that is refused, and check that nothing of it is stored."""
         state = loaded(store, "session")
         state.custom_state = {"lost": True}
         given: dict[str, Any] = {"append_messages": messages(2), "step": step(3), **arguments}
@@ -215,7 +215,7 @@ class StepContract(StoreTests):
         assert checkpoint is not None
         assert checkpoint.run_id == "run-1"
 
-    # At once
+    # Concurrency
 
     def test_of_many_steps_on_the_same_version_exactly_one_is_committed(
         self, store: StateStore, session_id: str

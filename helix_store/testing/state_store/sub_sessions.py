@@ -1,4 +1,4 @@
-"""Refs to the sub-agents that a session started."""
+"""The tests of refs to the sub-agents that a session started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspending a session, and resuming it once."""
+"""The tests of suspending a session, and of resuming it once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ class SuspensionContract(StoreTests):
         store.create_session("root", agent_type="agent")
         store.create_session("child", agent_type="agent", parent_session_id="root")
         store.suspend("child", kind=KIND, context={}, pending={"call-1": {"tool_name": "ask"}})
-        assert [loaded(store, name).version for name in ("root", "child")] == [2, 2]
+        assert [loaded(store, name).version for name in ("root", "child")] == [1, 2]
+        assert loaded(store, "root").client_tool_call_ownership == {"call-1": "child"}
         assert store.submit_tool_result("root", "call-1", result=1).session_id == "child"
 
     def test_a_session_that_is_not_suspended_cannot_be_resumed(

@@ -1,4 +1,4 @@
-"""Tool calls that a client answers: routed to their owner, answered once, taken once."""
+"""The tests of tool calls that a client answers: routed to their owner, answered once, taken once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from helix_store.core.approvals import call_digest
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import Limits
 from helix_store.core.types import Submission
@@ -69,14 +70,13 @@ class ToolCallContract(StoreTests):
         store.add_pending_tool_calls(session_id, {"call-2": full, "call-1": ASK})
         pending = _pending(store, session_id)
         assert list(pending) == ["call-2", "call-1"]
-        assert pending["call-2"] == full
+        assert pending["call-2"] == {**full, "digest": call_digest("pay", {"amount": 7.0})}
         asked_at = pending["call-1"].pop("requested_at")
+        assert pending["call-1"].pop("digest") == call_digest("ask", ASK["input"])
         assert abs(asked_at - before.timestamp() * 1000) < 60_000
         assert pending["call-1"] == {**ASK, "run_id": None, "deadline": None, "approval_id": None}
 
-    def test_the_root_records_who_owns_a_call_and_each_changed_session_is_one_new_version(
-        self, store: StateStore
-    ) -> None:
+    def test_the_root_records_who_owns_a_call_without_a_new_version(self, store: StateStore) -> None:
         create_family(store)
         store.add_pending_tool_calls("grandchild", {"call-1": ASK, "call-2": ASK})
         assert loaded(store, "root").client_tool_call_ownership == {
@@ -84,9 +84,9 @@ class ToolCallContract(StoreTests):
             "call-2": "grandchild",
         }
         assert loaded(store, "grandchild").client_tool_call_ownership == {}
-        assert [loaded(store, name).version for name in ("root", "child", "grandchild")] == [2, 1, 2]
+        assert [loaded(store, name).version for name in ("root", "child", "grandchild")] == [1, 1, 2]
         store.add_pending_tool_calls("root", {"call-3": ASK})
-        assert [loaded(store, name).version for name in ("root", "child", "grandchild")] == [3, 1, 2]
+        assert [loaded(store, name).version for name in ("root", "child", "grandchild")] == [2, 1, 2]
 
     def test_a_session_may_ask_for_another_one_of_its_tree(self, store: StateStore) -> None:
         create_family(store)
@@ -97,7 +97,7 @@ class ToolCallContract(StoreTests):
         for owner, error in (("stranger", ConflictError), ("nobody", SessionNotFound)):
             with pytest.raises(error):
                 store.add_pending_tool_calls("root", {"call-2": ASK}, owner_session_id=owner)
-        assert loaded(store, "root").version == 2
+        assert loaded(store, "root").version == 1
 
     def test_asking_the_same_again_changes_nothing(self, store: StateStore) -> None:
         create_family(store)
@@ -291,6 +291,15 @@ class ToolCallContract(StoreTests):
         assert contents(store, session_id) == before
         assert store.take_tool_results(session_id) == {}
 
+    def test_the_error_of_a_decision_without_an_approval_id_names_the_missing_one(
+        self, store: StateStore, session_id: str
+    ) -> None:
+        store.add_pending_tool_calls(session_id, {"call-1": APPROVE})
+        with pytest.raises(InvalidPayload, match="missing; pass approval_id='approval'"):
+            store.submit_tool_result(session_id, "call-1", approved=True)
+        with pytest.raises(InvalidPayload, match="not the approval id of this call"):
+            store.submit_tool_result(session_id, "call-1", approved=True, approval_id="another")
+
     @pytest.mark.parametrize("answer", ["result", "error"])
     def test_an_answer_over_the_limit_is_refused_and_stores_nothing(self, answer: str) -> None:
         store = self.make_store(limits=Limits(max_message_bytes=1_000))
@@ -344,7 +353,7 @@ class ToolCallContract(StoreTests):
         assert store.take_tool_results(session_id)["call-1"]["result"] == accepted[0]
 
     def test_calls_and_answers_of_a_whole_tree_at_once_all_count(self, store: StateStore) -> None:
-        """Asking locks two sessions, each time in another order."""
+        """Ask from a whole tree at once. Asking locks two sessions, each time in a different order."""
         create_family(store)
         names = ["root", "child", "grandchild"]
         asked = self.at_once(

@@ -1,4 +1,4 @@
-"""Tool calls stay in their tree, whatever the record of the root says."""
+"""The tests that tool calls stay in their tree, whatever the root's record says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknown sessions: ids that do not exist, and ids of another tenant."""
+"""The tests of unknown sessions: ids that do not exist, and ids of another tenant."""
 
 from __future__ import annotations
 

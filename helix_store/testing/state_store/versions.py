@@ -1,4 +1,4 @@
-"""Versions and fencing tokens: which writes make a new version, and which are fenced out."""
+"""The tests of versions and fencing tokens: which writes make a new version, and which are fenced out."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ def _answered(store: StateStore) -> None:
 
 
 PREPARED: dict[str, Callable[[StateStore], Any]] = {"take_tool_results": _answered, "resume": _suspend}
-"""What a full session needs before some of the guarded writes."""
+"""The calls that prepare a full session for some of the guarded writes."""
 
 
 def session_for(store: StateStore, write: str) -> None:
-    """A session on which a guarded write changes something."""
+    """Create a session on which a guarded write changes something."""
     full_session(store, "session")
     if write in PREPARED:
         PREPARED[write](store)
@@ -189,7 +189,7 @@ class FencingContract(StoreTests):
 
     @staticmethod
     def _next_token(locks: LockManager, name: str = "session") -> int:
-        """The token of a lock that is taken and given back."""
+        """Acquire and release a lock, and return its token."""
         lock = locks.acquire(name)
         assert lock is not None, f"the lock {name!r} is held"
         lock.release()
@@ -206,6 +206,19 @@ class FencingContract(StoreTests):
             GUARDED[write](store, old)
         assert (caught.value.token, caught.value.current_token) == (old, new)
         assert contents(store, "session") == before
+
+    def test_who_lost_the_session_is_fenced_out_of_resuming_it_although_another_has_resumed_it(
+        self, store: StateStore, locks: LockManager
+    ) -> None:
+        store.create_session("session", agent_type="agent")
+        old, new = self._next_token(locks), self._next_token(locks)
+        _suspend(store)
+        store.resume("session", fencing_token=new)
+        with pytest.raises(FencedOutError):
+            store.resume("session", fencing_token=old)
+        with pytest.raises(ConflictError) as caught:
+            store.resume("session", fencing_token=new)
+        assert not isinstance(caught.value, FencedOutError)
 
     @pytest.mark.parametrize("write", GUARDED)
     def test_the_newest_token_may_write(self, store: StateStore, locks: LockManager, write: str) -> None:

@@ -1,4 +1,4 @@
-"""Invalid arguments are refused before storage is used."""
+"""The tests that invalid arguments are refused before storage is used."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def chunks(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Run an asynchronous scenario; one that waits for ever fails."""
+    """Run an asynchronous scenario, and fail if it waits forever."""
 
     async def in_time() -> R:
         async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -52,15 +52,15 @@ class StreamTests:
         writer_lease: float | timedelta | None = None,
         limits: Limits | None = None,
     ) -> StreamManagerBase:
-        """A manager to test. Managers made in one test share their streams; tests share nothing."""
+        """Return a manager to test. Managers of one test share their streams; tests share nothing."""
         raise NotImplementedError("Provide make_manager() to run the suite.")
 
     def make_lock_manager(self) -> LockManager | None:
-        """The lock manager whose tokens the streams check; ``None`` skips the tests on fencing."""
+        """Return the lock manager whose tokens the streams check. ``None`` skips the tests of fencing."""
         return None
 
     def storage_untouched(self) -> AbstractContextManager[None]:
-        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        """Return a context that fails if storage is used inside it. By default nothing is watched."""
         return nullcontext()
 
     @pytest.fixture
@@ -69,7 +69,7 @@ class StreamTests:
 
     @staticmethod
     def filled(streams: StreamManagerBase, count: int = 3, stream_id: str = "stream") -> None:
-        """A stream with so many chunks, still active."""
+        """Create an active stream with the given number of chunks."""
 
         async def fill() -> None:
             writer = await streams.create_writer(stream_id, "run", "agent")
@@ -100,7 +100,7 @@ class StreamTests:
         await self.until(is_there)
 
     async def until_one_is_lost(self, streams: StreamManagerBase, *, dry_run: bool = False) -> None:
-        """Prune until a dead writer was found."""
+        """Prune until a dead writer is found."""
 
         async def is_found() -> bool:
             return (await streams.prune(older_than=None, dry_run=dry_run)).failed > 0
@@ -109,7 +109,7 @@ class StreamTests:
 
     @staticmethod
     async def sequences(reader: ResumableReader) -> list[int]:
-        """Everything that a reader delivers until it ends; the chunks are checked against `chunk`."""
+        """Return what a reader delivers until it ends, after checking the chunks against `chunk`."""
         delivered = []
         async for stored in reader:
             assert stored.chunk == chunk(stored.sequence)

@@ -1,4 +1,4 @@
-"""The life of a stream, and the fencing of its changes."""
+"""The tests of a stream's life, and of the fencing of its changes."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class StreamFencingContract(StreamTests):
         return lock
 
     def tokens(self) -> tuple[int, int]:
-        """The token of a former holder of the stream's lock, and that of its holder."""
+        """Return the tokens of a former and the current holder of the stream's lock."""
         locks = self.lock_manager()
         former = self.held(locks)
         former.release()

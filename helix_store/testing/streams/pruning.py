@@ -1,4 +1,4 @@
-"""Pruning and leases: a reader learns of removed chunks, and of a writer that died."""
+"""The tests of pruning and leases: readers are told about removed chunks and about a writer that died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers: everything after a position, once and in order, until the stream is over or paused."""
+"""The tests of readers: everything after a position, once and in order, until the stream ends or pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invalid arguments are refused, each with its error, before storage is used."""
+"""The tests that invalid arguments are refused, each with its own error, before storage is used."""
 
 from __future__ import annotations
 
@@ -144,8 +144,13 @@ class UsageArgumentContract(UsageTests):
         with self.storage_untouched(), pytest.raises(InvalidQuery):
             usage.query_usage(**query)
 
-    @pytest.mark.parametrize("name", ["agent_type", "user_id", "model"])
-    @pytest.mark.parametrize("bad", BAD_IDENTIFIERS)
+    @pytest.mark.parametrize(
+        ("name", "bad"),
+        [
+            *((name, bad) for name in ("agent_type", "model") for bad in BAD_IDENTIFIERS),
+            *(("user_id", bad) for bad in (*BAD_IDENTIFIERS, 1.5, True) if bad != 7),
+        ],
+    )
     def test_a_bad_name_in_a_query_is_refused(self, usage: UsageStore, name: str, bad: Any) -> None:
         with self.storage_untouched(), pytest.raises(InvalidPayload):
             usage.query_usage(**{name: bad})

@@ -1,4 +1,4 @@
-"""Async methods: the same results and errors as the synchronous ones."""
+"""The tests that async methods have the same results and errors as the synchronous ones."""
 
 from __future__ import annotations
 

@@ -22,23 +22,23 @@ class UsageTests:
     """The base of every part. A subclass provides both stores and, where it can, the other hooks."""
 
     def make_store(self, *, tenant: str = "") -> UsageStore:
-        """A usage store to test. Stores made in one test share their storage; tests share nothing."""
+        """Return a usage store to test. Stores of one test share their storage; tests share nothing."""
         raise NotImplementedError("Provide make_store() to run the suite.")
 
     def make_state_store(self, *, tenant: str = "") -> StateStore:
-        """The state store of the sessions. It shares storage with `make_store` for the same tenant."""
+        """Return the state store of the sessions. It shares storage with `make_store` for the same tenant."""
         raise NotImplementedError("Provide make_state_store() to run the suite.")
 
     def storage_untouched(self) -> AbstractContextManager[None]:
-        """A context that fails when storage is read or written inside; by default nothing is watched."""
+        """Return a context that fails if storage is used inside it. By default nothing is watched."""
         return nullcontext()
 
     def leave_thread(self) -> None:
-        """Called at the end of each thread that the suite starts, to release its resources."""
+        """Release the resources of a thread. The suite calls this at the end of each of its threads."""
 
     @pytest.fixture
     def usage(self, session_id: str) -> UsageStore:
-        """A store without entries, which knows the session of `session_id`."""
+        """Return a store without entries, which knows the session of `session_id`."""
         return self.make_store()
 
     @pytest.fixture
@@ -47,7 +47,7 @@ class UsageTests:
 
     @pytest.fixture
     def session_id(self, sessions: StateStore) -> str:
-        """The session ``session`` of the user ``user`` and the agent type ``agent``, with no entries."""
+        """Create the session ``session`` of the user ``user`` and agent type ``agent``, without entries."""
         return sessions.create_session("session", agent_type="agent", user_id="user").session_id
 
     def at_once(self, *calls: Callable[[], T]) -> list[T]:
@@ -66,7 +66,7 @@ class UsageTests:
 
 
 NOON: Final = 1_773_576_000_000
-"""12:00:00 on 15 March 2026, a Sunday, in UTC; in epoch milliseconds."""
+"""12:00:00 UTC on Sunday, 15 March 2026, in epoch milliseconds."""
 
 _AGENT: Final = {"type": "agent", "name": "planner"}
 
@@ -77,7 +77,7 @@ def _entry(kind: str, session_id: str, own: dict[str, Any], given: dict[str, Any
 
 
 def tokens(session_id: str = "session", model: str = "no-such-model", **given: Any) -> dict[str, Any]:
-    """Tokens of a model that no price list knows; counts are given by their names."""
+    """Return a token entry of a model that no price list knows. Counts are passed by name."""
     names = ("prompt", "completion", "reasoning", "cached", "total")
     counts = {name: given.pop(name) for name in names if name in given}
     return _entry("tokens", session_id, {"model": model, "tokens": counts}, given)
@@ -110,11 +110,11 @@ EVERY_KIND: Final[list[dict[str, Any]]] = [
     custom(amount=0.1, unit="", cost_usd="9223372.036854775807"),
     custom(amount=1e300, type="x" * 255, unit="y" * 255),
 ]
-"""Every kind of entry, with the smallest and largest values that each field takes."""
+"""Every kind of entry, with the smallest and largest values that each field accepts."""
 
 
 def rolled_up(usage: UsageStore, session_id: str = "session", *, tree: bool = False) -> UsageRollup:
-    """The rollup of a session that must be known."""
+    """Return the rollup of a session that must be known."""
     rollup = usage.get_rollup(session_id, include_sub_agents=tree)
     assert rollup is not None, f"the session {session_id!r} is unknown"
     return rollup

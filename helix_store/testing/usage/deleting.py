@@ -1,4 +1,4 @@
-"""Deleting usage, or its session."""
+"""The tests of deleting usage, and of deleting its session."""
 
 from __future__ import annotations
 

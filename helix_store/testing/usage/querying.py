@@ -1,4 +1,4 @@
-"""Queries over all sessions of a tenant."""
+"""The tests of queries over all sessions of a tenant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOMENT = datetime(2026, 3, 15, 12, tzinfo=UTC)
 class UsageQueryContract(UsageTests):
     @pytest.fixture
     def spenders(self, sessions: StateStore, usage: UsageStore) -> UsageStore:
-        """Twelve entries of three sessions, named by their numbers and a second apart."""
+        """Record twelve entries of three sessions, named by their numbers and one second apart."""
         sessions.create_session("one", agent_type="planner", user_id="ann")
         sessions.create_session("two", agent_type="writer", user_id="bob")
         sessions.create_session("three", agent_type="writer")

@@ -1,4 +1,4 @@
-"""Recording entries, and reading them back."""
+"""The tests of recording entries and reading them back."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class RecordingContract(UsageTests):
 class UsageEntryContract(UsageTests):
     @pytest.fixture
     def twelve(self, usage: UsageStore) -> UsageStore:
-        """Twelve entries: steps 1, 1, 1, 1, 2, 2, …, the kinds in turn, named by their numbers."""
+        """Record twelve entries: steps 1, 1, 1, 1, 2, 2, …, the kinds in turn, named by their numbers."""
         kinds = (tokens, tool, sub_agent, custom)
         usage.record_entries(
             kinds[number % 4](id=str(number), step_count=1 + number // 4, timestamp=NOON + number)

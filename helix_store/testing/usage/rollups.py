@@ -1,4 +1,4 @@
-"""Rollups of a session, and of a tree of sessions."""
+"""The tests of the rollups of a session and of a tree of sessions."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _refer(sessions: StateStore, source: str, *targets: str, location: str = "lo
 
 
 def _spent(usage: UsageStore, session_id: str) -> tuple[int, int]:
-    """Prompt tokens and sessions of a tree in which every session has one entry."""
+    """Return the prompt tokens and the sessions of a tree in which every session has one entry."""
     rollup = rolled_up(usage, session_id, tree=True)
     assert rollup.entry_count == rollup.session_count
     return rollup.tokens.prompt, rollup.session_count
@@ -163,7 +163,7 @@ def _spent(usage: UsageStore, session_id: str) -> tuple[int, int]:
 class UsageTreeContract(UsageTests):
     @pytest.fixture
     def spend(self, sessions: StateStore, usage: UsageStore) -> StateStore:
-        """Sessions ``a`` to ``g`` without any ties, which spent 1, 10, 100, … prompt tokens."""
+        """Record 1, 10, 100, … prompt tokens for sessions ``a`` to ``g``, which are not yet linked."""
         for power, name in enumerate("abcdefg"):
             sessions.create_session(name, agent_type="agent")
             usage.record_entry(tokens(name, prompt=10**power))
@@ -209,7 +209,7 @@ class UsageTreeContract(UsageTests):
         assert _spent(usage, "a") == (11, 2)
 
     def test_a_session_reached_twice_counts_once(self, spend: StateStore, usage: UsageStore) -> None:
-        """A diamond: ``d`` below ``b`` and ``c``, and below ``a`` itself."""
+        """Build a diamond: ``d`` is below ``b`` and ``c``, and below ``a`` itself."""
         _refer(spend, "a", "b", "c", "d")
         _refer(spend, "b", "d")
         _refer(spend, "c", "d")

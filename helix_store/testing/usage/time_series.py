@@ -1,4 +1,4 @@
-"""Usage over time."""
+"""The tests of usage over time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TimeSeriesContract(UsageTests):
         assert only.start.utcoffset() == timedelta(0)
 
     def test_days_are_those_of_utc_also_where_clocks_change(self, usage: UsageStore) -> None:
-        """Around the hours in which European clocks go forward and back."""
+        """Record around the hours in which European clocks go forward and back."""
         for day in ("2026-03-29", "2026-10-25"):
             for hour in range(24):
                 usage.record_entry(custom(timestamp=_milliseconds(f"{day}T{hour:02}:30")))

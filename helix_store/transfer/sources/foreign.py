@@ -1,4 +1,4 @@
-"""What the sources of other stores share: one unit per session, and an account of every row."""
+"""The common base of sources from other stores: one unit per session, and an account of every row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ForeignSource", "Reader"]
 
 
 class Reader(Protocol):
-    """Reads a database of another store at one moment."""
+    """A reader of another store's database at a single moment."""
 
     def reading(self) -> AbstractContextManager[None]: ...
 
@@ -35,16 +35,16 @@ _NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifie
 
 
 class ForeignSource(ABC):
-    """A store of another project, which is read once, inside of `reading`: a `Source`.
+    """A store of another project, which is read once, inside `reading`: a `Source`.
 
-    ``tally`` has what was found so far, what of it is left, and the problems.
+    ``tally`` holds the rows found so far, the rows left in the source, and the problems.
     """
 
     kind: ClassVar[str]
-    """What the other store calls a session."""
+    """The other store's word for a session."""
     session_count_query: ClassVar[str]
     sessions_query: ClassVar[str]
-    """One row for each session, which begins with its id."""
+    """A query that returns one row per session, starting with its id."""
 
     def __init__(self, origin: Origin, reader: Reader) -> None:
         self.tally = Tally()
@@ -75,25 +75,25 @@ class ForeignSource(ABC):
 
     @abstractmethod
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Rows that no session has; after all units."""
+        """Report rows that belong to no session; call it after all units."""
 
     def _session(self, row: tuple[Any, ...]) -> ForeignSession:
         return ForeignSession(self.kind, row[0])
 
     @abstractmethod
     def _head(self, session: ForeignSession, row: tuple[Any, ...]) -> Head:
-        """The session itself. Raises `HelixStoreError` if it cannot be imported."""
+        """Return the session itself. Raises `HelixStoreError` if it cannot be imported."""
 
     @abstractmethod
     def _read_parts(self, session: ForeignSession) -> None:
         """Take all rows of the session."""
 
     def _completed(self, head: Head, session: ForeignSession) -> Head:
-        """The head, with what only the rows tell. Raises `HelixStoreError` as `_head`."""
+        """Return the head, completed with data from the rows. Raises `HelixStoreError` as `_head` does."""
         return head
 
     def _without_table_here(self, *tables: str) -> Iterator[Problem]:
-        """Rows of tables that are left; no problems if the origin accepts that."""
+        """Report rows of tables without a counterpart here, unless the origin accepts that they are left."""
         for table, count in self._reader.row_counts(*tables).items():
             self.tally.found[table] += count
             if count:
@@ -102,17 +102,17 @@ class ForeignSource(ABC):
                     yield Problem(text=f"{table}: {count} left out, because there is no such table here")
 
     def _is_empty(self, session: ForeignSession) -> bool:
-        """Whether a session of which rows are left has nothing to import."""
+        """Return whether a session with skipped rows has nothing to import."""
         return False
 
     def _read(self, session: ForeignSession, row: tuple[Any, ...]) -> Head | None:
-        """Read all of a session; ``None`` if it is left out."""
+        """Read a whole session; return ``None`` if it is left out."""
         head, reason = None, ""
         try:
             head = self._head(session, row)
         except HelixStoreError as exc:
             reason = str(exc)
-        # Not caught: an error here is one of the source, not of a row.
+        # Errors here are not caught: they come from the source, not from a row.
         self._read_parts(session)
         try:
             head = head and self._completed(head, session)

@@ -1,7 +1,7 @@
 """JSON with the tags of obsku's serializer, read as the types that typed JSON writes.
 
-An object with ``__type`` of ``Date``, ``Map``, ``Set`` or ``Buffer`` and a ``value`` is a ``datetime``, a
-``dict``, a ``set`` or ``bytes``. With any other text as ``__type`` it is an ordinary object.
+An object with a ``value`` and a ``__type`` of ``Date``, ``Map``, ``Set`` or ``Buffer`` is a ``datetime``, a
+``dict``, a ``set`` or ``bytes``. With any other text as ``__type``, it is an ordinary object.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["revive"]
 
 _TYPE: Final = "__type"
 _VALUE: Final = "value"
-# A day alone is midnight in UTC, as in JavaScript. A time without a zone would depend on the reader's place.
+# A date alone means midnight UTC, as in JavaScript. A time without a zone would depend on the reader's zone.
 _DATE: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:[0-9]{2}))?"
 )
 
 
 def revive(text: str, path: str, remarks: list[str]) -> Any:
-    """The value of a text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
+    """Return the value of a text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
 
-    A set or a map of which Python cannot have the members or keys becomes a list, and adds a remark.
+    A set or map whose members or keys Python cannot hold becomes a list, and adds a remark.
     """
     try:
         return _value(json.loads(text, parse_constant=_refuse_constant), path, remarks)
     except (ValueError, RecursionError):
         pass
-    # Raised out here: the error of a parser holds the text and would become its context.
+    # Raise outside the handler: the error of a parser holds the text and would become its context.
     raise InvalidPayload(path=path, reason="it is not JSON, or nested too deeply")
 
 
@@ -100,7 +100,7 @@ def _map(content: Any, path: str, remarks: list[str]) -> dict[Any, Any] | list[A
 
 
 def _are_different(members: list[Any]) -> bool:
-    """Whether Python can have all members in one set. ``1`` and ``True`` are equal there."""
+    """Return whether Python can hold all members in one set, in which ``1`` and ``True`` are equal."""
     try:
         hashes = Counter(map(hash, members))
         return max(hashes.values(), default=0) <= MAX_EQUAL_HASHES and len(set(members)) == len(members)

@@ -32,7 +32,7 @@ __all__ = ["ObskuSource"]
 _MESSAGES: Final = """
     SELECT id, created_at, role, content, tool_calls, tool_results, tokens_in, tokens_out
     FROM messages WHERE session_id = %s ORDER BY created_at, id"""
-# The parent of a fork is in another session, which may be deleted.
+# The parent of a fork belongs to another session, which may be deleted.
 _CHECKPOINTS: Final = """
     SELECT id, created_at, namespace, parent_id, version, step, node_id, node_results, pending_nodes,
         cycle_state, source,
@@ -44,7 +44,7 @@ _IMPORTED: Final = ("sessions", "messages", "checkpoints")
 _WITHOUT_TABLE_HERE: Final = ("entities", "facts")
 
 _STATUSES: Final = {"Complete": "completed", "Failed": "failed", "Skipped": "skipped"}
-"""Words for the status of a node that the original reads, beside its own."""
+"""Additional words for the status of a node that the original reads."""
 
 _CALL: Final[dict[str, type]] = {"name": str, "toolUseId": str, "input": dict}
 _RESULT: Final[dict[str, type]] = {"content": str, "toolUseId": str}
@@ -68,7 +68,7 @@ class ObskuSource(ForeignSource):
         super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """Rows of no session; and entities and facts, unless the origin accepts that they are left."""
+        """Report rows of no session, and entities and facts unless the origin accepts that they are left."""
         yield from self.tally.compare(self._reader.row_counts(*_IMPORTED))
         yield from self._without_table_here(*_WITHOUT_TABLE_HERE)
 
@@ -154,26 +154,25 @@ class ObskuSource(ForeignSource):
 
 
 class _History:
-    """The times of the messages that were imported, in their order."""
+    """The times of the imported messages, in their order."""
 
     def __init__(self) -> None:
         self._milliseconds = array("q")
         self._last = _EARLIEST
 
     def next_time(self, created_at: datetime, milliseconds: int) -> datetime:
-        """The time of the next message. Those of one millisecond are a microsecond apart: a page by time does
-        not end between them."""
+        """Return the next message's time. Times of one millisecond differ by 1 µs, so no page ends there."""
         self._milliseconds.append(milliseconds)
         self._last = max(created_at, self._last + _TICK)
         return self._last
 
     def count_until(self, milliseconds: int) -> int:
-        """The messages of a fork, as the original has it: those before a time, or in its millisecond."""
+        """Count a fork's messages as the original does: those before a time or in the same millisecond."""
         return bisect_right(self._milliseconds, milliseconds)
 
 
 def _revived(session: ForeignSession, name: str, field: str, text: str | None) -> Any:
-    """The value of a column. Raises `InvalidPayload`."""
+    """Return the value of a column. Raises `InvalidPayload`."""
     if text is None:
         return None
     remarks: list[str] = []
@@ -184,7 +183,7 @@ def _revived(session: ForeignSession, name: str, field: str, text: str | None) -
 
 
 def _with_known_statuses(node_results: Any) -> Any:
-    """Node results with the statuses of this package. What is no such result is left to its check."""
+    """Return node results with this package's statuses. Anything else is left to its own check."""
     if type(node_results) is not dict:
         return node_results
     return {node_id: _with_known_status(result) for node_id, result in node_results.items()}

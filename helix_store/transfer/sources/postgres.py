@@ -1,4 +1,4 @@
-"""Reading the PostgreSQL database of another store: one moment, read-only, in constant memory."""
+"""Reader of another store's PostgreSQL database: one moment, read-only, in constant memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["PostgresReader", "SourceUnreadable"]
 _Row = tuple[Any, ...]
 
 _MOST_ROWS: Final = 500
-# The target's transactions take their time between two reads.
+# The target's transactions take time between two reads.
 _FOR_THIS_TRANSACTION: Final = {
     "idle_in_transaction_session_timeout": "0",
     "statement_timeout": "0",
@@ -45,7 +45,7 @@ _KNOWN_REASONS: Final = (
     "certificate verify failed",
     "server does not support SSL",
 )
-"""What a message of the driver may be shown of: the rest of it may hold a part of a mistyped password."""
+"""The parts of a driver's message that may be shown: the rest may contain part of a mistyped password."""
 
 
 class SourceUnreadable(HelixStoreError):
@@ -58,7 +58,7 @@ class PostgresReader:
     """Reads of one connection, all in one read-only transaction with ``REPEATABLE READ``.
 
     ``names`` are the tables that a query names in braces; each is a schema and a table. With ``schema``, all
-    other tables are looked up there. The address is never part of a message.
+    other tables are looked up there. The address never appears in a message.
     """
 
     def __init__(
@@ -86,21 +86,14 @@ class PostgresReader:
             connection.close()
 
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
-        """The rows of a query, by a cursor of the server, in pages that larger rows make shorter."""
+        """Yield a query's rows from a server-side cursor, in pages that get shorter for larger rows."""
         with self._open.cursor(f"helix_import_{next(self._numbers)}") as cursor:
             with _errors_shown():
                 cursor.execute(self._composed(query), values)
-            is_all = False
-            while not is_all:
-                size = self._pace.rows
-                with _errors_shown():
-                    page = cursor.fetchmany(size)
-                self._pace.measure(page)
-                yield from page
-                is_all = len(page) < size
+            yield from self._pace.rows_of(cursor, _errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
-        """The only row of a query."""
+        """Return the only row of a query."""
         with _errors_shown():
             row = self._open.execute(self._composed(query), values).fetchone()
         if row is None:
@@ -108,7 +101,7 @@ class PostgresReader:
         return row
 
     def row_counts(self, *tables: str) -> dict[str, int]:
-        """The number of rows of each table; of one that does not exist, none."""
+        """Return the number of rows of each table; a table that does not exist has none."""
         counts = {}
         for table in tables:
             is_there = self.one("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", table)[0]
@@ -124,7 +117,7 @@ class PostgresReader:
     def _composed(self, query: str) -> Composed:
         from psycopg.sql import SQL, Identifier
 
-        # The driver looks for placeholders in a quoted name too.
+        # The driver looks for placeholders even in a quoted name.
         names = {
             name: Identifier(*(part.replace("%", "%%") for part in parts))
             for name, parts in self._names.items()
@@ -133,7 +126,7 @@ class PostgresReader:
 
 
 def _connected(dsn: str) -> Connection[_Row]:
-    """A connection in a transaction to come. Raises `SourceUnreadable`, without a part of the address."""
+    """Return a connection outside a transaction. Raises `SourceUnreadable`, which hides the address."""
     try:
         import psycopg
     except ImportError:
@@ -150,7 +143,7 @@ def _connected(dsn: str) -> Connection[_Row]:
     except psycopg.Error as exc:
         known = [text for text in _KNOWN_REASONS if text in str(exc)]
         reason = f"The source cannot be reached ({known[0] if known else type(exc).__name__})."
-    # Raised out here: the driver's own error may hold the address, and would become the context.
+    # Raise outside the handler: the driver's error may contain the address and would become the context.
     if reason is not None:
         raise SourceUnreadable(f"{reason} psql with the same address tells more.")
     connection.read_only = True
@@ -160,7 +153,7 @@ def _connected(dsn: str) -> Connection[_Row]:
 
 @contextmanager
 def _errors_shown() -> Iterator[None]:
-    """Errors of the driver as `SourceUnreadable`, with the server's first line alone."""
+    """Turn errors of the driver into `SourceUnreadable` with only the server's first line."""
     import psycopg
 
     text = None

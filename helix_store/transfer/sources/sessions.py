@@ -1,4 +1,4 @@
-"""A session of another store, from its rows there to its records here."""
+"""The conversion of a session of another store from its rows there to its records here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from django.db.models import Model
 
 from helix_store.adapters import session_id_for
+from helix_store.catalogue import declared, tables
 from helix_store.core.limits import AS_STORED
 from helix_store.core.payloads import size_of
 from helix_store.core.types import CheckpointSource, SessionState
@@ -19,8 +20,7 @@ from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
 from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
-from helix_store.transfer.columns import Table
-from helix_store.transfer.layout import CHECKPOINTS, MESSAGES, SESSIONS, parts_of_sessions
+from helix_store.transfer.layout import format_of
 from helix_store.transfer.records import Record
 from helix_store.transfer.sources.spool import Spool
 from helix_store.transfer.sources.tally import Tally
@@ -33,7 +33,7 @@ _FIRST_VERSION: Final = 1
 
 
 class Head(NamedTuple):
-    """A session that was created here at one time, and written last at the other one."""
+    """A session to create here, with the times of its creation and of its last write."""
 
     new: NewSession
     created_at: datetime
@@ -41,9 +41,9 @@ class Head(NamedTuple):
 
 
 class ForeignSession:
-    """What was read of one session so far. A context that ends with its last record.
+    """The data read of one session so far. A context that ends with its last record.
 
-    ``source_id`` is its id in the other store, where ``session_id`` is another one here.
+    ``source_id`` is its id in the other store, if ``session_id`` is a different one here.
     """
 
     def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
@@ -68,7 +68,7 @@ class ForeignSession:
             spool.close()
 
     def take(self, table: str, row: tuple[Any, ...], add: Callable[[str, tuple[Any, ...]], None]) -> None:
-        """Add a row by its name, or leave it in the source. Its first column is its id."""
+        """Add a row by its name, or leave it in the source. The first column of the row is its id."""
         self.tally.found[table] += 1
         name = f"{table.removesuffix('s')} {shown_id(row[0])} of {self}"
         try:
@@ -77,27 +77,28 @@ class ForeignSession:
             self.tally.leave(table, name, exc)
 
     def add_checkpoint(self, **columns: Any) -> None:
-        self.add(CHECKPOINTS, Checkpoint(**columns))
+        self.add(Checkpoint(**columns))
         self.checkpoint_count += 1
 
     def add_message(self, **columns: Any) -> None:
         self.message_count += 1
-        self.add(MESSAGES, Message(sequence=self.message_count, **columns))
+        self.add(Message(sequence=self.message_count, **columns))
 
-    def add(self, table: Table, row: Model) -> None:
-        """Add a row, in the order that the layout of an export has for the rows of its table."""
-        self._spools[table.record].add(table.record_from(row))
+    def add(self, row: Model) -> None:
+        """Add a row, in the order in which an export lists the rows of its table."""
+        table = declared(type(row))
+        self._spools[table.record].add(format_of(table).record_from(row))
 
     def records(self, head: Head, tenant: str) -> Iterator[Record]:
-        """All records of the session, in the order of an export."""
+        """Yield all records of the session, in the order of an export."""
         yield from _head_records(head, tenant, message_count=self.message_count)
-        for record in dict.fromkeys(part.table.record for part in parts_of_sessions()):
-            if record in self._spools:
-                yield from self._spools[record].records()
+        for table in tables("session"):
+            if table.record in self._spools:
+                yield from self._spools[table.record].records()
 
 
 def session_of(cls: type[S], kind: str, source_id: str) -> S:
-    """A session of a framework: its id here is that of `session_id_for`, if it can have one."""
+    """Return a session of a framework, with the id from `session_id_for` here, if it can have one."""
     try:
         return cls(kind, source_id, session_id_for(source_id))
     except HelixStoreError:
@@ -105,7 +106,7 @@ def session_of(cls: type[S], kind: str, source_id: str) -> S:
 
 
 def new_session(session_id: str, agent_type: str) -> NewSession:
-    """A session as the adapter of a framework creates it."""
+    """Return a session as the adapter of a framework creates it."""
     state = SessionState(
         session_id=session_id, agent_type=agent_type, root_session_id=session_id, stream_id=session_id
     )
@@ -113,7 +114,7 @@ def new_session(session_id: str, agent_type: str) -> NewSession:
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
-    """The session and its state, as the store here creates them."""
+    """Return the session and its state, as the store here creates them."""
     new = head.new
     columns = {**new.encoded.columns, "root_session_id": new.session_id, "message_count": message_count}
     session = Session(
@@ -134,11 +135,14 @@ def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record
         created_at=head.created_at,
     )
     current = (state.kind, state.namespace, state.version)
-    return [SESSIONS.record_from(session, current), CHECKPOINTS.record_from(state)]
+    return [
+        format_of(declared(Session)).record_from(session, current),
+        format_of(declared(Checkpoint)).record_from(state),
+    ]
 
 
 def moment(milliseconds: Any, path: str) -> datetime:
-    """The time of epoch milliseconds. Raises `InvalidPayload`."""
+    """Return the time of epoch milliseconds. Raises `InvalidPayload`."""
     try:
         return milliseconds_to_datetime(milliseconds)
     except (OverflowError, TypeError):

@@ -1,4 +1,4 @@
-"""Records of one session between the source and the target: in memory while they are few, then in a file."""
+"""Records of one session between source and target: in memory while there are few, then in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_MEMORY: Final = 4_000_000
 
 
 class Spool:
-    """Records that are written once and read from the start any number of times."""
+    """Records that are written once and can be read from the start any number of times."""
 
     def __init__(self) -> None:
         self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115

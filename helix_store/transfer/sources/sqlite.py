@@ -1,4 +1,4 @@
-"""Reading the SQLite file of another store: one moment, read-only, in constant memory."""
+"""Reader of another store's SQLite file: one moment, read-only, in constant memory."""
 
 from __future__ import annotations
 
@@ -43,26 +43,19 @@ class SqliteReader:
                 self._connection = None
 
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
-        """The rows of a query, in pages that larger rows make shorter."""
+        """Yield the rows of a query, in pages that get shorter for larger rows."""
         with _errors_shown():
             found = self._open.execute(query, values)
-        is_all = False
-        while not is_all:
-            size = self._pace.rows
-            with _errors_shown():
-                page = found.fetchmany(size)
-            self._pace.measure(page)
-            yield from page
-            is_all = len(page) < size
+        yield from self._pace.rows_of(found, _errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
-        """The only row of a query."""
+        """Return the only row of a query."""
         for row in self.rows(query, *values):
             return row
         raise SourceUnreadable
 
     def row_counts(self, *tables: str) -> dict[str, int]:
-        """The number of rows of each table; of one that does not exist, none."""
+        """Return the number of rows of each table; a table that does not exist has none."""
         return {
             table: self.one(f"SELECT count(*) FROM {table}")[0] if self.has_table(table) else 0
             for table in tables

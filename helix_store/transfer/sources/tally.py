@@ -1,4 +1,4 @@
-"""The account of what was read in another store."""
+"""The account of rows read from another store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Tally"]
 
 @dataclass(slots=True)
 class Tally:
-    """Rows by the name of their table: ``found`` in the source, and of these the ones ``left`` there.
+    """Counts of rows by table name: ``found`` in the source, and of these the ones ``left`` there.
 
-    Each row that is left is in ``problems``, and so is each one that is imported with a change.
+    ``problems`` has each row that is left out, and each row that is imported with a change.
     """
 
     found: Counts = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Tally:
         self.problems.extend(part.problems)
 
     def compare(self, stored: Mapping[str, int]) -> Iterator[Problem]:
-        """The tables that have another number of rows than were found."""
+        """Yield the tables whose number of rows differs from the number found."""
         for table, count in stored.items():
             more = count - self.found[table]
             self.found[table] = count

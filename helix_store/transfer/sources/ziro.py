@@ -23,11 +23,11 @@ __all__ = ["ZiroSource"]
 _SCHEMA: Final = "public"
 _TABLE: Final = "ziro_checkpoints"
 
-# Python has no other years, and no infinity.
+# Python supports neither other years nor infinity.
 _TIME: Final = "CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-31' THEN created_at END"
 
 # An id is a UUIDv7: its first 13 characters are a millisecond, and the others are random. Within one
-# millisecond the database's clock tells which snapshot was written last.
+# millisecond, the database's clock shows which snapshot was written last.
 _SNAPSHOTS: Final = f"""
     SELECT checkpoint_id, version, {_TIME}, snapshot::text FROM {{table}} WHERE thread_id = %s
     ORDER BY
@@ -37,7 +37,7 @@ _SNAPSHOTS: Final = f"""
 
 
 class ZiroSource(ForeignSource):
-    """Threads with their snapshots. The last one in time becomes the newest of its thread."""
+    """Threads with their snapshots. The latest snapshot becomes the newest of its thread."""
 
     kind: ClassVar = "thread"
     session_count_query: ClassVar = "SELECT count(DISTINCT thread_id) FROM {table}"
@@ -80,7 +80,7 @@ class ZiroSource(ForeignSource):
 
 
 def _document(text: str) -> Any:
-    """The value of a document of the database. Raises `InvalidPayload` for one that Python cannot read."""
+    """Return the value of a document of the database. Raises `InvalidPayload` if Python cannot read it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 from django.contrib import admin
 
-from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin import SessionChildAdmin
 from tests.adapters.third_party.models import Page
 
 

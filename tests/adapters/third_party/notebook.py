@@ -1,8 +1,8 @@
 import hashlib
+from datetime import UTC, datetime
 from typing import Any
 
 from helix_store.adapters import Database, LockedSession, SessionAdapter, session_id_for
-from helix_store.core import moments
 from helix_store.core.payloads import decode, encode
 from tests.adapters.third_party.models import Attachment, Page
 
@@ -30,7 +30,7 @@ class Notebook:
                     tenant=session.tenant, digest=values["attachment"], defaults={"content": attachment}
                 )
             Page.objects.using(session.alias).update_or_create(
-                session_id=session.key, name=name, defaults={**values, "written_at": moments.now()}
+                session_id=session.key, name=name, defaults={**values, "written_at": datetime.now(UTC)}
             )
 
         self._adapter.write(self.session_id, store)

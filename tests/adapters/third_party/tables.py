@@ -15,7 +15,6 @@ def register() -> None:
             order=("name",),
             branch=copy_rows,
             before_delete=drop_attachments,
-            foresee=count_attachments,
             check=missing_attachments,
         )
     )
@@ -36,11 +35,6 @@ def drop_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], i
     list(attachments_of_these(db, keys).select_for_update().order_by("digest").values_list("pk"))
     deleted, _ = attachments_of_these_alone(db, keys).delete()
     return {Attachment: deleted}
-
-
-def count_attachments(db: Database, keys: Collection[int]) -> dict[type[Model], int]:
-    """What `drop_attachments` would delete."""
-    return {Attachment: attachments_of_these_alone(db, keys).count()}
 
 
 def attachments_of_these(db: Database, keys: Collection[int]) -> QuerySet[Attachment]:

@@ -1,14 +1,14 @@
 """Fixtures of the contract suites, each on PostgreSQL as every deployment reaches it.
 
-A run takes one test in a hundred of each deployment. ``python -m tests.deployments`` takes all of them: it
-sets ``HELIX_DEPLOYMENTS`` to ``all`` or to the name of one.
+A run takes a sample of one test in a hundred of each deployment. ``python -m tests.deployments`` takes all of
+them: it sets ``HELIX_DEPLOYMENTS`` to ``all`` or to the name of one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -31,7 +31,8 @@ from tests.deployments.deployments import (
     socket_of,
 )
 from tests.deployments.sent import sent_through
-from tests.sampling import CHOSEN, leave_most_out
+from tests.invariants import broken_invariants
+from tests.selection import is_in_sample
 
 __all__ = ["graph", "make_snapshots", "snapshots", "statements"]
 
@@ -43,13 +44,41 @@ _IN_BLOCKS_OF_THE_CALLER: Final = {
 _COUNTS_STATEMENTS: Final = "test_costs_a_fixed_number_of_statements"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each deployment keeps other tests."""
-    leave_most_out(config, items, lambda item: item.path.parent == Path(__file__).parent)
+_CHOSEN: Final = os.environ.get("HELIX_DEPLOYMENTS")
+_RUNNABLE: Final = [
+    each for each in DEPLOYMENTS if not each.missing and (_CHOSEN in (None, "all", each.name))
+]
+_ONE_IN: Final = 100
+
+
+def _deployments_of(config: pytest.Config, nodeid: str) -> list[Deployment]:
+    """The deployments in which this run tries a test."""
+    if _CHOSEN:
+        return _RUNNABLE
+    return [each for each in _RUNNABLE if is_in_sample(config, f"{nodeid} {each.name}", _ONE_IN)]
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Return an empty list for a test that no deployment tries."""
+    if name.startswith("test_") and callable(obj):
+        return None if _deployments_of(collector.config, f"{collector.nodeid}::{name}") else []
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "deployment" in metafunc.fixturenames:
+        collector = metafunc.definition.parent
+        assert collector is not None
+        chosen = _deployments_of(metafunc.config, f"{collector.nodeid}::{metafunc.definition.name}")
+        metafunc.parametrize(
+            "deployment", chosen, ids=lambda deployment: deployment.name, indirect=True, scope="module"
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if CHOSEN:
+    if _CHOSEN:
         for line in table_of(terminalreporter.stats):
             terminalreporter.write_line(line)
     for each in DEPLOYMENTS:
@@ -57,10 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"Not run in the deployment {each.name!r}: {each.missing}.")
 
 
-_RUNNABLE: Final = [each for each in DEPLOYMENTS if not each.missing and (CHOSEN in (None, "all", each.name))]
-
-
-@pytest.fixture(scope="module", params=_RUNNABLE, ids=lambda deployment: deployment.name)
+@pytest.fixture(scope="module")
 def deployment(
     request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Deployment]:
@@ -100,6 +126,12 @@ def committed_db(
             yield CommittedDatabase(alias=ALIASES["postgres"], tenant=fresh_tenant())
         finally:
             close_connections()
+
+
+@pytest.fixture
+def sound_db(committed_db: CommittedDatabase) -> Iterator[CommittedDatabase]:
+    yield committed_db
+    assert broken_invariants(committed_db) == []
 
 
 @pytest.fixture

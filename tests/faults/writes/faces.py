@@ -12,7 +12,6 @@ from asgiref.sync import async_to_sync
 from helix_store.core.contracts import UsageStore
 from helix_store.engine.memory import MemoryWorld
 from helix_store.locks.manager import LockManagerBase
-from helix_store.sessions.store import StateStoreBase
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -37,7 +36,7 @@ class Faces:
 
     alias: str
     tenant: str
-    store: StateStoreBase
+    store: DatabaseStateStore | InMemoryStateStore
     locks: LockManagerBase
     usage: UsageStore
     streams: StreamManagerBase

@@ -150,7 +150,7 @@ def _run_states(faces: Faces) -> RunStateStore:
 
 def _save_run_state(faces: Faces, key: str) -> str:
     count = len(_run_states(faces).waiting(key))
-    return _run_states(faces).save(key, f"run {count}", state_id=f"state-{count}", owner="alice")
+    return _run_states(faces).save(key, f'{{"run": {count}}}', state_id=f"state-{count}", owner="alice")
 
 
 def _claim_run(faces: Faces, key: str) -> RunStateClaim | None:

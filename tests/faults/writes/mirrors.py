@@ -117,16 +117,23 @@ class _ObservedLock:
         self._depth = 0
         self._released = released
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
+    def acquire(self, blocking: bool = True) -> bool:
+        is_taken = self._lock.acquire(blocking)
+        self._depth += is_taken
+        return is_taken
 
-    def __exit__(self, *exc_info: object) -> None:
+    def release(self) -> None:
         self._depth -= 1
         is_free = not self._depth
         self._lock.release()
         if is_free:
             self._released()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
 
 
 class _Pickler(pickle.Pickler):

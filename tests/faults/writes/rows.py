@@ -10,6 +10,7 @@ from django.db import connections
 from django.db.models import AutoField, Field, ForeignKey, Model, UniqueConstraint
 
 from helix_store.models.fields import MomentField
+from tests.faults.stored_rows import compared_fields
 from tests.faults.writes.stories import Contents, masked
 
 __all__ = ["Rows"]
@@ -46,7 +47,7 @@ class Rows:
         """What the rows say without the keys, the tenant, the times and random ids."""
         text = {}
         for table, rows in zip(self._tables, found, strict=True):
-            fields = _fields(table)
+            fields = compared_fields(table)
             for number, row in enumerate(rows):
                 seen = [_value(field, value) for field, value in zip(fields, row, strict=True)]
                 text[f"{table.__name__} {number}"] = "|".join(each for each in seen if each is not None)
@@ -54,14 +55,10 @@ class Rows:
 
     def _query(self, table: type[Model], tenant: str) -> tuple[str, tuple[Any, ...]]:
         chosen = table._default_manager.using(self._alias).filter(**{_path_to_tenant(table): tenant})
-        columns = [field.attname for field in _fields(table)]
+        columns = [field.attname for field in compared_fields(table)]
         query = chosen.order_by(*_order(table)).values_list(*columns).query
         sql, parameters = query.get_compiler(self._alias).as_sql()
         return sql, tuple(parameters)
-
-
-def _fields(table: type[Model]) -> list[Field[Any, Any]]:
-    return [field for field in table._meta.fields if not field.generated]
 
 
 def _order(table: type[Model]) -> Sequence[str]:

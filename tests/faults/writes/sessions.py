@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from helix_store.core.contracts import StateStore
+from helix_store.core.posts import PostState
 from helix_store.exceptions import NotFoundError
 from helix_store.testing.state_store.calls import WRITES
 from helix_store.testing.state_store.samples import (
@@ -13,6 +14,7 @@ from helix_store.testing.state_store.samples import (
     contents,
     full_session,
     loaded,
+    message,
     messages,
     step,
 )
@@ -58,7 +60,12 @@ def _checkpoint_of(store: StateStore, session_id: str) -> str:
     return heads[len(heads) // 2].checkpoint_id if heads else "none"
 
 
-_KINDS: Final[dict[str, Callable[[StateStore, str], object]]] = {
+def _withdraw_post(store: Any, session_id: str) -> object:
+    waiting = store.list_posts(session_id).items
+    return store.withdraw_post(session_id, waiting[len(waiting) // 2].post_id if waiting else "none")
+
+
+_KINDS: Final[dict[str, Callable[[Any, str], object]]] = {
     **{call.method: call.invoke for call in WRITES if call.method != "branch_session"},
     "create_session": lambda store, key: store.create_session(f"{key}-branch", agent_type="agent"),
     "branch_session": lambda store, key: store.branch_session(key, new_session_id=f"{key}-branch"),
@@ -68,6 +75,9 @@ _KINDS: Final[dict[str, Callable[[StateStore, str], object]]] = {
     "prune_checkpoints": lambda store, key: store.prune_checkpoints(key, keep=2),
     "truncate_messages": lambda store, key: store.truncate_messages(key, 3),
     "append_messages": lambda store, key: store.append_messages(key, messages(7)),
+    "post_message": lambda store, key: store.post_message(key, message("posted"), author="ada"),
+    "withdraw_post": _withdraw_post,
+    "receive_posts": lambda store, key: store.receive_posts(key, limit=2),
     "a step": _next_step,
     "a guarded step": _guarded_step,
     "a step with an operation id": _step_with_an_operation_id,
@@ -93,8 +103,9 @@ def contents_of_session(faces: Faces, key: str) -> dict[str, Any]:
     return {f"{name}{part}": seen for part, contents in parts for name, seen in contents.items()}
 
 
-def _contents(store: StateStore, session_id: str) -> dict[str, str]:
+def _contents(store: Any, session_id: str) -> dict[str, str]:
     try:
-        return contents(store, session_id)
+        posts = store.list_posts(session_id, states=get_args(PostState), limit=200).items
+        return {**contents(store, session_id), "posts": repr(posts)}
     except NotFoundError:
         return {}

@@ -41,6 +41,8 @@ _RANDOM: Final = re.compile(
     r"-t\d{13}-[0-9a-f]{6}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{32}\b"
     # The position of a turn, in the id of its usage.
     r"|(?<=\.main\.)\d+(?=\.)"
+    # The call that staged a change, in the mark that it was promoted or discarded.
+    r"|(?<=')[\w-]{12}(?='\|''\|'staged')"
 )
 
 

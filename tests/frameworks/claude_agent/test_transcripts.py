@@ -23,7 +23,6 @@ from helix_store import DatabaseStateStore
 from helix_store.contrib.claude_agent import DjangoSessionStore
 from helix_store.contrib.claude_agent import store as store_module
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.engine.clocks import database_now
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Item, Session, UsageEntry
 from tests.databases import CommittedDatabase
@@ -249,7 +248,7 @@ async def test_the_time_is_that_of_the_database_and_grows_with_each_write(
         assert listed["mtime"] == summary["mtime"]
         times.append(listed["mtime"])
     assert times == sorted(set(times))
-    now = await store._adapter.aread(database_now)
+    now = await store._adapter.aread(lambda db: db.now())
     assert abs(now.timestamp() * 1000 - times[-1]) < 60_000
 
 

@@ -36,7 +36,7 @@ def client() -> Client:
     ],
 )
 def test_the_content_is_shown_as_plain_data(client: Client, model: type, shown: str) -> None:
-    row = model._base_manager.get()  # type: ignore[attr-defined]
+    row = model._base_manager.latest("pk")  # type: ignore[attr-defined]
     name = f"admin:helix_store_langgraph_{model.__name__.lower()}"
     listed = client.get(reverse(f"{name}_changelist"))
     assert listed.status_code == 200
@@ -49,7 +49,7 @@ def test_the_content_is_shown_as_plain_data(client: Client, model: type, shown: 
 @pytest.mark.parametrize("kind", ["pickle", "msgpack+aes", "msgpack"])
 def test_what_the_strict_serializer_cannot_read_is_not_shown(client: Client, kind: str) -> None:
     LangGraphValue._base_manager.update(type=kind, blob=b"\xc1secret")
-    row = LangGraphValue._base_manager.get()
+    row = LangGraphValue._base_manager.latest("pk")
     page = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_change", args=[row.pk]))
     assert "Only the application can read this." in page.content.decode()
     assert "secret" not in page.content.decode()
@@ -57,7 +57,7 @@ def test_what_the_strict_serializer_cannot_read_is_not_shown(client: Client, kin
 
 def test_a_list_shows_a_version_without_the_zeros_before_it(client: Client) -> None:
     LangGraphValue._base_manager.update(version=f"{'0' * 31}7.25")
-    row = LangGraphValue._base_manager.get()
+    row = LangGraphValue._base_manager.latest("pk")
     listed = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_changelist")).content.decode()
     assert ">7.25<" in listed
     assert row.version not in listed
@@ -75,6 +75,6 @@ def test_a_list_shows_a_version_without_the_zeros_before_it(client: Client) -> N
 def test_what_json_has_not_is_shown_as_python_writes_it(client: Client, value: Any, shown: str) -> None:
     kind, blob = JsonPlusSerializer(allowed_msgpack_modules=None).dumps_typed(value)
     LangGraphValue._base_manager.update(type=kind, blob=blob)
-    row = LangGraphValue._base_manager.get()
+    row = LangGraphValue._base_manager.latest("pk")
     page = client.get(reverse("admin:helix_store_langgraph_langgraphvalue_change", args=[row.pk]))
     assert shown in page.content.decode()

@@ -105,7 +105,6 @@ def test_a_tenant_does_not_see_the_items_of_another_one(committed_db: CommittedD
         (lambda store: store.put(USER, "k", {}, ttl=1e300), InvalidPayload, "/ttl"),
         (lambda store: store.batch([PutOp((), "k", {})]), InvalidPayload, "/namespace"),
         (lambda store: store.batch([GetOp(USER, "k"), "get"]), InvalidPayload, "/ops/1"),
-        (lambda store: store.search(USER, query="tea"), InvalidQuery, "/query"),
         (lambda store: store.search(USER, limit=-1), InvalidQuery, "/limit"),
         (lambda store: store.search(USER, offset=2**63), InvalidQuery, "/offset"),
         (lambda store: store.search(USER, filter={"n": {"$near": 1}}), InvalidQuery, "/filter/$near"),
@@ -121,6 +120,25 @@ def test_what_cannot_be_stored_or_asked_is_refused(
         call(store)
     assert len(queries) == 0
     assert getattr(refused.value, "path", None) == path
+
+
+def test_without_an_index_a_query_changes_nothing_and_is_warned_of_once(
+    committed_db: CommittedDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    for store in (store_of(committed_db), InMemoryStore()):
+        for key, kind in (("a", "tea"), ("b", "coffee"), ("c", "tea")):
+            store.put(USER, key, {"kind": kind})
+        searches = ({"query": "tea"}, {"query": "tea", "filter": {"kind": "tea"}, "limit": 1}, {"query": ""})
+        found.append(
+            [sorted((each.key, each.score) for each in store.search(USER, **search)) for search in searches]
+        )
+    ours, theirs = found
+    assert [len(each) for each in ours] == [3, 1, 3]
+    assert (ours[0], ours[2]) == (theirs[0], theirs[2])
+    assert [record.getMessage() for record in caplog.records] == [
+        "This store has no index: a search ignores its query and uses only its filter."
+    ]
 
 
 @pytest.mark.parametrize("labels", [("a.b",), ("a", ""), ("a\x00",), ("a", 1)])

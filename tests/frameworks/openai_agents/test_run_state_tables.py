@@ -7,7 +7,7 @@ from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 from tests.transfer.files import exported, imported, lines_of
 
-SECRET = "not for everybody"
+SECRET = '{"key": "not for everybody"}'
 
 
 def test_a_run_state_is_exported_and_imported(empty_db: CommittedDatabase) -> None:

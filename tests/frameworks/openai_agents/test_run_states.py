@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from agents import Runner, RunState, set_tracing_disabled
+from django.test.utils import CaptureQueriesContext
 
 from helix_store import DatabaseStateStore
 from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
@@ -58,7 +59,14 @@ async def test_a_run_waits_for_an_approval_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"b": 1, "a": 1.0}\n', "\x00 \ud800 é", "\ud83d" + "\ude00", '{"a": 1e400}']
+    "text",
+    [
+        "{}",
+        '{"b": 1, "a": 1.0}\n',
+        '{"a": "\ud800 é"}',
+        '{"a": "\ud83d' + '\ude00"}',
+        '{"a": 1e400, "b": NaN}',
+    ],
 )
 def test_a_text_comes_back_character_for_character(store: RunStateStore, text: str) -> None:
     state_id = store.save("chat", text)
@@ -69,15 +77,15 @@ def test_a_text_comes_back_character_for_character(store: RunStateStore, text: s
 
 
 def test_a_repeat_is_safe_and_another_text_is_refused(store: RunStateStore) -> None:
-    assert store.save("chat", "text", state_id="1") == "1"
-    assert store.save("chat", "text", state_id="1") == "1"
+    assert store.save("chat", "{}", state_id="1") == "1"
+    assert store.save("chat", "{}", state_id="1") == "1"
     with pytest.raises(ConflictError):
-        store.save("chat", "other", state_id="1")
+        store.save("chat", '{"a":1}', state_id="1")
     assert [each.state_id for each in store.waiting("chat")] == ["1"]
 
 
 def test_one_of_many_resumers_gets_the_run(committed_db: CommittedDatabase) -> None:
-    state_id = store_of(committed_db).save("chat", "text")
+    state_id = store_of(committed_db).save("chat", "{}")
     outcomes = run_in_threads(
         lambda n: store_of(committed_db).claim("chat", state_id, resumer=str(n)) is not None,
         [(n,) for n in range(8)],
@@ -88,7 +96,7 @@ def test_one_of_many_resumers_gets_the_run(committed_db: CommittedDatabase) -> N
 def test_a_run_can_be_claimed_again_after_the_term(
     store: RunStateStore, committed_db: CommittedDatabase
 ) -> None:
-    state_id = store.save("chat", "text")
+    state_id = store.save("chat", "{}")
     first = store.claim("chat", state_id, resumer="first")
     assert first is not None
     assert store.claim("chat", state_id, resumer="second") is None
@@ -110,7 +118,7 @@ def test_a_claim_whose_term_is_over_is_neither_refreshed_nor_released(
     store: RunStateStore, committed_db: CommittedDatabase
 ) -> None:
     """Also while nobody else has claimed the run: its worker must ask again."""
-    state_id = store.save("chat", "text")
+    state_id = store.save("chat", "{}")
     claim = store.claim("chat", state_id, resumer="first")
     assert claim is not None
     end_term(committed_db)
@@ -120,7 +128,7 @@ def test_a_claim_whose_term_is_over_is_neither_refreshed_nor_released(
 
 
 def test_a_released_run_can_be_claimed_at_once(store: RunStateStore) -> None:
-    state_id = store.save("chat", "text")
+    state_id = store.save("chat", "{}")
     claim = store.claim("chat", state_id, resumer="first")
     assert claim is not None
     assert claim.release()
@@ -129,7 +137,7 @@ def test_a_released_run_can_be_claimed_at_once(store: RunStateStore) -> None:
 
 
 def test_a_claim_of_a_resumed_run_is_neither_refreshed_nor_released(store: RunStateStore) -> None:
-    state_id = store.save("s", "text")
+    state_id = store.save("s", "{}")
     claim = store.claim("s", state_id, resumer="w")
     assert claim is not None
     assert claim.done()
@@ -141,7 +149,7 @@ def test_a_claim_of_a_resumed_run_is_neither_refreshed_nor_released(store: RunSt
 
 
 def test_nobody_claims_a_run_after_its_deadline(store: RunStateStore) -> None:
-    late, early = store.save("chat", "late", deadline=PAST), store.save("chat", "early", deadline=FUTURE)
+    late, early = store.save("chat", "{}", deadline=PAST), store.save("chat", "{}", deadline=FUTURE)
     assert store.claim("chat", late, resumer="worker") is None
     assert store.claim("chat", early, resumer="worker") is not None
     assert [each.state_id for each in store.waiting("chat")] == [early]
@@ -152,13 +160,13 @@ def test_nobody_claims_a_run_after_its_deadline(store: RunStateStore) -> None:
 
 @pytest.mark.parametrize("owner", [None, "bob"])
 def test_only_the_owner_claims_a_run(store: RunStateStore, owner: str | None) -> None:
-    state_id = store.save("chat", "text", owner="alice")
+    state_id = store.save("chat", "{}", owner="alice")
     assert store.claim("chat", state_id, resumer="worker", owner=owner) is None
     assert store.claim("chat", state_id, resumer="worker", owner="alice") is not None
 
 
 def test_runs_go_with_their_session(store: RunStateStore, committed_db: CommittedDatabase) -> None:
-    state_id = store.save("chat", "text")
+    state_id = store.save("chat", "{}")
     DatabaseStateStore(committed_db.alias, tenant=committed_db.tenant).delete_session("chat")
     assert store.load("chat", state_id) is None
     assert store.claim("chat", state_id, resumer="worker") is None
@@ -166,17 +174,49 @@ def test_runs_go_with_their_session(store: RunStateStore, committed_db: Committe
 
 
 def test_a_run_is_deleted(store: RunStateStore) -> None:
-    state_id = store.save("chat", "text")
+    state_id = store.save("chat", "{}")
     assert store.delete("chat", state_id)
     assert store.waiting("chat") == []
+
+
+class Deep:
+    """A run whose context is nested too deeply for `json`."""
+
+    def to_string(self) -> str:
+        return self.to_string()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "",
+        "text",
+        "\x00",
+        '{"a": 1',
+        "[1]",
+        '"text"',
+        "null",
+        "[" * 100_000,
+        '{"a": ' + "1" * 5_000 + "}",
+        Deep(),
+    ],
+    ids=["empty", "text", "nul", "cut", "list", "string", "null", "deep", "long number", "deep run"],
+)
+def test_what_no_run_could_continue_from_is_refused_before_sql(
+    store: RunStateStore, committed_db: CommittedDatabase, state: Any
+) -> None:
+    with CaptureQueriesContext(committed_db.connection) as captured, pytest.raises(InvalidPayload) as refused:
+        store.save("chat", state)
+    assert refused.value.path == "/state"
+    assert captured.captured_queries == []
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda store: store.save("chat", "x", state_id=""), InvalidPayload),
-        (lambda store: store.save("chat", "x", owner=""), InvalidPayload),
-        (lambda store: store.save("chat", "x", deadline=datetime(2026, 1, 1)), InvalidPayload),  # noqa: DTZ001
+        (lambda store: store.save("chat", "{}", state_id=""), InvalidPayload),
+        (lambda store: store.save("chat", "{}", owner=""), InvalidPayload),
+        (lambda store: store.save("chat", "{}", deadline=datetime(2026, 1, 1)), InvalidPayload),  # noqa: DTZ001
         (lambda store: store.save("chat", "x" * 9_000_000), LimitExceeded),
         (lambda store: store.claim("chat", "1", resumer=""), InvalidPayload),
         (lambda store: store.claim("chat", "1", resumer="me", ttl_ms=0), InvalidPayload),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from dataclasses import replace
+from typing import Any, Final
 
 from tests.commands.running import Ended, run
 from tests.databases import CommittedDatabase
@@ -11,9 +13,13 @@ from tests.transfer.sources.origins import OriginSchema
 __all__ = ["import_from", "import_problems"]
 
 
+_PROGRESS: Final = re.compile(r"^ *\d+%  .*\n", re.MULTILINE)
+"""A line for each second: how many there are depends on the machine."""
+
+
 def import_from(origin: OriginSchema, database: CommittedDatabase, *arguments: str) -> Ended:
-    """``helix_import --from`` into the tenant of a test."""
-    return run(
+    """``helix_import --from`` into the tenant of a test, without its lines of progress."""
+    ended = run(
         database.alias,
         "helix_import",
         "--from",
@@ -27,6 +33,7 @@ def import_from(origin: OriginSchema, database: CommittedDatabase, *arguments: s
         "json",
         *arguments,
     )
+    return replace(ended, err=_PROGRESS.sub("", ended.err))
 
 
 def import_problems(origin: OriginSchema, database: CommittedDatabase, *arguments: str) -> dict[str, Any]:

@@ -79,12 +79,9 @@ def _checkpointer() -> Iterator[Any]:
     thread = threading.Thread(target=_delete_rows)
     thread.start()
     thread.join()
-    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-
     from helix_store.contrib.langgraph import DjangoSaver
 
-    # Upstream's own types, as with its own checkpointer of this name.
-    yield DjangoSaver(serde=JsonPlusSerializer())
+    yield DjangoSaver()
 
 
 upstream: Any = import_module("tests.conftest_checkpointer")

@@ -1,4 +1,4 @@
-"""What Claude Agent SDK lists of its sessions."""
+"""The table of Claude Agent SDK's sessions."""
 
 import django.db.models.deletion
 from django.db import migrations, models
@@ -11,7 +11,7 @@ from helix_store.models.fields import IdentifierField, PayloadField
 class Migration(WholeMigration):
     initial = True
 
-    dependencies = [("helix_store", "0019_items")]
+    dependencies = [("helix_store", "0008_additions")]
 
     operations = [
         migrations.CreateModel(

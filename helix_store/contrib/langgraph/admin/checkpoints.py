@@ -15,6 +15,7 @@ from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.elements import identifier, note, short_id, text_block
 from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
+from helix_store.contrib.langgraph.types import PLAIN_TYPES
 
 __all__ = ["CheckpointAdmin", "ValueAdmin", "WriteAdmin"]
 
@@ -23,7 +24,7 @@ _LONGEST_PREVIEW: Final = 20_000
 
 
 class _Bytes(Func):
-    """The number of bytes of a column, which is not read for it on PostgreSQL."""
+    """The number of bytes of a column, which PostgreSQL computes without reading it."""
 
     function = "octet_length"
     output_field = BigIntegerField()
@@ -56,8 +57,8 @@ class _StoredAdmin(SessionChildAdmin):
 
 
 def _shown(kind: str, blob: bytes) -> str | None:
-    """A stored value as text; ``None`` for a type that needs a key, for pickles, and for damaged bytes."""
-    if kind not in ("msgpack", "null", "bytes", "bytearray"):
+    """Return a stored value as text, or ``None`` for encrypted, pickled and damaged bytes."""
+    if kind not in PLAIN_TYPES:
         return None
     try:
         from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -70,11 +71,11 @@ def _shown(kind: str, blob: bytes) -> str | None:
 
 
 def _written(value: Any) -> str:
-    """A value as JSON with lines; what JSON has not is written as Python writes it."""
+    """Return a value as indented JSON; values that JSON cannot represent are written as in Python."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
     except TypeError:
-        # A key that is no text.
+        # A key that is not a text.
         return repr(value)
 
 

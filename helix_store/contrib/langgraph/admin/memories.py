@@ -13,10 +13,10 @@ from helix_store.admin.amounts import number
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.elements import NOTHING, badge, json_block, link, narrow, note, under
 from helix_store.admin.filters import EntryTenantFilter
-from helix_store.admin.payloads import payload_of
 from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments
+from helix_store.reports.payloads import payload_of
 
 __all__ = ["MemoryAdmin"]
 
@@ -25,6 +25,7 @@ _LARGEST_PREVIEW: Final = 262_144
 
 @admin.register(LangGraphMemory)
 class MemoryAdmin(ReadOnlyAdmin):
+    change_list_template = "admin/helix_store/change_list.html"
     list_display = ("title", "within", "size", "ends", "changed")
     list_filter = (EntryTenantFilter,)
     link_lookups = ("namespace__exact",)

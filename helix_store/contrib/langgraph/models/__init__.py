@@ -1,4 +1,4 @@
-"""The tables of LangGraph's data. They import nothing of LangGraph."""
+"""The tables of LangGraph's data, which do not import LangGraph."""
 
 from helix_store.contrib.langgraph.models.checkpoints import (
     LangGraphCheckpoint,

@@ -1,6 +1,6 @@
 """Checkpoints of threads: a thread of LangGraph is a session.
 
-LangGraph makes the ids and the serializer makes the bytes: the tables hold both as they come. A value of a
+LangGraph creates the ids and the serializer creates the bytes; the tables store both unchanged. A value of a
 channel is stored once for each of its versions, and checkpoints refer to it by channel and version.
 """
 
@@ -20,9 +20,9 @@ __all__ = ["LangGraphCheckpoint", "LangGraphValue", "LangGraphWrite"]
 class LangGraphCheckpoint(models.Model):
     """A checkpoint of one namespace: ``""`` for the graph, ``node:task`` for a call of a subgraph.
 
-    ``body`` holds the checkpoint, its metadata, and the values that are too small for a row of their own.
-    ``versions`` names the values that have one, as JSON: the version of each channel. ``metadata`` is a copy
-    to filter by. ``thread_id`` is the id of the thread where a session id cannot be that.
+    ``body`` holds the checkpoint, its metadata, and the values that are too small for their own row.
+    ``versions`` names the values that have a row, as JSON with the version of each channel. ``metadata`` is a
+    copy for filters. ``thread_id`` is the id of a thread whose session has a derived id.
     """
 
     session = models.ForeignKey(
@@ -102,15 +102,14 @@ class LangGraphValue(models.Model):
 
     @property
     def short_version(self) -> str:
-        """The version without the zeros that LangGraph fills its number up with."""
+        """The version without the zeros with which LangGraph pads its number."""
         return self.version.lstrip("0") or "0"
 
 
 class LangGraphWrite(models.Model):
-    """What a task wrote to a channel after a checkpoint. It may be stored before that checkpoint.
-
-    A ``position`` from 0 is the place among the writes of the task, which the first writer keeps. Errors,
-    interrupts and resume values have a fixed one below 0, which the last writer keeps.
+    """A task's write to a channel after a checkpoint, which may be stored before that checkpoint. A
+    ``position`` from 0 is the place among the writes of the task; the first write stays. Errors, interrupts
+    and resume values have a fixed position below 0; the last write replaces earlier ones.
     """
 
     session = models.ForeignKey(

@@ -14,7 +14,7 @@ __all__ = ["LangGraphMemory"]
 
 
 class LangGraphMemory(models.Model):
-    """A value that a graph has put into `DjangoStore`. It belongs to a tenant, and to no session.
+    """A value that a graph has put into `DjangoStore`. It belongs to a tenant, not to a session.
 
     ``namespace`` has a dot after each label: ``users.alice.``.
     """

@@ -11,6 +11,7 @@ from helix_store.contrib.langgraph.sources.threads import (
     ForeignCheckpoint,
     ThreadSession,
     ThreadSource,
+    checked_checkpoint,
     json_object,
 )
 from helix_store.transfer.records import Counts, Problem
@@ -23,7 +24,7 @@ _THREADS: Final = """
     SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM checkpoint_writes
     UNION SELECT thread_id FROM checkpoint_blobs WHERE type <> 'empty' """
 
-# A row of the type "empty" says that a channel has no value at a version.
+# A row of the type "empty" means that a channel has no value at a version.
 _VALUES: Final = """
     SELECT channel, checkpoint_ns, version, type, blob FROM checkpoint_blobs
     WHERE thread_id = %s AND type <> 'empty'
@@ -47,7 +48,7 @@ class PostgresSaverSource(ThreadSource):
         super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """The tables of which another number of rows was read than they have."""
+        """Yield the tables from which the source has not read all rows."""
         counts = {
             "checkpoints": "SELECT count(*) FROM checkpoints",
             "checkpoint_blobs": "SELECT count(*) FROM checkpoint_blobs WHERE type <> 'empty'",
@@ -65,7 +66,7 @@ class PostgresSaverSource(ThreadSource):
 
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
         checkpoint_id, namespace, parent_id, checkpoint_text, metadata_text = row
-        checkpoint = json_object(checkpoint_text, "checkpoint")
-        small = checkpoint.pop("channel_values", None) or {}
+        checkpoint = checked_checkpoint(json_object(checkpoint_text, "checkpoint"))
+        small = checkpoint.pop("channel_values")
         metadata = json_object(metadata_text, "metadata")
         return ForeignCheckpoint(checkpoint_id, namespace, parent_id, checkpoint, metadata, small)

@@ -16,6 +16,7 @@ from helix_store.contrib.langgraph.sources.threads import (
     ForeignCheckpoint,
     ThreadSession,
     ThreadSource,
+    checked_checkpoint,
     json_object,
 )
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
@@ -31,9 +32,9 @@ _THREADS: Final = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM
 
 
 class SqliteSaverSource(ThreadSource):
-    """Each checkpoint has all values. A value that several have is imported once, by its version.
-
-    Their bytes are cut apart without building the objects in them: the import runs no code of the data.
+    """The source of threads. Each checkpoint has all values; a value of several checkpoints is imported once,
+    by its version. The bytes are split without building the objects in them, so the import cannot run code in
+    the data.
     """
 
     session_count_query: ClassVar = f"SELECT count(*) FROM ({_THREADS})"
@@ -52,18 +53,18 @@ class SqliteSaverSource(ThreadSource):
         super().__init__(origin, SqliteReader(origin.dsn))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
-        """The tables of which another number of rows was read than they have."""
+        """Yield the tables from which the source has not read all rows."""
         return self.tally.compare(self._reader.row_counts("checkpoints", "writes"))
 
     def _read_values(self, session: ThreadSession) -> None:
-        # On disk, and in the order of an export: the values of a thread may be larger than the memory.
+        # On disk and in export order, because the values of a thread may be larger than the memory.
         with closing(sqlite3.connect("", isolation_level=None)) as sorter:
             sorter.execute(_SORTED_VALUES)
             for row in self._reader.rows(self.checkpoints_query, session.source_id):
                 try:
                     values = list(self._values(row))
                 except HelixStoreError:
-                    continue  # Told when the checkpoint is added.
+                    continue  # Reported when the checkpoint is added.
                 sorter.executemany("INSERT OR IGNORE INTO v VALUES (?, ?, ?, ?, ?)", values)
             for *channel, kind, blob in sorter.execute("SELECT * FROM v ORDER BY 1, 2, 3"):
                 session.take("values", (channel[1], *channel, kind, blob), partial(self._add, session))
@@ -75,16 +76,16 @@ class SqliteSaverSource(ThreadSource):
     def _values(self, row: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         _, namespace, _, kind, data, _ = row
         checkpoint = _unpacked(kind, data)
-        versions = checkpoint.get("channel_versions", {})
-        for channel, value in checkpoint.get("channel_values", {}).items():
+        versions = checkpoint["channel_versions"]
+        for channel, value in checkpoint["channel_values"].items():
             if channel in versions and not is_small(value):
                 yield (namespace, channel, str(versions[channel]), *self._serde.dumps_typed(value))
 
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
         checkpoint_id, namespace, parent_id, kind, data, metadata_text = row
         checkpoint = _unpacked(kind, data)
-        values = checkpoint.pop("channel_values", {})
-        versions = checkpoint.get("channel_versions", {})
+        values = checkpoint.pop("channel_values")
+        versions = checkpoint["channel_versions"]
         small = {
             channel: value for channel, value in values.items() if channel not in versions or is_small(value)
         }
@@ -93,13 +94,11 @@ class SqliteSaverSource(ThreadSource):
 
 
 def _unpacked(kind: Any, data: Any) -> dict[str, Any]:
-    """A checkpoint whose objects stay bytes. Raises `InvalidPayload`."""
+    """Return a checkpoint whose objects stay bytes. Raises `InvalidPayload`."""
     if kind != "msgpack":
         raise InvalidPayload(path="checkpoint/type", reason="only msgpack can be imported")
     try:
         value = ormsgpack.unpackb(data, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
     except (ValueError, TypeError):
         value = None
-    if not isinstance(value, dict):
-        raise InvalidPayload(path="checkpoint", reason="it is not a readable object")
-    return value
+    return checked_checkpoint(value)

@@ -1,4 +1,4 @@
-"""What the tables of LangGraph's savers have in common: threads with checkpoints, values and writes."""
+"""The common parts of sources for LangGraph's savers: threads with checkpoints, values and writes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from helix_store.contrib.langgraph.encoding import Place, searchable
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.threads import AGENT_TYPE
+from helix_store.contrib.langgraph.types import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.transfer.layout import tables
 from helix_store.transfer.sources.foreign import ForeignSource, Reader
 from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
 
-__all__ = ["Channel", "ForeignCheckpoint", "ThreadSession", "ThreadSource", "json_object"]
+__all__ = [
+    "Channel",
+    "ForeignCheckpoint",
+    "ThreadSession",
+    "ThreadSource",
+    "checked_checkpoint",
+    "json_object",
+]
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4
 
 
 class Channel(NamedTuple):
-    """A value: its channel at a version, in a namespace."""
+    """The identity of a value: its channel at a version, in a namespace."""
 
     namespace: str
     channel: str
@@ -37,7 +44,7 @@ class Channel(NamedTuple):
 
 
 class ForeignCheckpoint(NamedTuple):
-    """A checkpoint as a saver has it. ``small`` are values that it holds itself."""
+    """A saver's checkpoint. ``small`` are the values that it holds itself."""
 
     checkpoint_id: str
     namespace: str
@@ -48,7 +55,7 @@ class ForeignCheckpoint(NamedTuple):
 
 
 class ThreadSession(ForeignSession):
-    """``channels`` are the values that were read, with their bytes until a checkpoint refers to them."""
+    """A thread. ``channels`` are the values read, with their bytes until a checkpoint refers to them."""
 
     def __init__(self, kind: str, source_id: str, session_id: str | None = None) -> None:
         super().__init__(kind, source_id, session_id)
@@ -57,7 +64,7 @@ class ThreadSession(ForeignSession):
 
 
 class ThreadSource(ForeignSource):
-    """Threads, each as `DjangoSaver` keeps it. Values and writes are copied as bytes, and never read."""
+    """A source of threads as `DjangoSaver` stores them. Values and writes are copied as bytes."""
 
     kind: ClassVar = "thread"
     checkpoints_query: ClassVar[str]
@@ -71,7 +78,6 @@ class ThreadSource(ForeignSource):
             raise InvalidQuery("The names of LangGraph's tables are fixed.", path="table")
         super().__init__(origin, reader)
         self._serde = JsonPlusSerializer(allowed_msgpack_modules=None)
-        self._tables = tables()
 
     def _session(self, row: tuple[Any, ...]) -> ThreadSession:
         return session_of(ThreadSession, self.kind, row[0])
@@ -100,17 +106,17 @@ class ThreadSource(ForeignSource):
 
     @abstractmethod
     def _checkpoint(self, row: tuple[Any, ...]) -> ForeignCheckpoint:
-        """A row of the checkpoints. Raises `InvalidPayload` for one that cannot be read."""
+        """Return a row of the checkpoints. Raises `InvalidPayload` for one that cannot be read."""
 
     def _add_value(self, session: ThreadSession, channel: Channel, kind: str, blob: bytes) -> None:
         value = LangGraphValue(
             namespace=_long_id(channel.namespace, "checkpoint_ns"),
             channel=_long_id(channel.channel, "channel"),
             version=_long_id(channel.version, "version"),
-            type=validation.identifier(kind, "type"),
+            type=importable_type(kind),
             blob=blob,
         )
-        session.add(self._tables["langgraph_value"], value)
+        session.add(value)
         session.channels[channel] = len(blob)
 
     def _add_checkpoint(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
@@ -120,7 +126,7 @@ class ThreadSource(ForeignSource):
         at = _moment(found.checkpoint.get("ts"))
         versions = {
             channel: str(version)
-            for channel, version in found.checkpoint.get("channel_versions", {}).items()
+            for channel, version in found.checkpoint["channel_versions"].items()
             if Channel(found.namespace, channel, str(version)) in session.channels
         }
         new = [Channel(found.namespace, channel, version) for channel, version in versions.items()]
@@ -147,7 +153,7 @@ class ThreadSource(ForeignSource):
             size_bytes=len(text) + size,
             created_at=at,
         )
-        session.add(self._tables["langgraph_checkpoint"], checkpoint)
+        session.add(checkpoint)
         session.checkpoint_count += 1
         session.first, session.last = min(session.first, at), max(session.last, at)
 
@@ -160,14 +166,26 @@ class ThreadSource(ForeignSource):
             position=validation.whole_number(position, "idx", minimum=-(2**31), maximum=2**31 - 1),
             task_path=validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
             channel=_long_id(channel, "channel"),
-            type=validation.identifier(kind, "type"),
+            type=importable_type(kind),
             blob=blob or b"",
         )
-        session.add(self._tables["langgraph_write"], write)
+        session.add(write)
+
+
+def checked_checkpoint(value: Any) -> dict[str, Any]:
+    """Return the checkpoint of a saver, with the parts that the import reads. Raises `InvalidPayload`."""
+    if type(value) is not dict:
+        raise InvalidPayload(path="checkpoint", reason="it is not a readable object")
+    for part in ("channel_values", "channel_versions"):
+        value[part] = value.get(part) or {}
+        if type(value[part]) is not dict or not all(type(channel) is str for channel in value[part]):
+            raise InvalidPayload(path=f"checkpoint/{part}", reason="expected an object")
+    validation.whole_number(value.get("v", 0), "checkpoint/v")
+    return value
 
 
 def json_object(text: Any, path: str) -> dict[str, Any]:
-    """The object of a JSON text. Raises `InvalidPayload`."""
+    """Return the object of a JSON text. Raises `InvalidPayload`."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -186,4 +204,4 @@ def _moment(text: Any) -> datetime:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidPayload(path="checkpoint/ts", reason="it is no time") from None
+        raise InvalidPayload(path="checkpoint/ts", reason="it is not a time") from None

@@ -10,7 +10,7 @@ from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 class Migration(WholeMigration):
     initial = True
 
-    dependencies = [("helix_store", "0019_items")]
+    dependencies = [("helix_store", "0008_additions")]
 
     operations = [
         migrations.CreateModel(

@@ -11,7 +11,7 @@ class Migration(WholeMigration):
     initial = True
 
     dependencies = [
-        ("helix_store", "0018_model_names"),
+        ("helix_store", "0008_additions"),
     ]
 
     operations = [

@@ -1,0 +1,257 @@
+"""The action that answers a call: with a decision, or with a text as the result or the error of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from django import forms
+from django.contrib.messages import constants as levels
+from django.db import router
+from django.db.models import QuerySet
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.actions.action import Outcome, SessionAction
+from helix_store.actions.sessions import ReasonForm
+from helix_store.actions.shown_input import CallInput
+from helix_store.core.approvals import digest_of
+from helix_store.core.limits import UNLIMITED
+from helix_store.core.payloads import decode, encode
+from helix_store.core.types import UNSET, SubmissionOutcome
+from helix_store.exceptions import HelixStoreError, IntegrityFault, shown_id
+from helix_store.models import Session
+from helix_store.reports.comparison import Change, changes_between
+from helix_store.reports.payloads import PayloadText
+from helix_store.sessions.tool_calls import ToolCalls
+from helix_store.stores import DatabaseStateStore
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrOrPromise
+
+__all__ = ["ANSWER", "APPROVE", "ERROR", "REJECT", "RESULT", "json_value"]
+
+APPROVE: Final = "approve"
+REJECT: Final = "reject"
+RESULT: Final = "result"
+ERROR: Final = "error"
+
+RECORDED: Final = "recorded"
+
+_LONGEST_ID: Final = 320
+_LONGEST_MARK: Final = 1_000
+_LONGEST_VALUE: Final = 100_000
+
+_ANSWERED: Final = {
+    APPROVE: _("approved"),
+    REJECT: _("rejected"),
+    RESULT: _("answered with a result"),
+    ERROR: _("answered with an error"),
+    RECORDED: _("approved; it needs the approval of somebody else too"),
+}
+_NOT_ANSWERED: Final = {
+    SubmissionOutcome.ALREADY_COMPLETED: (
+        _("Nothing was done: somebody answered this call before."),
+        "The call {call} was answered before; nothing was changed.",
+    ),
+    SubmissionOutcome.ALREADY_RECORDED: (
+        _("Nothing was done: you have approved this call already; it needs somebody else too."),
+        "This actor has approved the call {call} already; nothing was changed.",
+    ),
+    SubmissionOutcome.CHANGED: (
+        _("Nothing was done: the call has changed since this page was shown. Look at it again."),
+        "The call {call} has another digest; nothing was changed.",
+    ),
+    SubmissionOutcome.UNKNOWN_TOOL_CALL: (
+        _("Nothing was done: the session has ended, or does not wait for this call any more."),
+        "The call {call} is unknown, or its session has ended; nothing was changed.",
+    ),
+}
+_NOT_SHOWN: Final = _(
+    "Nothing was done: the input of this call is long, and you have not read it to its end, or "
+    "it has changed."
+)
+
+
+class AnswerForm(ReasonForm):
+    """An answer to a pending call: a decision with its reason, or a JSON value as the result or the error."""
+
+    call = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_ID, strip=False)
+    approval = forms.CharField(
+        widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False, strip=False, empty_value=None
+    )
+    answer = forms.ChoiceField(
+        label=_("Answer"),
+        choices=[(APPROVE, _("Approve")), (REJECT, _("Reject")), (RESULT, _("Result")), (ERROR, _("Error"))],
+    )
+    shown = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_MARK, required=False)
+    digest = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False)
+    value = forms.CharField(
+        label=_("Value"),
+        required=False,
+        max_length=_LONGEST_VALUE,
+        widget=forms.Textarea(attrs={"rows": 3}),
+        help_text=_("JSON. A text that is not JSON is taken as a text."),
+    )
+    edit = forms.CharField(
+        label=_("Input to approve instead, as JSON"),
+        max_length=_LONGEST_VALUE,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 12, "class": "helix-editor", "spellcheck": "false"}),
+    )
+    seen = forms.CharField(widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False)
+    """The digest of the changed input whose difference a page has shown."""
+
+    not_named = ("approval", "answer", "digest", "seen", "shown")
+    """The hidden fields that do not identify the call to a person."""
+    is_seen = True
+    submit_label: StrOrPromise = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "edit" not in self.data:
+            del self.fields["edit"]
+            return
+        self.submit_label = _("Approve this input")
+        for name in ("answer", "value"):
+            self.fields[name].widget = forms.HiddenInput()
+
+    def clean_edit(self) -> Any:
+        try:
+            value = json_value(self.cleaned_data["edit"])
+            encode(value, limit=UNLIMITED)
+        except (ValueError, HelixStoreError) as exc:
+            raise forms.ValidationError(_("This is not JSON.")) from exc
+        return value
+
+    def clean(self) -> dict[str, Any]:
+        """Show the difference of a changed input first, and again after each further change."""
+        given = {**self.cleaned_data}
+        if "edit" in given:
+            digest = digest_of(given.get("call"), given["edit"])
+            self.is_seen = given.get("seen") == digest
+            self.data = {**dict(self.data.items()), "seen": digest}
+        return given
+
+
+class Answer(SessionAction):
+    """The answer of a user in the admin, or of the ``actor`` that is given."""
+
+    name = "answer"
+    label = _("Answer")
+    needs_open_session = True
+    has_own_place = True
+    form = AnswerForm
+    help = "Answer an open tool call of a session: decide an approval, or give a result or an error."
+    example = 'trip-1 result \'{"booking": "JL 5"}\''
+    options = {
+        "answer": {"choices": [APPROVE, REJECT, RESULT, ERROR]},
+        "value": {
+            "nargs": "?",
+            "metavar": "VALUE",
+            "help": "The result or the error: JSON, or any other text as it is (default of a result: null).",
+        },
+        "--call": {
+            "metavar": "CALL",
+            "help": "The id of the call, or its start (default: the only open call).",
+        },
+        "--reason": {"help": "The reason of an approval or a rejection."},
+        "--as": {"dest": "user", "metavar": "USER", "help": "The name of the Django user who answers."},
+        "--actor": {"help": "Who answers, if it is no Django user: a text that is kept with the answer."},
+        "--digest": {"help": "Answer only the call with this digest."},
+        "--input": {"metavar": "JSON", "help": "Approve an editable call with this input instead."},
+    }
+
+    def is_confirmed(self, form: forms.Form, *, is_confirmed: bool) -> bool:
+        return isinstance(form, AnswerForm) and form.is_seen
+
+    def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
+        if "edit" not in given:
+            return []
+        try:
+            call = _calls_of(_rows(row)).pending.get(given["call"])
+        except IntegrityFault:  # The answer is refused for the same reason, in words.
+            return []
+        return list(changes_between(call.get("input") if isinstance(call, dict) else None, given["edit"]))
+
+    def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**given, "actor": user}
+
+    def refusal(self, user: Any, row: Any, given: Mapping[str, Any]) -> Any:
+        """Refuse to approve a call if the user was not shown the whole input.
+
+        Lock the row of the session, so that the answer belongs to this input.
+        """
+        if given["answer"] != APPROVE:
+            return None
+        calls = _calls_of(_rows(row).select_for_update(no_key=True))
+        call = calls.pending.get(given["call"])
+        if isinstance(call, dict):
+            read = CallInput(user, row, given["call"], call)
+            return None if read.was_shown(given.get("shown") or "") else _NOT_SHOWN
+        # A call of a sub-session is answered on the page of that sub-session, which shows its input.
+        is_answered = given["call"] in calls.completed
+        return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]
+
+    def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
+        call, answer = given["call"], given["answer"]
+        submission = store.submit_tool_result(session_id, call, **_arguments(answer, given))
+        if not submission.outcome.is_stored:
+            message, problem = _NOT_ANSWERED[submission.outcome]
+            return Outcome(
+                message=message, is_done=False, level=levels.WARNING, problem=problem.format(call=call)
+            )
+        return Outcome(
+            message=format_lazy(
+                _("{call}: {answer}."),
+                call=shown_id(call),
+                answer=_ANSWERED[RECORDED if submission.outcome is SubmissionOutcome.RECORDED else answer],
+            ),
+            data={
+                "session_id": submission.session_id,
+                "tool_call_id": call,
+                "outcome": submission.outcome.value,
+                "version": submission.new_version,
+            },
+        )
+
+
+def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `submit_tool_result` for an answer, such as ``approve``."""
+    by = {"actor": given.get("actor"), "digest": given.get("digest") or None}
+    if answer in (APPROVE, REJECT):
+        approval_id, reason = given.get("approval"), given.get("reason")
+        decision = {"approved": answer == APPROVE, "approval_id": approval_id, "reason": reason}
+        return {**by, **decision, "input": given.get("edit", UNSET)}
+    value = given.get("value")
+    return {**by, answer: None if value is None else _json_or_text(value)}
+
+
+def _rows(row: Any) -> QuerySet[Session]:
+    rows = Session._base_manager.using(router.db_for_write(Session, instance=row))
+    return rows.order_by().filter(pk=row.pk)
+
+
+def _calls_of(rows: QuerySet[Session]) -> ToolCalls:
+    columns = (PayloadText(f"{name}_client_tool_calls") for name in ("pending", "completed"))
+    return ToolCalls.stored(*(rows.values_list(*columns).first() or (None, None)))
+
+
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text. Raises ``ValueError``."""
+    try:
+        if not text.startswith("~"):  # A leading "~" marks a stored text that is not plain JSON.
+            return decode(text)
+    except (IntegrityFault, RecursionError):
+        pass
+    raise ValueError("expected JSON")
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json_value(text)
+    except ValueError:
+        return text
+
+
+ANSWER: Final = Answer()

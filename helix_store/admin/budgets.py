@@ -1,0 +1,141 @@
+"""The admin of budgets: bars of what was spent and is held, and the values of a budget for each of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.actions.budgets import ADD_BUDGET, CHANGE_BUDGET, DELETE_BUDGET
+from helix_store.admin.base import BoundedPaginator
+from helix_store.admin.budget_cells import bars, capped, renewal
+from helix_store.admin.elements import distance, link, narrow, note, one_line, printable, under
+from helix_store.admin.filters import EntryTenantFilter
+from helix_store.admin.lists import OperatedList
+from helix_store.admin.lookups import OrderedChangeList
+from helix_store.admin.operating import list_action
+from helix_store.core.budgets import BudgetScope
+from helix_store.models import Budget, Session
+from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, reports_of_budgets, reports_of_values
+
+__all__ = ["BudgetAdmin"]
+
+_NAME_LENGTH: Final = 80
+_PAGE: Final = 50
+
+
+class BudgetList(OrderedChangeList):
+    """A page of budgets with their reports, which take one statement."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        budgets = list(self.result_list)
+        reports = reports_of_budgets(budgets, using=self.root_queryset.db)
+        for budget in budgets:
+            budget.report = reports.get(budget.pk)
+        self.result_list = budgets
+
+
+@admin.register(Budget)
+class BudgetAdmin(OperatedList):
+    list_display = ("title", "caps", "renewed", "used")
+    list_filter = (EntryTenantFilter,)
+    ordering = ("tenant", "name")
+    row_operations = (CHANGE_BUDGET, DELETE_BUDGET)
+    table_operations = (ADD_BUDGET,)
+    actions = (list_action(DELETE_BUDGET),)
+    page_template = "admin/helix_store/budget.html"
+
+    class Media:
+        css = {"all": ["helix_store/admin.css", "helix_store/session.css"]}
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
+        return BudgetList
+
+    @admin.display(description=_("budget"))
+    def title(self, budget: Budget) -> SafeString:
+        name = narrow(one_line(budget.name, _NAME_LENGTH))
+        return format_html("{}{}", name, under(budget.tenant) if budget.tenant else "")
+
+    @admin.display(description=_("caps"))
+    def caps(self, budget: Any) -> SafeString:
+        count = None if budget.report is None else budget.report.value_count
+        return format_html(
+            "{}{}", capped(budget.scope, budget.value), under(_counted(count)) if count is not None else ""
+        )
+
+    @admin.display(description=_("period"))
+    def renewed(self, budget: Any) -> SafeString:
+        return renewal(budget.period, None if budget.report is None else budget.report.status)
+
+    @admin.display(description=_("spent and held"))
+    def used(self, budget: Any) -> SafeString:
+        report: BudgetReport | None = budget.report
+        if report is None:
+            return note(gettext("What is held cannot be read."))
+        highest = _highest(report) if report.is_for_each and report.status.value is not None else ""
+        return format_html('<div class="helix-used">{}{}</div>', highest, bars(report))
+
+    # --- The page of a budget
+
+    def page_context(self, request: HttpRequest, row: Budget) -> dict[str, Any]:
+        report = reports_of_budgets([row], using=self.alias).get(row.pk)
+        change, delete = (
+            next(iter(self.buttons(request, row, [each])), None) for each in self.row_operations
+        )
+        return {
+            "title": one_line(row.name, _NAME_LENGTH),
+            "name": printable(row.name),
+            "tenant": printable(row.tenant),
+            "caps": self._capped(request, row),
+            "renewal": renewal(row.period, None if report is None else report.status),
+            "updated": distance(row.updated_at),
+            "created": distance(row.created_at),
+            "report": report,
+            "bars": "" if report is None or report.is_for_each else bars(report),
+            "change": change,
+            "delete": delete,
+            **(self._values(request, row) if report is not None and report.is_for_each else {}),
+        }
+
+    def _capped(self, request: HttpRequest, budget: Budget) -> SafeString:
+        words = capped(budget.scope, budget.value)
+        if budget.scope != BudgetScope.TREE or not self.may_view(request, Session):
+            return words
+        root = self.rows(Session).filter(tenant=budget.tenant, session_id=budget.value).only("pk").first()
+        return words if root is None else link(self.page_url(Session, root.pk), words)
+
+    def _values(self, request: HttpRequest, budget: Budget) -> dict[str, Any]:
+        """Return a page of the values, the highest first."""
+        asked = request.GET.get("first", "")
+        number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 0
+        first = min(number, BoundedPaginator.max_rows)
+        found = reports_of_values(budget, using=self.alias, first=first, limit=_PAGE + 1)
+        url = self.page_url(Budget, budget.pk)
+        return {
+            "values": [(printable(each.status.value or ""), bars(each)) for each in found[:_PAGE]],
+            "is_later": first > 0,
+            "first_url": url,
+            "next_url": f"{url}?first={first + _PAGE}" if len(found) > _PAGE else "",
+        }
+
+
+def _counted(count: int) -> str:
+    if count > MOST_COUNTERS:
+        return gettext("more than {count} have spent").format(count=f"{MOST_COUNTERS:,}")
+    return ngettext("%d has spent", "%d have spent", count) % count
+
+
+def _highest(report: BudgetReport) -> SafeString:
+    words = (
+        gettext("highest of {count}: {value}")
+        if report.value_count is not None and report.value_count > MOST_COUNTERS
+        else gettext("highest: {value}")
+    )
+    shown = one_line(report.status.value or "", _NAME_LENGTH)
+    return under(words.format(count=f"{MOST_COUNTERS:,}", value=shown))

@@ -1,0 +1,1 @@
+"""Budgets: caps on what sessions spend, exact with any number of workers."""

@@ -1,0 +1,97 @@
+"""The public calls of a budget store: they check arguments, then call a back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helix_store.budgets.rules import (
+    Amounts,
+    BudgetOperations,
+    Hold,
+    checked_definition,
+    status_of,
+)
+from helix_store.core import validation
+from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
+from helix_store.core.types import UserId
+from helix_store.counters.rules import Spender, keys_of
+from helix_store.engine.async_twins import async_twin
+
+__all__ = ["BudgetStoreBase"]
+
+
+class BudgetStoreBase:
+    """The budget store of the contract; a subclass provides the back end."""
+
+    def __init__(self, backend: BudgetOperations, *, tenant: str) -> None:
+        self._backend = backend
+        self._tenant = tenant
+
+    @property
+    def tenant(self) -> str:
+        return self._tenant
+
+    def set_budget(
+        self,
+        name: str,
+        *,
+        scope: BudgetScope | str,
+        value: UserId | None = None,
+        period: BudgetPeriod | str = "total",
+        limit_usd: Dollars | None = None,
+        limit_tokens: int | None = None,
+    ) -> Budget:
+        """Create a budget, or replace all of it, and return it. One transaction; safe to repeat.
+
+        ``scope`` is ``tree`` (``value`` is the session id of the root), ``user`` or ``agent_type`` (``value``
+        names one; without it, each has a budget of this size), or ``tenant`` (without a value). ``period`` is
+        ``total``, ``day`` or ``month``, in UTC. Set at least one limit. What the ledger already has of the
+        current period counts. While it is added up, nobody else can record usage in this database. Raises
+        `InvalidPayload`.
+        """
+        definition = checked_definition(
+            name, scope=scope, value=value, period=period, limit_usd=limit_usd, limit_tokens=limit_tokens
+        )
+        return self._backend.set(definition)
+
+    def get_budget(self, name: str) -> Budget | None:
+        """Return a budget, or ``None`` if it is unknown."""
+        return self._backend.get(validation.identifier(name, "name"))
+
+    def list_budgets(self) -> list[Budget]:
+        """Return all budgets of the tenant, by name."""
+        return self._backend.select()
+
+    def delete_budget(self, name: str) -> bool:
+        """Delete a budget, and return whether it existed. Safe to repeat."""
+        return self._backend.delete(validation.identifier(name, "name"))
+
+    def status(self, name: str, *, value: UserId | None = None) -> BudgetStatus:
+        """Return what was spent, is held and remains in the current period, all from one moment.
+
+        ``value`` names the user or the agent type of a budget for each of them. Raises `NotFoundError`, and
+        `InvalidPayload` if such a budget has no ``value``.
+        """
+        name, chosen = validation.identifier(name, "name"), validation.user_id(value, "value")
+        return status_of(self._backend.standing(name, chosen))
+
+    aset_budget = async_twin(set_budget)
+    aget_budget = async_twin(get_budget)
+    alist_budgets = async_twin(list_budgets)
+    adelete_budget = async_twin(delete_budget)
+    astatus = async_twin(status)
+
+    # For turns
+
+    def _applies(self, spender: Spender) -> bool:
+        """Return whether any budget applies to a session. One statement."""
+        return bool(self._backend.standings(keys_of(spender)))
+
+    def _begin_step(
+        self, spender: Spender, session_id: str, fencing_token: int, estimate: Amounts
+    ) -> Hold | None:
+        """Check every budget that applies to a session, and hold an estimate. Raises `BudgetExceeded`."""
+        return self._backend.hold(keys_of(spender), session_id, fencing_token, estimate)
+
+    def _settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
+        self._backend.settle(hold, record)

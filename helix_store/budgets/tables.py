@@ -1,0 +1,20 @@
+"""The tables of budgets, for the catalogue."""
+
+from typing import Final
+
+from helix_store.catalogue import Table
+from helix_store.models import Budget, BudgetCounter
+
+__all__ = ["TABLES"]
+
+TABLES: Final = (
+    Table(Budget, record="budget", order=("name",), parent="tenant"),
+    Table(
+        BudgetCounter,
+        record="budget_counter",
+        order=("name", "period", "value"),
+        parent="tenant",
+        not_exported={"holds": "A hold belongs to a lease of a process that writes to the other database."},
+        reads=None,
+    ),
+)

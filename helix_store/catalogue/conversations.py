@@ -1,0 +1,115 @@
+"""Conversations of adapters: how the rows that an adapter stores read as messages.
+
+With its tables, an adapter registers a `Conversation` in ``AppConfig.ready()``::
+
+    register_conversation(MyConversation())
+
+The admin's list and page of sessions and ``helix_sessions show`` then show its messages. If the adapter keeps
+them in an item log, `helix_store.reports.ItemConversation` is all it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from django.db.models import Model
+
+from helix_store.core.transcript import ConversationMessage
+from helix_store.engine.database import Database
+
+__all__ = [
+    "Conversation",
+    "ConversationPage",
+    "ConversationStep",
+    "Outline",
+    "conversations",
+    "register_conversation",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a list shows of a conversation: the number of its messages, and the newest one.
+
+    ``is_partial`` means that there are more than ``count`` messages. ``last`` is ``None`` if a list would
+    have to read too much to know it.
+    """
+
+    count: int
+    is_partial: bool = False
+    last: ConversationMessage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationStep:
+    """A step on the path to the newest message. ``count`` is the number of messages after it."""
+
+    step_id: str
+    name: str = ""
+    step: int | None = None
+    count: int | None = None
+    at: datetime | None = None
+    row: tuple[type[Any], int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationPage:
+    """A page of the messages of a conversation, in their order, and the number of all of them.
+
+    ``is_partial`` means that there are older messages than the first ``total`` that an adapter counts.
+    ``thread`` is the one of the session's ``threads`` that is shown, for frameworks that keep several in one
+    session, such as branches and sub-agents. ``path`` are the newest steps that led to the newest message,
+    the newest first, for frameworks that store steps.
+    """
+
+    messages: tuple[ConversationMessage, ...]
+    total: int
+    is_partial: bool = False
+    thread: str = ""
+    threads: tuple[str, ...] = ()
+    path: tuple[ConversationStep, ...] = ()
+
+
+class Conversation(Protocol):
+    """How the rows of one adapter read as messages. Both methods only read, and never all rows.
+
+    ``name`` is that of the framework: it is shown, and no other adapter has it. ``needs`` are the models
+    whose rows are shown: people who may not view all of them do not see the conversation.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[type[Model], ...]: ...
+
+    def outlines(self, db: Database, keys: Collection[int]) -> Mapping[int, Outline]:
+        """Return the conversations among the sessions with these keys, which may be of several tenants.
+
+        The number of statements must not depend on the number of keys. Count at most a few hundred messages.
+        """
+
+    def page(
+        self, db: Database, key: int, *, first: int | None, limit: int, thread: str | None = None
+    ) -> ConversationPage | None:
+        """Return up to ``limit`` messages from the number ``first``, or the newest ones if it is ``None``.
+
+        Return ``None`` if the session has no conversation of this adapter. Without ``thread``, or with an
+        unknown one, show the main thread. If ``first`` is after the end, ``messages`` is empty.
+        """
+
+
+_conversations: Final[dict[str, Conversation]] = {}
+
+
+def register_conversation(conversation: Conversation) -> None:
+    """Register how an adapter's rows read as messages. Call it in ``AppConfig.ready()``; safe to repeat."""
+    _conversations[conversation.name] = conversation
+
+
+def conversations() -> tuple[Conversation, ...]:
+    """Return the registered conversations by name."""
+    return tuple(_conversations[name] for name in sorted(_conversations))

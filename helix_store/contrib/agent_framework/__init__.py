@@ -1,0 +1,21 @@
+"""Microsoft Agent Framework: history, sessions and workflow checkpoints as items. It has no tables."""
+
+from typing import TYPE_CHECKING
+
+from helix_store.contrib._lazy import lazily
+
+if TYPE_CHECKING:
+    from helix_store.contrib.agent_framework.checkpoints import DjangoCheckpointStorage
+    from helix_store.contrib.agent_framework.history import DjangoHistoryProvider
+    from helix_store.contrib.agent_framework.sessions import DjangoSessionStore
+
+__all__ = ["DjangoCheckpointStorage", "DjangoHistoryProvider", "DjangoSessionStore"]
+
+__getattr__ = lazily(
+    __name__,
+    "Microsoft Agent Framework",
+    "agent-framework",
+    DjangoCheckpointStorage="checkpoints",
+    DjangoHistoryProvider="history",
+    DjangoSessionStore="sessions",
+)

@@ -1,0 +1,123 @@
+"""The checkpoint storage of Microsoft Agent Framework in the project's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from agent_framework import CheckpointID, CheckpointStorage, WorkflowCheckpoint, WorkflowCheckpointException
+from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
+
+from helix_store.adapters import LockedSession, session_id_for
+from helix_store.contrib.agent_framework.lanes import CHECKPOINT_HEADS, CHECKPOINTS
+from helix_store.contrib.agent_framework.storage import Storage
+from helix_store.contrib.locked_items import Document, LockedItems, document_of
+from helix_store.core.types import UserId
+from helix_store.exceptions import SessionNotFound
+from helix_store.models import Item
+
+__all__ = ["DjangoCheckpointStorage"]
+
+
+class DjangoCheckpointStorage(CheckpointStorage):
+    """The checkpoints of workflow runs as items of one session, in the database ``using`` and one tenant.
+
+    Pass one storage for each run or conversation, ``workflow.run(…, checkpoint_storage=storage)``: its
+    checkpoints are exported, erased and deleted with the session ``session_id``, which belongs to
+    ``user_id``. Every write is one transaction under the session's lock. With a ``fencing_token``, a write
+    raises `FencedOutError` if the session's lock has a larger one.
+
+    The framework writes values that JSON cannot represent as pickles. They are only read with its restricted
+    reader, which creates objects of the framework's own types, of those that the application registers with
+    ``register_checkpoint_type``, and of ``allowed_checkpoint_types`` (``"module:qualname"``).
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "agent_framework",
+        user_id: UserId | None = None,
+        fencing_token: int | None = None,
+        allowed_checkpoint_types: Iterable[str] = (),
+    ) -> None:
+        self.session_id = session_id_for(session_id)
+        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
+        self._checkpoints = self._storage.log(self.session_id, CHECKPOINTS)
+        self._heads = self._storage.log(self.session_id, CHECKPOINT_HEADS)
+        self._allowed = frozenset(allowed_checkpoint_types)
+
+    async def save(self, checkpoint: WorkflowCheckpoint) -> CheckpointID:
+        """Store a checkpoint, over an older one with its id.
+
+        Raises ``WorkflowCheckpointException`` for one that could not be loaded again, such as one with an
+        object whose type is not allowed; also `InvalidPayload` and `LimitExceeded`.
+        """
+        document = encode_checkpoint_value(checkpoint.to_dict())
+        self._checkpoint(document)
+        head = {"workflow_name": checkpoint.workflow_name, "timestamp": checkpoint.timestamp}
+
+        def put(locked: LockedSession) -> None:
+            LockedItems(locked, CHECKPOINTS).put(checkpoint.checkpoint_id, document)
+            LockedItems(locked, CHECKPOINT_HEADS).put(checkpoint.checkpoint_id, head)
+
+        await self._storage.write(self.session_id, put)
+        return checkpoint.checkpoint_id
+
+    async def load(self, checkpoint_id: CheckpointID) -> WorkflowCheckpoint:
+        """Return a checkpoint. One query. Raises ``WorkflowCheckpointException``."""
+        checkpoint = await self._find(checkpoint_id)
+        if checkpoint is None:
+            raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
+        return checkpoint
+
+    async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
+        """Return the checkpoints of a workflow in the order in which they were added. One query."""
+        documents = [document_of(item.payload) for item in await self._checkpoints.atail()]
+        return [self._checkpoint(each) for each in documents if each.get("workflow_name") == workflow_name]
+
+    async def list_checkpoint_ids(self, *, workflow_name: str) -> list[CheckpointID]:
+        """Return the ids of the checkpoints of a workflow. One query, which reads no checkpoints."""
+        return [checkpoint_id for checkpoint_id, _ in await self._of(workflow_name)]
+
+    async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
+        """Return the checkpoint of a workflow with the latest time, or ``None``. Two queries."""
+        heads = await self._of(workflow_name)
+        for checkpoint_id, _ in sorted(heads, key=lambda head: head[1], reverse=True):
+            # It may have been deleted since then.
+            if (checkpoint := await self._find(checkpoint_id)) is not None:
+                return checkpoint
+        return None
+
+    async def delete(self, checkpoint_id: CheckpointID) -> bool:
+        """Delete a checkpoint, and return whether it existed."""
+
+        def delete(locked: LockedSession) -> bool:
+            items = Item.objects.using(locked.alias).filter(session_id=locked.key, key=checkpoint_id)
+            return bool(items.filter(lane__in=(CHECKPOINTS, CHECKPOINT_HEADS)).delete()[0])
+
+        try:
+            return await self._storage.write(self.session_id, delete, create=False)
+        except SessionNotFound:
+            return False
+
+    async def _find(self, checkpoint_id: CheckpointID) -> WorkflowCheckpoint | None:
+        item = await self._checkpoints.aget(checkpoint_id)
+        return None if item is None else self._checkpoint(document_of(item.payload))
+
+    async def _of(self, workflow_name: str) -> list[tuple[CheckpointID, datetime]]:
+        """Return the ids and times of the checkpoints of a workflow."""
+        heads = [(str(item.key), document_of(item.payload)) for item in await self._heads.atail()]
+        return [
+            (checkpoint_id, datetime.fromisoformat(head["timestamp"]))
+            for checkpoint_id, head in heads
+            if head["workflow_name"] == workflow_name
+        ]
+
+    def _checkpoint(self, document: Document) -> WorkflowCheckpoint:
+        """Build a checkpoint. Raises ``WorkflowCheckpointException``."""
+        decoded: Any = decode_checkpoint_value(document, allowed_types=self._allowed)
+        return WorkflowCheckpoint.from_dict(decoded)

@@ -1,0 +1,156 @@
+"""The history provider of Microsoft Agent Framework in the project's database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+from agent_framework import AgentResponse, AgentSession, HistoryProvider, Message, SessionContext
+from agent_framework import SupportsAgentRun as Agent
+from agent_framework._sessions import filter_new_messages
+
+from helix_store.adapters import LockedSession, session_id_for
+from helix_store.contrib.agent_framework.lanes import MESSAGES
+from helix_store.contrib.agent_framework.storage import Storage
+from helix_store.contrib.agent_framework.usage import usage_of
+from helix_store.contrib.locked_items import document_of
+from helix_store.contrib.numbers import with_numbers_as_text
+from helix_store.core import validation
+from helix_store.core.types import UserId
+from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.items import ItemLog
+from helix_store.items.rules import lane_name
+from helix_store.usage.database import DatabaseUsageStore
+
+__all__ = ["DjangoHistoryProvider"]
+
+_saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
+    "helix_store_saved", default=None
+)
+"""The response whose messages are being saved, and the name of its agent, for its usage."""
+
+
+class DjangoHistoryProvider(HistoryProvider):
+    """The messages of agents' sessions as items of sessions, in the database ``using`` and one tenant.
+
+    A session of the framework is one session here, and the messages of this provider are a lane of it. Saving
+    messages is one transaction under the session's lock: messages that are stored already are left out, as in
+    the framework's own providers, and the usage of the response is recorded in the usage ledger. ``model`` is
+    the name for responses that do not name their model; with ``None`` nothing is recorded. ``user_id`` is the
+    user of the sessions; a session of another user raises `ConflictError`. With a ``fencing_token``, a write
+    raises `FencedOutError` if the session's lock has a larger one. The other options are those of the
+    framework's providers.
+    """
+
+    DEFAULT_SOURCE_ID: Final = "helix_store"
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "agent_framework",
+        user_id: UserId | None = None,
+        model: str | None = "unknown",
+        fencing_token: int | None = None,
+        source_id: str = DEFAULT_SOURCE_ID,
+        load_messages: bool = True,
+        store_inputs: bool = True,
+        store_context_messages: bool = False,
+        store_context_from: set[str] | None = None,
+        store_outputs: bool = True,
+        skip_excluded: bool = False,
+    ) -> None:
+        super().__init__(
+            source_id,
+            load_messages=load_messages,
+            store_inputs=store_inputs,
+            store_context_messages=store_context_messages,
+            store_context_from=store_context_from,
+            store_outputs=store_outputs,
+        )
+        self.skip_excluded = skip_excluded
+        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
+        self._lane = lane_name(f"{MESSAGES}{source_id}", "source_id")
+        self._model = validation.optional_identifier(model, "model")
+
+    @staticmethod
+    def session_id_of(session_id: str) -> str:
+        """Return the id of the session in this store, which is derived if the framework's is too long."""
+        return session_id_for(session_id)
+
+    async def get_messages(
+        self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> list[Message]:
+        """Return the stored messages. One query.
+
+        Raises `IntegrityFault` for one that cannot be read, because the agent must not continue without it.
+        """
+        items = await self._log(session_id).atail()
+        messages = [_message(item.payload) for item in items]
+        if self.skip_excluded:
+            return [each for each in messages if not each.additional_properties.get("_excluded", False)]
+        return messages
+
+    async def save_messages(
+        self,
+        session_id: str | None,
+        messages: Sequence[Message],
+        *,
+        state: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the messages that are new, and the usage of the response, all or nothing."""
+        if not messages:
+            return
+        log, saved, given = self._log(session_id), _saved.get(), list(messages)
+
+        def save(locked: LockedSession) -> None:
+            # More stored messages than these cannot overlap with them.
+            known = [_message(item.payload) for item in log.tail(len(given) + 1)]
+            _append(log, [message.to_dict() for message in filter_new_messages(known, given)])
+            if saved is not None and self._model is not None:
+                response, agent = saved
+                entry = usage_of(response, agent=agent, session_id=locked.session_id, model=self._model)
+                if entry is not None:
+                    DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+
+        await self._storage.write(log.session_id, save)
+
+    async def after_run(
+        self, *, agent: Agent, session: AgentSession, context: SessionContext, state: dict[str, Any]
+    ) -> None:
+        """Save the messages of a run, and its usage."""
+        response = context.response
+        token = _saved.set(None if response is None else (response, agent.name or agent.id))
+        try:
+            await super().after_run(agent=agent, session=session, context=context, state=state)
+        finally:
+            _saved.reset(token)
+
+    def _log(self, session_id: str | None) -> ItemLog:
+        if session_id is None:
+            raise InvalidPayload(path="session_id", reason="a history needs a session with an id")
+        return self._storage.log(session_id_for(session_id), self._lane)
+
+
+def _append(log: ItemLog, documents: list[dict[str, Any]]) -> None:
+    try:
+        log.append(documents)
+    except InvalidPayload:
+        log.append([with_numbers_as_text(document) for document in documents])
+
+
+def _message(payload: Any) -> Message:
+    """Build a message from a stored document. Raises `IntegrityFault`."""
+    document = document_of(payload)
+    try:
+        return Message.from_dict(document)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        pass
+    # Raised here, because the framework's error may hold the document and would become the context.
+    raise IntegrityFault(
+        "A stored message is not what the installed agent-framework-core reads; was it stored by another "
+        "version?"
+    )

@@ -1,0 +1,96 @@
+"""The session store of Microsoft Agent Framework in the project's database."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent_framework import AgentSession, SessionStore
+
+from helix_store.adapters import LockedSession, session_id_for
+from helix_store.contrib.agent_framework.lanes import SESSION
+from helix_store.contrib.agent_framework.storage import Storage
+from helix_store.contrib.locked_items import LockedItems, document_of
+from helix_store.core.ids import new_id
+from helix_store.core.types import UserId
+from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload
+from helix_store.models import Item
+
+__all__ = ["DjangoSessionStore"]
+
+_MARKER: Final = "_helix_store_marker"
+"""The attribute of an `AgentSession` that says which stored snapshot it was read from."""
+
+
+class DjangoSessionStore(SessionStore):
+    """Snapshots of agents' sessions as items of sessions, in the database ``using`` and one tenant.
+
+    The snapshot of an id is an item of the session with this id, which `DjangoHistoryProvider` may share.
+    Every write is one transaction under the session's lock. A session that was read and has been changed or
+    deleted since then is refused with `ConflictError`; one that was not read here replaces the stored one.
+    ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With a
+    ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "agent_framework",
+        user_id: UserId | None = None,
+        fencing_token: int | None = None,
+    ) -> None:
+        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
+
+    async def get(self, session_id: str) -> AgentSession | None:
+        """Return the stored session, or ``None``. One query. Raises `IntegrityFault`."""
+        item = await self._storage.log(self._stored_id(session_id), SESSION).aget(SESSION)
+        if item is None:
+            return None
+        document = document_of(item.payload)
+        try:
+            session = AgentSession.from_dict(document["session"])
+            setattr(session, _MARKER, document["marker"])
+        except (TypeError, ValueError, LookupError, AttributeError) as exc:
+            reason = type(exc).__name__
+        else:
+            return session
+        raise IntegrityFault(
+            f"A stored session is not what the installed agent-framework-core reads ({reason}); are the "
+            "types of its state registered?"
+        )
+
+    async def set(self, session_id: str, session: AgentSession) -> None:
+        """Store a session. Raises `ConflictError`, `InvalidPayload` and `LimitExceeded`."""
+        stored_id = self._stored_id(session_id)
+        if type(session) is not AgentSession:
+            raise InvalidPayload(
+                path="session", reason=f"expected AgentSession, got {type(session).__name__}"
+            )
+        known, marker = getattr(session, _MARKER, None), new_id()
+        document = {"marker": marker, "session": session.to_dict()}
+
+        def replace(locked: LockedSession) -> None:
+            items = LockedItems(locked, SESSION)
+            if known is not None:
+                stored = items.get(SESSION)
+                if stored is None or stored.get("marker") != known:
+                    raise ConflictError(
+                        "The session was changed after it was read; get it again and redo the change."
+                    )
+            items.put(SESSION, document)
+
+        await self._storage.write(stored_id, replace)
+        setattr(session, _MARKER, marker)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete the session with its history, its checkpoints and its usage. Safe to repeat.
+
+        If the application created the session, only the items are deleted.
+        """
+        stored_id, token = self._stored_id(session_id), self._storage.fencing_token
+        await self._storage.adapter.adelete(stored_id, Item, fencing_token=token)
+
+    def _stored_id(self, session_id: str) -> str:
+        self.validate_session_id(session_id)
+        return session_id_for(session_id)

@@ -1,0 +1,389 @@
+"""The session service of Google ADK in the project's database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from google.adk.sessions import BaseSessionService, Session, State
+from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from helix_store.adapters import LockedSession, SessionAdapter
+from helix_store.contrib.google_adk import lanes, sql
+from helix_store.contrib.google_adk.usage import usage_of
+from helix_store.contrib.locked_items import Document, LockedItems, document_of
+from helix_store.core import moments, validation
+from helix_store.core.guards import guard
+from helix_store.core.ids import new_id
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.payloads import decode
+from helix_store.core.validation import datetime_to_milliseconds
+from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
+from helix_store.exceptions import IntegrityFault, SessionNotFound
+from helix_store.items import ItemLog
+from helix_store.models import Item
+from helix_store.usage.database import DatabaseUsageStore
+
+__all__ = ["DjangoSessionService"]
+
+_ROWS_PER_PAGE: Final = 1_000
+
+
+class DjangoSessionService(BaseSessionService):
+    """Sessions of ADK in the database ``using`` and one tenant.
+
+    A session of ADK is one session here, which belongs to ADK's user, and its events are items. The state of
+    an app and the state of each of its users are sessions of their own; the latter belongs to the user, so an
+    erasure of the user deletes it. Every write is one transaction under the session's lock. An event that is
+    appended to an outdated `Session` raises ADK's ``StaleSessionError``, and nothing is stored. The usage of
+    responses is recorded in the usage ledger in the transaction of the event; ``model`` is the name for
+    responses that do not name their model, and with ``None`` nothing is recorded. With a ``fencing_token``, a
+    write raises `FencedOutError` if the session's lock has a larger one. The caller of a cancelled write is
+    told after its transaction has ended.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        agent_type: str = "google_adk",
+        model: str | None = "unknown",
+        fencing_token: int | None = None,
+    ) -> None:
+        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
+        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
+        self._model = validation.optional_identifier(model, "model")
+
+    @staticmethod
+    def session_id_of(app_name: str, user_id: str, session_id: str) -> str:
+        """Return the id of the session in this store."""
+        return lanes.session_id_of(app_name, user_id, session_id)
+
+    # --- Sessions ----------------------------------------------------------------------------------
+
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Create a session, or use one that the application created with the id of `session_id_of`.
+
+        Raises ADK's ``AlreadyExistsError``.
+        """
+        chosen = (session_id or "").strip() or new_id()
+        deltas = _deltas(state or {})
+        document = {
+            "id": chosen,
+            "last_update_time": platform_time.get_time(),
+            "last_event": None,
+            "marker": new_id(),
+            "state": deltas[lanes.SESSION],
+        }
+        stored_id = lanes.session_id_of(app_name, user_id, chosen)
+
+        def create(locked: LockedSession) -> Session:
+            if not LockedItems(locked, lanes.SESSION).add(app_name, document):
+                raise AlreadyExistsError(f"Session with id {chosen} already exists.")
+            shared = {
+                lane: self._merge(shared_id, lane, app_name, user_id, deltas[lane])
+                if deltas[lane]
+                else self._shared(shared_id, lane, app_name)
+                for lane, shared_id in _shared_ids(app_name, user_id)
+            }
+            return _session(app_name, user_id, chosen, document, shared)
+
+        write = partial(self._adapter.write, user_id=user_id, fencing_token=self.fencing_token)
+        return await in_thread_to_the_end(partial(write, stored_id, create))
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> Session | None:
+        """Return a session with its events, or ``None``. One statement.
+
+        Raises `IntegrityFault` for an event that cannot be read, because the agent must not continue without
+        it.
+        """
+        newest = config.num_recent_events if config is not None else None
+        session = await in_thread(partial(self._read, app_name, user_id, session_id.strip(), newest=newest))
+        if session is not None and config is not None and config.after_timestamp is not None:
+            # As in ADK, the events after the last one that is too old.
+            old = [event.timestamp < config.after_timestamp for event in session.events]
+            first = len(old) - old[::-1].index(True) if True in old else 0
+            session.events = session.events[first:]
+        return session
+
+    async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
+        """Return the sessions of an app, or of one of its users, without events. The least recently updated
+        one is first. One statement for 1,000 sessions, and one for the state of the app.
+
+        Sessions that the application created with another agent type are not listed.
+        """
+        return ListSessionsResponse(sessions=await in_thread(partial(self._list, app_name, user_id)))
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Delete a session with its events and usage, but not the state of the app and the user. Safe to
+        repeat. If the application created the session, only the items are deleted.
+        """
+        stored_id = lanes.session_id_of(app_name, user_id, session_id.strip())
+        await self._adapter.adelete(stored_id, Item, fencing_token=self.fencing_token)
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """Return the state of a user in an app, without the prefix ``user:``."""
+        read = partial(self._shared, lanes.shared_id_of(app_name, user_id), lanes.USER, app_name)
+        return _state(await in_thread(read))
+
+    # --- Events ------------------------------------------------------------------------------------
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Store an event, the state that it changes, and its usage, all or nothing.
+
+        Raises ADK's ``StaleSessionError`` if ``session`` lacks an event that was stored meanwhile; get the
+        session again and redo the change. A repeat of the same event has no effect. Raises ADK's
+        ``SessionNotFoundError``, and ``AlreadyExistsError`` for another event with the same id.
+        """
+        if event.partial or not await in_thread_to_the_end(partial(self._append, session, event)):
+            return event
+        return await super().append_event(session, event)
+
+    def _append(self, session: Session, event: Event) -> bool:
+        """Store an event, and return whether it was new."""
+        stored_id = lanes.session_id_of(session.app_name, session.user_id, session.id)
+        document = _stored_event(event)
+        deltas = _deltas(event.actions.state_delta)
+        before, marker = session._storage_update_marker, new_id()
+
+        def append(locked: LockedSession) -> bool:
+            nonlocal before
+            items = LockedItems(locked, lanes.SESSION)
+            stored = items.get(session.app_name)
+            if stored is None:
+                raise SessionNotFoundError(f"Session {session.id} not found.")
+            if not self._add(locked, session, event, document):
+                return False
+            # Read under the lock: branches of one run append to the same object. After an aborted
+            # transaction, it may have the marker of this call.
+            if session._storage_update_marker != marker:
+                before = session._storage_update_marker
+            _refuse_stale(session, before, stored)
+            changed = {
+                "last_update_time": event.timestamp,
+                "last_event": event.id,
+                "marker": marker,
+                "state": {**_state(stored), **deltas[lanes.SESSION]},
+            }
+            items.put(session.app_name, {**stored, **changed})
+            for lane, shared_id in _shared_ids(session.app_name, session.user_id):
+                if deltas[lane]:
+                    self._merge(shared_id, lane, session.app_name, session.user_id, deltas[lane])
+            session._storage_update_marker = marker
+            return True
+
+        user_id, token = session.user_id, self.fencing_token
+        try:
+            is_new = self._adapter.write(
+                stored_id, append, create=False, user_id=user_id, fencing_token=token
+            )
+        except SessionNotFound as exc:
+            raise SessionNotFoundError(f"Session {session.id} not found.") from exc
+        except BaseException:
+            if session._storage_update_marker == marker:
+                session._storage_update_marker = before
+            raise
+        if is_new:
+            session.last_update_time = event.timestamp
+        return is_new
+
+    def _add(self, locked: LockedSession, session: Session, event: Event, document: Document) -> bool:
+        """Add the item and the usage of an event, and return whether it was new."""
+        events = LockedItems(locked, _events(session.app_name))
+        if not events.add(event.id, document):
+            if events.get(event.id) != document:
+                raise AlreadyExistsError(f"Event {event.id} already exists in session {session.id}.")
+            return False
+        if self._model is not None:
+            now_ms = datetime_to_milliseconds(moments.now())
+            entry = usage_of(event, session_id=locked.session_id, model=self._model, now_ms=now_ms)
+            if entry is not None:
+                DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+        return True
+
+    # --- State -------------------------------------------------------------------------------------
+
+    def _merge(self, shared_id: str, lane: str, app_name: str, user_id: str, delta: Document) -> Document:
+        def merge(locked: LockedSession) -> Document:
+            items = LockedItems(locked, lane)
+            merged = {"state": {**_state(items.get(app_name) or {}), **delta}}
+            items.put(app_name, merged)
+            return merged
+
+        try:
+            return self._adapter.write(shared_id, merge, create=False)
+        except SessionNotFound:
+            owner, of = (user_id, "a user of the app") if lane == lanes.USER else (None, "the app")
+            self._adapter.ensure(shared_id, user_id=owner, title=f"State of {of} {app_name}")
+            return self._adapter.write(shared_id, merge)
+
+    def _shared(self, shared_id: str, lane: str, app_name: str) -> Document:
+        item = self._log(shared_id, lane).get(app_name)
+        return {} if item is None else document_of(item.payload)
+
+    # --- Reads -------------------------------------------------------------------------------------
+
+    def _read(self, app_name: str, user_id: str, session_id: str, *, newest: int | None) -> Session | None:
+        parameters = {
+            "tenant": self._adapter.tenant,
+            "session": lanes.session_id_of(app_name, user_id, session_id),
+            "user_state": lanes.shared_id_of(app_name, user_id),
+            "app_state": lanes.shared_id_of(app_name),
+            "app": app_name,
+            "events": _events(app_name),
+            "limit": MAX_BIGINT if newest is None else newest,
+        }
+        rows = self._adapter.db.read(sql.SESSION_WITH_EVENTS, parameters)
+        stored = {lane: document_of(decode(text)) for lane, _, text in rows if lane != parameters["events"]}
+        if lanes.SESSION not in stored:
+            return None
+        events = sorted((key, text) for lane, key, text in rows if lane == parameters["events"])
+        session = _session(app_name, user_id, session_id, stored[lanes.SESSION], stored)
+        session.events = [_event(document_of(decode(text))) for _, text in events]
+        return session
+
+    def _list(self, app_name: str, user_id: str | None) -> list[Session]:
+        sessions: dict[tuple[str, str], Document] = {}
+        users: dict[str, Document] = {}
+        shared = {lanes.APP: self._shared(lanes.shared_id_of(app_name), lanes.APP, app_name)}
+        for session_id, user, lane, text in self._pages(app_name, user_id):
+            document = document_of(decode(text))
+            if lane == lanes.USER:
+                users[user] = document
+            elif lane == lanes.SESSION and session_id == lanes.session_id_of(app_name, user, document["id"]):
+                # A branch of a session holds the document of its source.
+                sessions[user, document["id"]] = document
+        found = [
+            _session(app_name, user, name, document, {**shared, lanes.USER: users.get(user, {})})
+            for (user, name), document in sessions.items()
+        ]
+        return sorted(found, key=lambda each: (each.last_update_time, each.user_id, each.id))
+
+    def _pages(self, app_name: str, user_id: str | None) -> Any:
+        """Yield the id, user, lane and document of the sessions of an app, in statements of one page each."""
+        statement = sql.LISTED if user_id is None else sql.LISTED_OF_USER
+        at: Any = datetime.min.replace(tzinfo=UTC)
+        after = ""
+        rows: list[Any] = []
+        while not rows or len(rows) == _ROWS_PER_PAGE:
+            parameters = {
+                "tenant": self._adapter.tenant,
+                "agent_type": self._adapter.agent_type,
+                "app": app_name,
+                "at": at,
+                "after": after,
+                "limit": _ROWS_PER_PAGE,
+            }
+            if user_id is not None:
+                parameters["user"] = validation.user_id(user_id)
+            rows = list(self._adapter.db.read(statement, parameters))
+            if not rows:
+                return
+            at, after = rows[-1][:2]
+            yield from (row[1:] for row in rows)
+
+    def _log(self, session_id: str, lane: str) -> ItemLog:
+        return ItemLog(session_id, lane, using=self._adapter.db.alias, tenant=self._adapter.tenant)
+
+
+def _shared_ids(app_name: str, user_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the lane and the session of the state of the user and of the app. Writers lock them in this
+    order.
+    """
+    user, app = lanes.shared_id_of(app_name, user_id), lanes.shared_id_of(app_name)
+    return (lanes.USER, user), (lanes.APP, app)
+
+
+def _events(app_name: str) -> str:
+    return f"{lanes.EVENTS}{app_name}"
+
+
+def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
+    """Raise ``StaleSessionError`` if a session lacks the newest event. One that the caller built has no
+    marker.
+    """
+    if marker is not None:
+        is_stale = marker != stored["marker"]
+    else:
+        newest = session.events[-1].id if session.events else None
+        is_stale = stored["last_update_time"] > session.last_update_time and stored["last_event"] != newest
+    if is_stale:
+        raise StaleSessionError(
+            "The session was changed after it was read; get it again and redo the change."
+        )
+
+
+def _deltas(state: Mapping[str, Any]) -> dict[str, Document]:
+    """Return the state of the session, the user and the app as JSON, without the prefixes. State for one
+    invocation is left out.
+    """
+    prefixes = {State.USER_PREFIX: lanes.USER, State.APP_PREFIX: lanes.APP}
+    deltas: dict[str, Document] = {lanes.SESSION: {}, lanes.USER: {}, lanes.APP: {}}
+    for key, value in to_jsonable_python(dict(state), serialize_unknown=True).items():
+        prefix = next((each for each in prefixes if key.startswith(each)), "")
+        if not key.startswith(State.TEMP_PREFIX):
+            deltas[prefixes.get(prefix, lanes.SESSION)][key.removeprefix(prefix)] = value
+    return deltas
+
+
+def _session(
+    app_name: str, user_id: str, session_id: str, stored: Document, shared: Mapping[str, Document]
+) -> Session:
+    state = dict(_state(stored))
+    for lane, prefix in ((lanes.APP, State.APP_PREFIX), (lanes.USER, State.USER_PREFIX)):
+        state.update({f"{prefix}{key}": value for key, value in _state(shared.get(lane, {})).items()})
+    session = Session(
+        app_name=app_name,
+        user_id=user_id,
+        id=session_id,
+        state=state,
+        last_update_time=stored["last_update_time"],
+    )
+    session._storage_update_marker = stored["marker"]
+    return session
+
+
+def _state(document: Document) -> Document:
+    state: Document = document.get("state") or {}
+    return state
+
+
+def _stored_event(event: Event) -> Document:
+    """Return an event as a document, without state for one invocation."""
+    document: Document = event.model_dump(mode="json", exclude_none=True)
+    delta = document["actions"]["state_delta"].items()
+    document["actions"]["state_delta"] = {
+        key: value for key, value in delta if not key.startswith(State.TEMP_PREFIX)
+    }
+    return document
+
+
+def _event(document: Document) -> Event:
+    """Build ADK's event from a stored document. Raises `IntegrityFault`."""
+    try:
+        return Event.model_validate(document)
+    except ValidationError:
+        pass
+    # Raised here, because ADK's error holds the document and would become the context.
+    raise IntegrityFault(
+        "A stored event is not what the installed google-adk reads; was it stored by another version?"
+    )

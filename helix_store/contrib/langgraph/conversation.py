@@ -1,0 +1,227 @@
+"""A thread as messages: those of its newest checkpoint, and the path of checkpoints that led there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from django.db.models import Model
+
+from helix_store.catalogue import ConversationPage, ConversationStep, Outline
+from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue
+from helix_store.contrib.langgraph.plain import HEADER_BYTES, items_of, length_of
+from helix_store.core.moments import as_utc
+from helix_store.core.transcript import ConversationMessage, Part, parts_of
+from helix_store.engine.database import Database
+from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.statement import Statement, table
+
+__all__ = ["CONVERSATION"]
+
+_CHANNEL: Final = "messages"
+_LARGEST_VALUE: Final = 16 * 1024 * 1024
+"""The number of bytes of a value that a page reads, because a value is one row."""
+
+_LARGEST_OUTLINED: Final = 32 * 1024
+_LONGEST_PATH: Final = 100
+_ROLES: Final = {
+    "human": "user",
+    "HumanMessageChunk": "user",
+    "ai": "assistant",
+    "AIMessageChunk": "assistant",
+    "SystemMessageChunk": "system",
+    "ToolMessageChunk": "tool",
+}
+
+# --- Statements ------------------------------------------------------------------------------------
+
+_CHECKPOINT: Final = table(LangGraphCheckpoint)
+_VALUE: Final = table(LangGraphValue)
+_NEWEST: Final = f"""
+    SELECT id FROM {_CHECKPOINT} WHERE session_id = {{key}} AND namespace = ''
+    ORDER BY checkpoint_id DESC LIMIT 1"""
+
+
+def _outlines(keys: str, version: str) -> str:
+    return f"""
+        WITH newest AS (SELECT ({_NEWEST.format(key="k.value")}) AS id FROM {keys})
+        SELECT v.session_id, v.id, v.type, substr(v.blob, 1, {HEADER_BYTES}), c.step, c.created_at,
+            CASE WHEN length(v.blob) <= {_LARGEST_OUTLINED} THEN v.blob END
+        FROM newest CROSS JOIN {_CHECKPOINT} AS c CROSS JOIN {_VALUE} AS v
+        WHERE c.id = newest.id AND v.session_id = c.session_id AND v.namespace = ''
+            AND v.channel = '{_CHANNEL}' AND v.version = {version}"""
+
+
+_OUTLINES: Final = Statement(
+    _outlines("unnest(%(keys)s::bigint[]) AS k(value)", f"c.versions::json ->> '{_CHANNEL}'"),
+    _outlines("json_each(%(keys)s) AS k", f"json_extract(c.versions, '$.{_CHANNEL}')"),
+)
+
+
+def _path(parent: str) -> str:
+    return f"""
+        WITH RECURSIVE path (depth, id, session_id, parent_id) AS (
+            SELECT 1, id, session_id, parent_id FROM {_CHECKPOINT}
+            WHERE id = ({_NEWEST.format(key="%(key)s")})
+          UNION ALL
+            SELECT path.depth + 1, p.id, p.session_id, p.parent_id FROM path {parent}
+            WHERE path.depth < {_LONGEST_PATH}
+        )
+        SELECT c.id, c.checkpoint_id, c.parent_id, c.source, c.step, c.created_at, c.has_deltas, c.versions
+        FROM path CROSS JOIN {_CHECKPOINT} AS c WHERE c.id = path.id ORDER BY path.depth"""
+
+
+_ITS_PARENT: Final = """p.session_id = path.session_id AND p.namespace = ''
+    AND p.checkpoint_id = path.parent_id"""
+_PATH: Final = Statement(
+    _path(f"CROSS JOIN LATERAL (SELECT * FROM {_CHECKPOINT} AS p WHERE {_ITS_PARENT} LIMIT 1) AS p"),
+    _path(f"CROSS JOIN {_CHECKPOINT} AS p ON {_ITS_PARENT}"),
+)
+_OF_CHANNEL: Final = "session_id = %(key)s AND namespace = '' AND channel = %(channel)s AND"
+_HEADERS: Final = Statement(
+    *(
+        f"SELECT version, id, type, substr(blob, 1, {HEADER_BYTES}), length(blob) FROM {_VALUE} "
+        f"WHERE {_OF_CHANNEL} {of_versions}"
+        for of_versions in is_in_list("version", "versions", "text")
+    )
+)
+_BLOB: Final = Statement(f"SELECT blob FROM {_VALUE} WHERE id = %(id)s")
+
+
+class _Value(NamedTuple):
+    id: int
+    type: str
+    header: bytes
+    size: int
+
+    @property
+    def length(self) -> int | None:
+        return length_of(self.type, bytes(self.header))
+
+
+# --- Reading ---------------------------------------------------------------------------------------
+
+
+class _LangGraphConversation:
+    """The threads of LangGraph. The messages are the channel ``messages``, or one whose name ends so."""
+
+    name = "LangGraph"
+    needs: tuple[type[Model], ...] = (LangGraphCheckpoint, LangGraphValue)
+
+    def outlines(self, db: Database, keys: Collection[int]) -> Mapping[int, Outline]:
+        found = {}
+        for key, pk, kind, header, step, at, blob in db.read(
+            _OUTLINES, {"keys": list_parameter(db, list(keys))}
+        ):
+            if count := length_of(kind, bytes(header)):
+                items = None if blob is None else items_of(kind, bytes(blob), count - 1, 1)
+                last = _message(count, items[0], pk, step, as_utc(at)) if items else None
+                found[key] = Outline(count=count, last=last)
+        return found
+
+    def page(
+        self, db: Database, key: int, *, first: int | None, limit: int, thread: str | None = None
+    ) -> ConversationPage | None:
+        path = db.read(_PATH, {"key": key})
+        if not path:
+            return None
+        versions = [json.loads(row[-1]) for row in path]
+        channel = _channel_of(versions[0])
+        values = _values(db, key, channel, [each[channel] for each in versions if channel in each])
+        counts = [values[each[channel]].length if each.get(channel) in values else 0 for each in versions]
+        steps = tuple(
+            ConversationStep(
+                step_id=checkpoint_id,
+                name=source,
+                step=step,
+                count=count,
+                at=as_utc(at),
+                row=(LangGraphCheckpoint, pk),
+            )
+            for (pk, checkpoint_id, _, source, step, at, _, _), count in zip(path, counts, strict=True)
+        )
+        newest = values.get(versions[0].get(channel))
+        if newest is None:
+            pk, has_deltas = path[0][0], path[0][-2]
+            notes = (_deltas(pk),) if has_deltas else ()
+            return ConversationPage(messages=notes, total=len(notes), path=steps)
+        total = newest.length
+        blob = db.read(_BLOB, {"id": newest.id})[0][0] if total and newest.size <= _LARGEST_VALUE else b""
+        start = 1 if total is None else max(1, total - limit + 1) if first is None else first
+        items = items_of(newest.type, bytes(blob), start - 1, limit) if blob else None
+        if total is None or items is None:
+            return ConversationPage(messages=(_unreadable(newest),), total=1, path=steps)
+        is_whole = path[-1][2] is None
+        messages = (
+            _message(number, item, newest.id, *_origin(steps, number, is_whole))
+            for number, item in enumerate(items, start)
+        )
+        return ConversationPage(messages=tuple(messages), total=total, path=steps)
+
+
+CONVERSATION: Final = _LangGraphConversation()
+
+
+def _channel_of(versions: Mapping[str, str]) -> str:
+    return (
+        _CHANNEL
+        if _CHANNEL in versions
+        else next((channel for channel in sorted(versions) if channel.endswith(_CHANNEL)), _CHANNEL)
+    )
+
+
+def _values(db: Database, key: int, channel: str, versions: Sequence[str]) -> dict[str | None, _Value]:
+    parameters = {"key": key, "channel": channel, "versions": list_parameter(db, sorted(set(versions)))}
+    return {version: _Value(*columns) for version, *columns in db.read(_HEADERS, parameters)}
+
+
+def _origin(
+    path: Sequence[ConversationStep], number: int, is_whole: bool
+) -> tuple[int | None, datetime | None]:
+    """Return the step and the time of the checkpoint that first had the message with this number.
+
+    A message is in all checkpoints from that one to the newest. Both are ``None`` if the path is too short.
+    """
+    for step, before in zip(path, [*path[1:], None], strict=True):
+        if before is None:
+            return (step.step, step.at) if is_whole else (None, None)
+        if before.count is None or before.count < number:
+            return step.step, step.at
+    return None, None
+
+
+def _message(number: int, item: Any, pk: int, step: int | None, at: datetime | None) -> ConversationMessage:
+    role, parts = _said(item)
+    return ConversationMessage(
+        number=number, role=role, parts=parts, at=at, step=step, row=(LangGraphValue, pk)
+    )
+
+
+def _said(item: Any) -> tuple[str, list[Part]]:
+    if isinstance(item, list) and len(item) == 2 and isinstance(item[0], str):
+        return _role(item[0]), parts_of({"content": item[1]})
+    if not isinstance(item, dict):
+        return "?", parts_of({"content": item})
+    role = _role(item.get("role", item.get("type")))
+    is_error = item.get("status") == "error"
+    parts = parts_of({**item, "role": role, "is_error": is_error})
+    return role, parts if parts or "content" in item else parts_of({"content": item})
+
+
+def _role(name: Any) -> str:
+    return _ROLES.get(name, name) if isinstance(name, str) else "?"
+
+
+def _deltas(pk: int) -> ConversationMessage:
+    """Return a message that says why none is shown: only the graph can make messages from its deltas."""
+    text = "LangGraph keeps the messages of this thread as deltas. The graph's get_state() returns them."
+    part = Part(kind="other", text=text, name="DeltaChannel")
+    return ConversationMessage(number=1, role="?", parts=[part], row=(LangGraphCheckpoint, pk))
+
+
+def _unreadable(value: _Value) -> ConversationMessage:
+    """Return the type and the size of a value that only the application can read, or that is too long."""
+    part = Part(kind="other", text=f"{value.size:,} bytes", name=value.type)
+    return ConversationMessage(number=1, role="?", parts=[part], row=(LangGraphValue, value.id))

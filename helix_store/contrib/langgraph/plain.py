@@ -1,0 +1,80 @@
+"""Stored values as plain data. Nothing here imports or builds a type that the bytes name: an object is its
+fields.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any, Final
+
+__all__ = ["HEADER_BYTES", "items_of", "length_of"]
+
+HEADER_BYTES: Final = 11
+"""The number of bytes at the start of a value from which `length_of` reads its length."""
+
+_FIXED_LIST: Final = 0x90
+_LIST_16: Final = 0xDC
+_LIST_32: Final = 0xDD
+_SNAPSHOT: Final = 7
+"""The code with which LangGraph wraps the value of a `DeltaChannel`."""
+_WRAPPED: Final = {0xD4: 0, 0xD5: 0, 0xD6: 0, 0xD7: 0, 0xD8: 0, 0xC7: 1, 0xC8: 2, 0xC9: 4}
+"""The first byte of a wrapped value, and the number of bytes of the length that follows it."""
+
+
+def length_of(kind: str, header: bytes) -> int | None:
+    """Return the length of a stored list from its first bytes, or ``None`` for any other value."""
+    if kind != "msgpack" or not (header := _unwrapped(header)):
+        return None
+    if header[0] & 0xF0 == _FIXED_LIST:
+        return header[0] & 0x0F
+    size = {_LIST_16: 2, _LIST_32: 4}.get(header[0])
+    return None if size is None else int.from_bytes(header[1 : 1 + size])
+
+
+def items_of(kind: str, blob: bytes, first: int, limit: int) -> list[Any] | None:
+    """Return ``limit`` items of a stored list from the index ``first``, as values that JSON can represent.
+
+    Return ``None`` if the value is not a list that LangGraph's serializer has written without a cipher.
+    """
+    if kind != "msgpack":
+        return None
+    try:
+        # Installed with LangGraph, without which there is nothing to read.
+        import ormsgpack
+
+        def unpack(data: bytes, hook: Any) -> Any:
+            return ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+
+        def fields(_code: int, data: bytes) -> Any:
+            """Return the fields of an object: the bytes name its module, its class and then its fields."""
+            value = unpack(data, fields)
+            match value:
+                case [str(), str(), fields_of_object, *_]:
+                    return fields_of_object
+            return value
+
+        # Objects on other pages stay bytes.
+        items = unpack(_unwrapped(blob), lambda code, data: ormsgpack.Ext(code, data))
+        if not isinstance(items, list):
+            return None
+        page = ormsgpack.packb(items[first : first + limit], option=ormsgpack.OPT_NON_STR_KEYS)
+        return [_json(item) for item in unpack(page, fields)]
+    except Exception:  # noqa: BLE001  what damaged bytes raise depends on where they are damaged
+        return None
+
+
+def _unwrapped(data: bytes) -> bytes:
+    """Return the value in a snapshot of a channel that is stored as deltas, and other data unchanged."""
+    size = _WRAPPED.get(data[0]) if data else None
+    if size is None or data[1 + size : 2 + size] != bytes([_SNAPSHOT]):
+        return data
+    return data[2 + size :]
+
+
+def _json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=_written, skipkeys=True))
+
+
+def _written(value: Any) -> str:
+    return b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,1 @@
+"""Embeddings of LangGraph's long-term memory, for the vector search of `DjangoStore` on PostgreSQL."""

@@ -1,0 +1,79 @@
+from typing import Any
+
+from django.db import migrations, models
+
+import helix_store.contrib.langgraph.vectors.models
+import helix_store.models.fields
+from helix_store.conf import constraint_name, table_name
+from helix_store.migrations._whole import WholeMigration
+
+
+def create_extension(apps: Any, schema_editor: Any) -> None:
+    if schema_editor.connection.vendor == "postgresql":
+        # Only a superuser may create it, so it may have been created before.
+        with schema_editor.connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'")
+            if cursor.fetchone() is None:
+                schema_editor.execute("CREATE EXTENSION vector")
+
+
+def delete_with_memories(apps: Any, schema_editor: Any) -> None:
+    quote = schema_editor.quote_name
+    vectors, memories = quote(table_name("lg_vector")), quote(table_name("lg_memory"))
+    name = quote(constraint_name("lg_vector_memory"))
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.execute(
+            f"ALTER TABLE {vectors} ADD CONSTRAINT {name} FOREIGN KEY (tenant, namespace, key) "
+            f"REFERENCES {memories} (tenant, namespace, key) ON DELETE CASCADE"
+        )
+    else:
+        # SQLite cannot add a foreign key of several columns to a table.
+        schema_editor.execute(
+            f"CREATE TRIGGER {name} AFTER DELETE ON {memories} BEGIN DELETE FROM {vectors} "
+            "WHERE tenant = OLD.tenant AND namespace = OLD.namespace AND key = OLD.key; END"
+        )
+
+
+def keep_without_memories(apps: Any, schema_editor: Any) -> None:
+    if schema_editor.connection.vendor == "sqlite":
+        schema_editor.execute(f"DROP TRIGGER {schema_editor.quote_name(constraint_name('lg_vector_memory'))}")
+
+
+class Migration(WholeMigration):
+    dependencies = [("helix_store_langgraph", "0002_memories")]
+
+    operations = [
+        migrations.RunPython(create_extension, migrations.RunPython.noop, elidable=False),
+        migrations.CreateModel(
+            name="LangGraphVector",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "tenant",
+                    helix_store.models.fields.IdentifierField(blank=True, default="", max_length=255),
+                ),
+                ("namespace", helix_store.models.fields.IdentifierField(max_length=1024)),
+                ("key", helix_store.models.fields.IdentifierField(blank=True, max_length=765)),
+                ("path", helix_store.models.fields.LongIdentifierField()),
+                ("written_at", models.DateTimeField()),
+                ("embedding", helix_store.contrib.langgraph.vectors.models.VectorField()),
+            ],
+            options={
+                "verbose_name": "LangGraph vector",
+                "verbose_name_plural": "LangGraph vectors",
+                "db_table": table_name("lg_vector"),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "namespace", "key", "path"),
+                        name=constraint_name("lg_vector_uniq"),
+                    ),
+                ],
+            },
+        ),
+        migrations.RunPython(delete_with_memories, keep_without_memories, elidable=False),
+    ]

@@ -1,0 +1,35 @@
+"""The registration of the table for export, moves and the doctor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from helix_store.catalogue import AppTable, register_table
+from helix_store.contrib.langgraph.vectors.models import LangGraphVector
+from helix_store.exceptions import InvalidPayload
+
+__all__ = ["register_tables"]
+
+_NUMBER: Final = r"-?\d+(\.\d+)?(e[+-]?\d+)?"
+_VECTOR: Final = re.compile(rf"\[{_NUMBER}(,{_NUMBER})*\]")
+
+
+def register_tables() -> None:
+    register_table(
+        AppTable(
+            LangGraphVector,
+            # It sorts after the record of a memory, which an import must store first.
+            record="langgraph_memory_vector",
+            order=("namespace", "key", "path"),
+            parent="tenant",
+            reads=None,
+            check_import=_check_vector,
+        )
+    )
+
+
+def _check_vector(columns: Mapping[str, Any]) -> None:
+    if not _VECTOR.fullmatch(columns["embedding"]):
+        raise InvalidPayload(path="embedding", reason="expected numbers, as in [0.5,1]")

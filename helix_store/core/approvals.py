@@ -1,0 +1,61 @@
+"""What a person approves: a call by its digest, and the approved call as a worker gets it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Protocol, TypeAlias
+
+from helix_store.core import validation
+from helix_store.core.limits import UNLIMITED
+from helix_store.core.payloads import encode
+from helix_store.core.serialization import Serializable
+
+__all__ = ["ActingUser", "Actor", "ApprovedCall", "call_digest", "digest_of"]
+
+_write_canonical: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+).encode
+
+
+class ActingUser(Protocol):
+    """A Django user, as far as an answer needs one."""
+
+    @property
+    def pk(self) -> Any: ...
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def has_perm(self, perm: str, obj: Any = None) -> bool: ...
+
+
+Actor: TypeAlias = str | ActingUser
+"""Who answers a call: a text that does not begin with ``user:``, or a Django user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovedCall(Serializable):
+    """A call exactly as it was approved. ``actors`` are those who approved it, in order."""
+
+    tool_name: str
+    input: Any
+    actors: list[str]
+    digest: str
+
+
+def call_digest(tool_name: str, input: Any) -> str:
+    """Return the hex SHA-256 of a tool's name and its input. The order of keys makes no difference.
+
+    Values of different types differ: 1, 1.0 and True have three digests. Raises `InvalidPayload`.
+    """
+    validation.identifier(tool_name, "tool_name")
+    encode(input, limit=UNLIMITED, path="/input")
+    return digest_of(tool_name, input)
+
+
+def digest_of(tool_name: Any, value: Any) -> str:
+    """Return the digest of values that are stored as JSON already."""
+    # In this form, a pair of lone surrogates differs from the character that it would encode.
+    return sha256(_write_canonical([tool_name, value]).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,73 @@
+"""Value objects of budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import TypeAlias
+
+from helix_store.core.serialization import Serializable
+
+__all__ = ["Budget", "BudgetPeriod", "BudgetScope", "BudgetStatus", "Dollars"]
+
+Dollars: TypeAlias = Decimal | int | float | str
+"""An amount that a caller may pass; a float stands for its shortest decimal form."""
+
+
+class BudgetScope(StrEnum):
+    """The sessions that a budget caps: of one tree, user or agent type, or of the tenant."""
+
+    TREE = "tree"
+    USER = "user"
+    AGENT_TYPE = "agent_type"
+    TENANT = "tenant"
+
+
+class BudgetPeriod(StrEnum):
+    """The time after which a budget starts again, in UTC; a total never does."""
+
+    TOTAL = "total"
+    DAY = "day"
+    MONTH = "month"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(Serializable):
+    """A cap on what sessions spend in a period.
+
+    ``value`` is the session id of a root, a user id or an agent type. Without it, each user or each agent
+    type has a budget of this size. A limit that is ``None`` caps nothing.
+    """
+
+    name: str
+    scope: BudgetScope
+    value: str | None
+    period: BudgetPeriod
+    limit_usd: Decimal | None
+    limit_tokens: int | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus(Serializable):
+    """What was spent and is held in the current period of a budget, all from one moment.
+
+    What remains of a limit is never negative, and ``None`` without that limit. A total has no
+    ``period_start`` and no ``resets_at``.
+    """
+
+    name: str
+    value: str | None
+    limit_usd: Decimal | None
+    limit_tokens: int | None
+    spent_usd: Decimal
+    spent_tokens: int
+    held_usd: Decimal
+    held_tokens: int
+    remaining_usd: Decimal | None
+    remaining_tokens: int | None
+    period_start: datetime | None
+    resets_at: datetime | None

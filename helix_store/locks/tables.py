@@ -1,0 +1,22 @@
+"""The table of locks, for the catalogue."""
+
+from typing import Final
+
+from helix_store.catalogue import Table
+from helix_store.models import Lock
+
+__all__ = ["TABLES"]
+
+_LEASE: Final = "A lease of a process that writes to the other database. Only the token must grow."
+
+TABLES: Final = (
+    Table(
+        Lock,
+        record="lock",
+        order=("name",),
+        parent="tenant",
+        not_exported=dict.fromkeys(("owner", "acquired_at", "expires_at"), _LEASE),
+        unit="locks",
+        session_id="name",
+    ),
+)

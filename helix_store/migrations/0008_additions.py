@@ -1,0 +1,368 @@
+"""What this package adds to schema version 7: streams, items, snapshots, deltas, operations and indexes.
+
+It replaces the migrations of the versions before the first release.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db import migrations, models
+from django.db.models import F, Q
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.payloads import size_of
+from helix_store.migrations._operations import RefuseToLose, compress_quickly, index_documents, keep_pages
+from helix_store.migrations._whole import WholeMigration
+from helix_store.models.fields import CallIdField, CallIdsField, IdentifierField, MomentField, PayloadField
+from helix_store.sessions.deltas import apply_deltas
+
+ROWS_AT_ONCE: Final = 50
+KINDS: Final = {
+    "state": "state between checkpoints",
+    "step": "step",
+    "graph": "graph",
+    "snapshot": "snapshot",
+    "base": "base of steps",
+}
+NAMES: Final = {
+    "checkpoint": ("checkpoint", "checkpoints"),
+    "lock": ("lock", "locks"),
+    "message": ("message", "messages"),
+    "run": ("run", "runs"),
+    "session": ("session", "sessions"),
+    "usageentry": ("usage entry", "usage entries"),
+}
+
+
+def write_in_full(apps: Any, schema_editor: Any) -> None:
+    """Give every step its full payload again; then nothing needs the bases that were kept for them."""
+    model = apps.get_model("helix_store", "Checkpoint")
+    checkpoints = model._base_manager.using(schema_editor.connection.alias)
+    deltas = checkpoints.filter(base__isnull=False).select_related("base").order_by("pk")
+    last = 0
+    while rows := list(deltas.filter(pk__gt=last)[:ROWS_AT_ONCE]):
+        for row in rows:
+            payload = apply_deltas(row.base.payload, [row.payload])
+            size_bytes = size_of(payload) + size_of(row.envelope)
+            checkpoints.filter(pk=row.pk).update(payload=payload, size_bytes=size_bytes, base=None)
+        last = rows[-1].pk
+    checkpoints.filter(kind="base").delete()
+
+
+def surrogate_key() -> models.Field[Any, Any]:
+    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+
+
+def parent(model: str, children: str) -> models.Field[Any, Any]:
+    return models.ForeignKey(
+        db_constraint=False,
+        db_index=False,
+        on_delete=models.CASCADE,
+        related_name=children,
+        to=f"helix_store.{model}",
+    )
+
+
+class Migration(WholeMigration):
+    replaces = [
+        ("helix_store", "0008_operations"),
+        ("helix_store", "0009_graph_checkpoints_and_snapshots"),
+        ("helix_store", "0010_streams"),
+        ("helix_store", "0011_checkpoint_deltas"),
+        ("helix_store", "0012_payload_compression"),
+        ("helix_store", "0013_list_indexes"),
+        ("helix_store", "0014_agent_type_lists"),
+        ("helix_store", "0015_staging_pages"),
+        ("helix_store", "0016_sub_session_owners"),
+        ("helix_store", "0017_waiting_sessions"),
+        ("helix_store", "0018_model_names"),
+        ("helix_store", "0019_items"),
+        ("helix_store", "0020_item_versions"),
+        ("helix_store", "0021_call_ids"),
+    ]
+
+    dependencies = [("helix_store", "0007_suspension_context")]
+
+    operations = [
+        migrations.CreateModel(
+            name="Operation",
+            fields=[
+                ("id", surrogate_key()),
+                ("operation_id", IdentifierField(max_length=255)),
+                ("digest", models.CharField(max_length=64)),
+                ("checkpoint_id", models.CharField(max_length=320)),
+                ("version", models.BigIntegerField()),
+                ("created_at", models.DateTimeField()),
+                ("session", parent("session", "operations")),
+            ],
+            options={
+                "db_table": table_name("operation"),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("session", "operation_id"), name=constraint_name("operation_id_uniq")
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Stream",
+            fields=[
+                ("id", surrogate_key()),
+                ("tenant", IdentifierField(blank=True, default="", max_length=255)),
+                ("stream_id", IdentifierField(max_length=255)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("active", "active"),
+                            ("paused", "paused"),
+                            ("ended", "ended"),
+                            ("failed", "failed"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("last_sequence", models.BigIntegerField(default=0)),
+                ("floor", models.BigIntegerField(default=0)),
+                ("generation", models.BigIntegerField(default=0)),
+                ("run_id", IdentifierField(max_length=255)),
+                ("agent_name", IdentifierField(max_length=255)),
+                ("writer_id", IdentifierField(blank=True, max_length=255, null=True)),
+                ("lease_expires_at", models.DateTimeField(blank=True, null=True)),
+                ("output", PayloadField(blank=True, null=True)),
+                ("error", PayloadField(blank=True, null=True)),
+                ("created_at", models.DateTimeField()),
+                ("updated_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("keep_until", models.DateTimeField(blank=True, null=True)),
+                ("is_emptied", models.BooleanField(default=False)),
+            ],
+            options={
+                "db_table": table_name("stream"),
+                "verbose_name": "stream",
+                "verbose_name_plural": "streams",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "stream_id"), name=constraint_name("stream_id_uniq")
+                    ),
+                    models.CheckConstraint(
+                        condition=Q(status__in=["active", "paused", "ended", "failed"]),
+                        name=constraint_name("stream_status_ck"),
+                    ),
+                    models.CheckConstraint(
+                        condition=Q(floor__gte=0, floor__lte=F("last_sequence")),
+                        name=constraint_name("stream_floor_ck"),
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=Q(status="active"), fields=["id"], name=constraint_name("stream_active_idx")
+                    ),
+                    models.Index(
+                        condition=Q(ended_at__isnull=False, is_emptied=False),
+                        fields=["ended_at"],
+                        name=constraint_name("stream_ended_idx"),
+                    ),
+                    models.Index(
+                        condition=Q(keep_until__isnull=False, is_emptied=False),
+                        fields=["keep_until"],
+                        name=constraint_name("stream_keep_idx"),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="StreamChunk",
+            fields=[
+                ("id", surrogate_key()),
+                ("sequence", models.BigIntegerField()),
+                ("payload", PayloadField()),
+                ("stream", parent("stream", "chunks")),
+                ("call_id", CallIdField()),
+            ],
+            options={
+                "db_table": table_name("stream_chunk"),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("stream", "sequence"), name=constraint_name("chunk_seq_uniq")
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Item",
+            fields=[
+                ("id", surrogate_key()),
+                ("lane", IdentifierField(blank=True, default="", max_length=1000)),
+                ("key", IdentifierField(blank=True, max_length=1000, null=True)),
+                ("payload", PayloadField()),
+                ("created_at", MomentField()),
+                ("session", parent("session", "items")),
+                ("session_version", models.BigIntegerField(blank=True, editable=False, null=True)),
+            ],
+            options={
+                "db_table": table_name("item"),
+                "verbose_name": "item",
+                "verbose_name_plural": "items",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=["session", "lane", "key"],
+                        condition=Q(key__isnull=False),
+                        name=constraint_name("item_key_uniq"),
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["session", "lane", "id"], name=constraint_name("item_lane_idx")),
+                ],
+            },
+        ),
+        migrations.AddField(
+            model_name="session", name="typed_metadata", field=PayloadField(blank=True, null=True)
+        ),
+        migrations.AddIndex(
+            model_name="checkpoint",
+            index=models.Index(
+                condition=Q(kind="graph"),
+                fields=["checkpoint_id"],
+                name=constraint_name("checkpoint_graph_idx"),
+            ),
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="snapshot_version",
+            field=models.BigIntegerField(blank=True, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="claim_owner",
+            field=IdentifierField(blank=True, max_length=255, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint", name="claim_token", field=models.BigIntegerField(blank=True, null=True)
+        ),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="claim_expires_at",
+            field=models.DateTimeField(blank=True, null=True),
+        ),
+        migrations.AddField(
+            model_name="checkpoint", name="claim_done_at", field=models.DateTimeField(blank=True, null=True)
+        ),
+        migrations.RemoveConstraint(model_name="checkpoint", name=constraint_name("checkpoint_kind_ck")),
+        migrations.AddField(
+            model_name="checkpoint",
+            name="base",
+            field=models.ForeignKey(
+                db_constraint=False,
+                db_index=False,
+                editable=False,
+                null=True,
+                on_delete=models.DO_NOTHING,
+                related_name="+",
+                to="helix_store.checkpoint",
+            ),
+        ),
+        migrations.AlterField(
+            model_name="checkpoint",
+            name="kind",
+            field=models.CharField(choices=list(KINDS.items()), max_length=16),
+        ),
+        migrations.AddConstraint(
+            model_name="checkpoint",
+            constraint=models.CheckConstraint(
+                condition=Q(kind__in=list(KINDS)), name=constraint_name("checkpoint_kind_ck")
+            ),
+        ),
+        migrations.AddField(
+            model_name="session",
+            name="base_key",
+            field=models.BigIntegerField(editable=False, null=True),
+        ),
+        *(
+            migrations.AddField(model_name=model, name="call_id", field=CallIdField())
+            for model in ("checkpoint", "lock")
+        ),
+        *(
+            migrations.AddField(model_name=model, name="call_ids", field=CallIdsField())
+            for model in ("run", "session", "stagedchange")
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                condition=Q(stream_id__lt=F("session_id")) | Q(stream_id__gt=F("session_id")),
+                fields=["tenant", "stream_id"],
+                name=constraint_name("session_stream_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="checkpoint",
+            index=models.Index(
+                condition=Q(kind="graph"),
+                fields=["session", "version", "id"],
+                name=constraint_name("checkpoint_order_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="usageentry",
+            index=models.Index(
+                condition=Q(model__isnull=False),
+                fields=["tenant", "model", "timestamp", "id"],
+                name=constraint_name("usage_model_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="usageentry",
+            index=models.Index(
+                fields=["tenant", "session_agent_type", "timestamp", "id"],
+                name=constraint_name("usage_agent_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                fields=["tenant", "agent_type", "updated_at", "session_id"],
+                name=constraint_name("session_agent_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="subsessionref",
+            index=models.Index(fields=["sub_session_id"], name=constraint_name("sub_ref_owner_idx")),
+        ),
+        migrations.AddIndex(
+            model_name="usageentry",
+            index=models.Index(
+                condition=Q(sub_session_id__isnull=False),
+                fields=["tenant", "sub_session_id"],
+                name=constraint_name("usage_sub_idx"),
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="session",
+            index=models.Index(
+                fields=["tenant", "updated_at", "session_id"],
+                condition=Q(
+                    status__in=["active", "running", "paused", "interrupted"],
+                    suspension_kind__in=["suspended_client_tool"],
+                ),
+                name=constraint_name("session_waiting_idx"),
+            ),
+        ),
+        *(
+            migrations.AlterModelOptions(
+                name=model, options={"verbose_name": one, "verbose_name_plural": many}
+            )
+            for model, (one, many) in NAMES.items()
+        ),
+        migrations.RunPython(migrations.RunPython.noop, write_in_full, elidable=False),
+        compress_quickly("checkpoint", "payload", "envelope"),
+        *(compress_quickly(model, "payload") for model in ("message", "stagedchange", "streamchunk", "item")),
+        index_documents("session", "tags", name=constraint_name("session_tags_idx"), empty="[]"),
+        index_documents("session", "metadata", name=constraint_name("session_meta_idx"), empty="{}"),
+        keep_pages("stagedchange"),
+        RefuseToLose("operation"),
+        RefuseToLose("session", "typed_metadata"),
+        RefuseToLose("checkpoint", "snapshot_version"),
+        RefuseToLose("stream"),
+        RefuseToLose("item"),
+    ]

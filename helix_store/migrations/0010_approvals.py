@@ -1,0 +1,20 @@
+"""What was approved and used, by tool call id, apart from the state."""
+
+from __future__ import annotations
+
+from django.db import migrations
+
+from helix_store.migrations._operations import RefuseToLose
+from helix_store.migrations._whole import WholeMigration
+from helix_store.models.fields import PayloadField
+
+
+class Migration(WholeMigration):
+    dependencies = [("helix_store", "0009_posts")]
+
+    operations = [
+        migrations.AddField(
+            model_name="session", name="approved_tool_calls", field=PayloadField(blank=True, null=True)
+        ),
+        RefuseToLose("session", "approved_tool_calls", remove="Delete these sessions with delete_session()."),
+    ]

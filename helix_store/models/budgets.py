@@ -1,0 +1,86 @@
+"""Budgets, and the counters of what was spent from them."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from helix_store.conf import constraint_name, table_name
+from helix_store.core.budgets import BudgetPeriod, BudgetScope
+from helix_store.models.fields import CostField, IdentifierField, MomentField
+
+__all__ = ["Budget", "BudgetCounter"]
+
+
+class Budget(models.Model):
+    """A cap. ``value`` is empty for a tenant, and for a budget of each user or each agent type.
+
+    Entries before the period ``counted_from`` are not counted.
+    """
+
+    tenant = IdentifierField(default="", blank=True)
+    name = IdentifierField()
+    scope = models.CharField(max_length=16, choices=[(each.value, each.value) for each in BudgetScope])
+    value = IdentifierField(default="", blank=True)
+    period = models.CharField(max_length=8, choices=[(each.value, each.value) for each in BudgetPeriod])
+    limit_usd = CostField(null=True, blank=True)
+    limit_tokens = models.BigIntegerField(null=True, blank=True)
+    counted_from = models.CharField(max_length=12, default="", blank=True)
+    created_at = MomentField()
+    updated_at = MomentField()
+
+    objects: models.Manager[Budget] = models.Manager()
+
+    class Meta:
+        db_table = table_name("budget")
+        verbose_name = _("budget")
+        verbose_name_plural = _("budgets")
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name=constraint_name("budget_name_uniq")),
+            models.CheckConstraint(
+                condition=Q(scope__in=[each.value for each in BudgetScope]),
+                name=constraint_name("budget_scope_ck"),
+            ),
+            models.CheckConstraint(
+                condition=Q(period__in=[each.value for each in BudgetPeriod]),
+                name=constraint_name("budget_period_ck"),
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["tenant", "scope", "value"], name=constraint_name("budget_scope_idx")),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class BudgetCounter(models.Model):
+    """The sum of the ledger for one value and one period of a budget, so that no check adds up entries.
+
+    ``period`` is a day, a month, or empty for a total. ``holds`` has the fencing token, the dollars (in the
+    smallest unit) and the tokens that a step holds, by the key of its session.
+    """
+
+    tenant = IdentifierField(default="", blank=True)
+    name = IdentifierField()
+    value = IdentifierField(default="", blank=True)
+    period = models.CharField(max_length=12, default="", blank=True)
+    spent_usd = CostField(default=0)
+    spent_tokens = models.BigIntegerField(default=0)
+    holds = models.JSONField(default=dict, blank=True, editable=False)
+
+    objects: models.Manager[BudgetCounter] = models.Manager()
+
+    class Meta:
+        db_table = table_name("budget_counter")
+        verbose_name = _("counter of a budget")
+        verbose_name_plural = _("counters of budgets")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "name", "period", "value"], name=constraint_name("budget_counter_uniq")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.name, self.value, self.period)))

@@ -1,0 +1,11 @@
+"""Reports: the data that an interface shows about a session, read once and rendered as HTML, text or JSON.
+
+What operators read across tenants has its public path here too.
+"""
+
+from helix_store.reports.item_conversations import ItemConversation, Said
+from helix_store.stores.directory import SessionDirectory
+from helix_store.streams.listing import list_streams
+from helix_store.usage.reports import usage_report
+
+__all__ = ["ItemConversation", "Said", "SessionDirectory", "list_streams", "usage_report"]

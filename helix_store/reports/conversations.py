@@ -1,0 +1,116 @@
+"""The conversations that adapters keep with sessions, for lists and pages of sessions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import or_
+from typing import Final
+
+from django.db.models import Model, Q
+
+from helix_store.catalogue import Conversation, Outline, conversations
+from helix_store.catalogue.cascades import children_of_sessions, children_with_rows
+from helix_store.core.transcript import ConversationMessage, Part, parts_of
+from helix_store.core.types import SessionHead
+from helix_store.engine.database import Database
+from helix_store.models import Message, Session
+from helix_store.reports.previews import payload_start, read_start
+
+__all__ = ["conversations_of", "line_of", "outlined", "outlines", "outlines_of_heads"]
+
+_PLACE: Final = ("tenant", "session_id", "pk")
+
+
+def conversations_of(
+    db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
+) -> list[Conversation]:
+    """Return the conversations that sessions with these keys may have. One statement, however many there are.
+
+    An adapter without rows for these sessions is left out, and one whose rows the user may not view.
+    """
+    permitted = [each for each in conversations() if all(map(may_view, each.needs))]
+    if not (keys and permitted):
+        return []
+    filled = {child.related_model for child in db.query(lambda: children_with_rows(db, keys))}
+    empty = {child.related_model for child in children_of_sessions()} - filled
+    return [each for each in permitted if empty.isdisjoint(each.needs)]
+
+
+def outlines(
+    db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
+) -> dict[int, tuple[str, Outline]]:
+    """Return the outline of each session that has a conversation, with the name of its framework."""
+    found: dict[int, tuple[str, Outline]] = {}
+    for conversation in conversations_of(db, keys, may_view):
+        missing = [key for key in keys if key not in found]
+        if missing:
+            outlined = conversation.outlines(db, missing)
+            found.update((key, (conversation.name, outline)) for key, outline in outlined.items())
+    return found
+
+
+def outlined(
+    sessions: Collection[Session], alias: str, may_view: Callable[[type[Model]], bool]
+) -> dict[int, Outline]:
+    """Return the outlines of all these sessions: of the store's own messages, or else those of an adapter.
+
+    The number of statements does not depend on the number of sessions.
+    """
+    db = Database(alias, "")
+    counts = {session.pk: session.message_count for session in sessions}
+    own = {key: count for key, count in counts.items() if count}
+    last = _last_messages(db, own) if own and may_view(Message) else {}
+    found = {key: Outline(count=count, last=last.get(key)) for key, count in counts.items()}
+    of_adapters = outlines(db, [key for key, count in counts.items() if not count], may_view)
+    return found | {key: outline for key, (_, outline) in of_adapters.items()}
+
+
+def outlines_of_heads(
+    db: Database, listed: Collection[tuple[str, SessionHead]]
+) -> list[tuple[str, Outline] | None]:
+    """Return the outline that an adapter has of each session, with the name of its framework, and `None` for
+    sessions with messages of the store or without a conversation. The number of statements does not depend on
+    the number of sessions.
+    """
+    places = [(tenant, head.session_id) for tenant, head in listed if not head.message_count]
+    if not places:
+        return [None] * len(listed)
+    tenants, session_ids = map(set, zip(*places, strict=True))
+    rows = Session.objects.using(db.alias).filter(tenant__in=tenants, session_id__in=session_ids)
+    keys = {(tenant, name): key for tenant, name, key in db.query(lambda: list(rows.values_list(*_PLACE)))}
+    found = outlines(db, [keys[place] for place in places if place in keys])
+    by_place = {place: found.get(keys[place]) for place in places if place in keys}
+    return [by_place.get((tenant, head.session_id)) for tenant, head in listed]
+
+
+def _last_messages(db: Database, counts: Mapping[int, int]) -> dict[int, ConversationMessage]:
+    """Return the newest message of sessions with these numbers of messages. One statement."""
+    newest = (Q(session=key, sequence=count) for key, count in counts.items())
+    # With a join, PostgreSQL would read all messages of these sessions.
+    rows = Message.objects.using(db.alias).filter(functools.reduce(or_, newest))
+    columns = ("session_id", "sequence", "role", "created_at", payload_start())
+    found = {}
+    for key, sequence, role, at, start in db.query(lambda: list(rows.values_list(*columns))):
+        message, is_cut = read_start(start)
+        found[key] = ConversationMessage(
+            number=sequence,
+            role=role,
+            parts=None if message is None else parts_of(message),
+            at=at,
+            is_cut=is_cut,
+        )
+    return found
+
+
+def line_of(parts: Iterable[Part]) -> str:
+    """Return what a message says, as one text without line breaks: also its calls, results and files."""
+    return " ".join(" ".join(_words(part)) for part in parts)
+
+
+def _words(part: Part) -> list[str]:
+    if part.kind == "call":
+        return [f"→ {part.name}({part.text})"]
+    if part.kind in ("file", "other"):
+        return [f"[{part.name}]", *part.text.split()]
+    return part.text.split()

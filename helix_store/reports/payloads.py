@@ -1,0 +1,165 @@
+"""Reading of free text and JSON columns, so that one damaged text does not break a whole page.
+
+SQLite stores any bytes as text, and a statement fails if it fetches text that is not valid UTF-8. So pages
+fetch a row without these columns, and then the columns as bytes. The columns may also be long.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Func, JSONField, Model, QuerySet, TextField
+from django.db.models.functions import Substr
+
+from helix_store.core.payloads import decode
+from helix_store.exceptions import IntegrityFault
+from helix_store.models import Session
+from helix_store.models.fields import PayloadField
+from helix_store.sessions.deltas import apply_deltas
+
+__all__ = [
+    "FreeText",
+    "PayloadText",
+    "json_start",
+    "payload_of",
+    "said_by",
+    "start_of",
+    "traceback_of",
+    "whole_state",
+    "with_payloads",
+    "without_payloads",
+]
+
+_UNREADABLE: Final = ""
+"""The replacement for text that is not valid UTF-8. No payload is empty, so this is unreadable as well."""
+
+_SUFFIX: Final = "_text"
+_STRING_MEMBER: Final = re.compile(r'"(type|message)":\s*"((?:[^"\\]|\\.)*)')
+
+
+_write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
+
+
+class _TextOrUnreadable(TextField):  # type: ignore[type-arg]  # not a generic class at run time
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
+        try:
+            text: str | None = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            return _UNREADABLE
+        return text
+
+
+class _TextWithReplacements(TextField):  # type: ignore[type-arg]  # not a generic class at run time
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
+        text: str | None = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return text
+
+
+class PayloadText(Func):
+    """A payload, or a part of one, that can be fetched even if it is damaged."""
+
+    template = "%(expressions)s"
+    arity = 1
+    output_field: TextField[Any, Any] = _TextOrUnreadable()
+
+    def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper, **context: Any) -> Any:
+        return super().as_sql(compiler, connection, template="CAST(%(expressions)s AS BLOB)", **context)
+
+
+class FreeText(PayloadText):
+    """Text that is not JSON, or a part of it. Bytes that are not valid UTF-8 are replaced."""
+
+    output_field = _TextWithReplacements()
+
+
+def start_of(column: str, limit: int) -> FreeText:
+    """Return the start of a text: the characters that `one_line` reads for a line of ``limit``, plus one."""
+    return FreeText(Substr(column, 1, 4 * limit + 1))
+
+
+def said_by(error: str | None) -> str:
+    """Return the type and message of an exception, from the start of a run's stored error."""
+    found = dict(_STRING_MEMBER.findall(error or ""))
+    return ": ".join(_unescaped(found[name]) for name in ("type", "message") if name in found)
+
+
+def traceback_of(error: str | None) -> str | None:
+    """Return the traceback from a run's stored error, if it has one."""
+    try:
+        document = None if error is None else decode(error)
+    except (IntegrityFault, RecursionError):
+        return None
+    found = document.get("traceback") if isinstance(document, dict) else None
+    return found if type(found) is str else None
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        # The start of the text ends within an escape.
+        return text
+
+
+def without_payloads(queryset: QuerySet[Any], *, session: bool = False) -> QuerySet[Any]:
+    """Return rows without their free text and JSON. With ``session``, do the same for its columns."""
+    joined = [f"session__{column}" for column in _columns(Session)] if session else []
+    return queryset.defer(*_columns(queryset.model), *joined)
+
+
+def with_payloads(queryset: QuerySet[Any]) -> QuerySet[Any]:
+    """Return rows with their free text and JSON, so that `payload_of` needs no query."""
+    rows: QuerySet[Any] = without_payloads(queryset).annotate(**_texts(queryset.model))
+    return rows
+
+
+def payload_of(row: Any, column: str) -> str | None:
+    """Return the text of such a column. The first call for a row reads all its columns in one query."""
+    if column + _SUFFIX not in row.__dict__:
+        same_row = type(row)._base_manager.using(row._state.db).filter(pk=row.pk)
+        row.__dict__.update(same_row.values(**_texts(type(row))).get())
+    text: str | None = row.__dict__[column + _SUFFIX]
+    return text
+
+
+def json_start(value: Any, limit: float) -> tuple[str, bool]:
+    """Return the first ``limit`` characters of a value as indented JSON, and whether there are more.
+
+    The rest is not serialized. Raise ``RecursionError`` if a value is nested deeper than Python's stack.
+    """
+    pieces: list[str] = []
+    length = 0
+    for piece in _write_in_pieces(value):
+        pieces.append(piece)
+        length += len(piece)
+        if length > limit:
+            return "".join(pieces)[: int(limit)], True
+    return "".join(pieces), False
+
+
+def whole_state(payload: str, base: str | None) -> str:
+    """Return the state that a delta and its base produce, or the stored delta if it cannot be applied."""
+    try:
+        return apply_deltas(base or _UNREADABLE, [payload])
+    except IntegrityFault:
+        return payload
+
+
+def _texts(model: type[Model]) -> dict[str, PayloadText]:
+    return {
+        field.name + _SUFFIX: (PayloadText if isinstance(field, PayloadField | JSONField) else FreeText)(
+            field.name
+        )
+        for field in _fields(model)
+    }
+
+
+def _columns(model: type[Model]) -> list[str]:
+    return [field.name for field in _fields(model)]
+
+
+def _fields(model: type[Model]) -> list[Any]:
+    return [field for field in model._meta.concrete_fields if isinstance(field, TextField | JSONField)]

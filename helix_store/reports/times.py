@@ -1,0 +1,35 @@
+"""Times as text, in the project's time zone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from django.utils import timezone
+
+__all__ = ["NOTHING", "epoch_moment", "moment"]
+
+NOTHING: Final = "-"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(value: datetime | None, *, seconds: bool = False) -> str:
+    """Return a time with its zone, in the project's time zone: ``2026-11-22 11:22 UTC``."""
+    if value is None:
+        return NOTHING
+    local = timezone.localtime(value)
+    text = local.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+    offset = local.utcoffset()
+    # "CST" has four meanings, but an offset has only one.
+    return f"{text} {local.strftime('%z')[:3]}:{local.strftime('%z')[3:5]}" if offset else f"{text} UTC"
+
+
+def epoch_moment(milliseconds: int | None, *, seconds: bool = False) -> str:
+    """Return the `moment` of epoch milliseconds, or the number itself if it is outside of the calendar."""
+    if milliseconds is None:
+        return NOTHING
+    try:
+        return moment(_EPOCH + timedelta(milliseconds=milliseconds), seconds=seconds)
+    except OverflowError:
+        return str(milliseconds)

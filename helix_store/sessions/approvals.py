@@ -1,0 +1,218 @@
+"""Rules of approvals: what a call may demand, who may answer it, and what was approved and used.
+
+A call that asks for an approval may demand several (``approvals``), and may be ``editable``. While it is
+open, ``approved_by`` holds those who have approved its current input; after an edit, ``original_input`` holds
+the input that was asked for. What was approved is also in a column of its own, by tool call id:
+``tool_name``, ``input``, ``digest`` and ``actors``, and after its use ``digest``, ``actors`` and ``used_by``,
+the step. The column is not part of the state, so saves, rewinds and branches leave it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.approvals import ActingUser, ApprovedCall, digest_of
+from helix_store.core.limits import UNLIMITED
+from helix_store.core.payloads import decode_object, encode
+from helix_store.exceptions import ApprovalUsed, IntegrityFault, InvalidPayload, NotApproved, NotPermitted
+
+__all__ = [
+    "EDITED_FROM",
+    "NOBODY",
+    "CallActor",
+    "approved_call",
+    "approved_calls",
+    "check_demands",
+    "checked_actor",
+    "current_call",
+    "current_calls",
+    "edited",
+    "encoded_approvals",
+    "expired_answers",
+    "number_of_approvals",
+    "require_permitted",
+    "used_approvals",
+]
+
+EDITED_FROM: Final = "original_input"
+
+_MOST_APPROVALS: Final = 10
+_USER: Final = "user:"
+_DEADLINE_PASSED: Final = "deadline_passed"
+_FAILED_BY_DEFAULT: Final = {
+    "code": _DEADLINE_PASSED,
+    "message": "Nobody answered before the deadline.",
+}
+expired_answers: Final[dict[str, dict[str, Any]]] = {
+    "fail": {"error": _FAILED_BY_DEFAULT},
+    "reject": {"approved": False, "reason": _DEADLINE_PASSED},
+}
+"""The answers that the defaults of the same name give at a deadline."""
+
+
+# --- What a call demands --------------------------------------------------------------------------
+
+
+def check_demands(entry: Mapping[str, Any], path: str) -> None:
+    """Check the keys of a new call that say who may answer it, and how. Raises `InvalidPayload`."""
+    permission = validation.optional_identifier(entry.get("permission"), f"{path}/permission")
+    if permission is not None and not all(permission.partition(".")[::2]):
+        raise InvalidPayload(path=f"{path}/permission", reason='expected "app_label.codename"')
+    validation.optional_identifier(entry.get("requester"), f"{path}/requester")
+    for name in ("approvals", "editable"):
+        if name in entry and entry["approval_id"] is None:
+            raise InvalidPayload(path=f"{path}/{name}", reason="this call asks for a result, not approval")
+    if "approvals" in entry:
+        number = validation.whole_number(entry["approvals"], f"{path}/approvals", minimum=1)
+        if number > _MOST_APPROVALS:
+            raise InvalidPayload(path=f"{path}/approvals", reason=f"expected 1 to {_MOST_APPROVALS}")
+    if "editable" in entry and type(entry["editable"]) is not bool:
+        raise InvalidPayload(path=f"{path}/editable", reason="expected True or False")
+
+
+def number_of_approvals(entry: Mapping[str, Any]) -> int:
+    """Return how many approvals a call needs; a saved state may hold anything."""
+    number = entry.get("approvals")
+    return number if type(number) is int and 1 <= number <= _MOST_APPROVALS else 1
+
+
+def current_call(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an open call with the digest of its present content, and without approvals of another one.
+
+    A saved state may have replaced the content, and calls of earlier versions have no digest.
+    """
+    call = dict(entry)
+    digest = digest_of(entry.get("tool_name"), entry.get("input"))
+    if call.get("digest") != digest or type(call.get("approved_by")) is not list:
+        call.pop("approved_by", None)
+    call["digest"] = digest
+    return call
+
+
+def current_calls(pending: dict[str, Any]) -> dict[str, Any]:
+    """Return pending calls for a reader: `current_call` of each open one that has a digest."""
+    return {
+        key: current_call(call)
+        if type(call) is dict and "digest" in call and "submitted_at" not in call
+        else call
+        for key, call in pending.items()
+    }
+
+
+def edited(call: dict[str, Any], value: Any) -> dict[str, Any]:
+    """Return a call with another input. Raises `InvalidPayload` unless it is editable."""
+    if call.get("editable") is not True:
+        raise InvalidPayload(path="input", reason="the input of this call cannot be changed")
+    return current_call({EDITED_FROM: call.get("input"), **call, "input": value})
+
+
+# --- Who answers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallActor:
+    """Who answers, as it is stored, and the Django user if it is one. An anonymous user has no id."""
+
+    id: str | None = None
+    user: ActingUser | None = field(default=None, repr=False)
+
+
+NOBODY: Final = CallActor()
+
+
+def checked_actor(actor: Any) -> CallActor:
+    """Return who answers. Raises `InvalidPayload` for anything but a text or a Django user."""
+    if actor is None:
+        return NOBODY
+    if isinstance(actor, str):
+        if actor.startswith(_USER):
+            reason = f'a text cannot begin with "{_USER}"; pass the Django user itself'
+            raise InvalidPayload(path="actor", reason=reason)
+        return CallActor(validation.identifier(actor, "actor"))
+    if not callable(getattr(actor, "has_perm", None)):
+        raise InvalidPayload(path="actor", reason="expected a text or a Django user")
+    key = getattr(actor, "pk", None)
+    return CallActor(None if key is None else validation.identifier(f"{_USER}{key}", "actor"), actor)
+
+
+def require_permitted(tool_call_id: str, call: Mapping[str, Any], actor: CallActor) -> None:
+    """Raise `NotPermitted` unless the actor may answer the call, and `InvalidPayload` if it needs a name."""
+    permission, requester = call.get("permission"), call.get("requester")
+    if permission is not None and not _has_permission(actor.user, permission):
+        raise NotPermitted(tool_call_id, "permission")
+    if requester is not None and actor.id in (None, requester):
+        raise NotPermitted(tool_call_id, "requester")
+    if actor.id is None and actor.user is not None:
+        raise InvalidPayload(path="actor", reason="the user is not stored")
+    if actor.id is None and number_of_approvals(call) > 1:
+        raise InvalidPayload(path="actor", reason="a call that needs several approvals needs an actor")
+
+
+def _has_permission(user: ActingUser | None, permission: Any) -> bool:
+    return user is not None and user.is_active and type(permission) is str and user.has_perm(permission)
+
+
+# --- What was approved ----------------------------------------------------------------------------
+
+
+def approved_calls(column: str | None) -> dict[str, Any]:
+    """Return the contents of the column of approvals. Raises `IntegrityFault`."""
+    approvals = {} if column is None else decode_object(column)
+    if not all(type(approval) is dict for approval in approvals.values()):
+        raise IntegrityFault("A stored approval is not a JSON object; other rows are not affected.")
+    return approvals
+
+
+def encoded_approvals(approvals: Mapping[str, Any]) -> str:
+    """Return the column of approvals. It has no limit of its own: each of its calls was within one."""
+    return encode(dict(approvals), limit=UNLIMITED)
+
+
+def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mapping[str, Any]) -> ApprovedCall:
+    """Return what was approved. ``entry`` is the stored call, pending or completed, or empty.
+
+    Raises `ApprovalUsed` and `NotApproved`.
+    """
+    approval = approvals.get(tool_call_id)
+    if approval is not None and "used_by" in approval:
+        raise ApprovalUsed(tool_call_id, approval["used_by"])
+    if not entry:
+        raise NotApproved(tool_call_id, "unknown")
+    if "submitted_at" not in entry:
+        raise NotApproved(tool_call_id, "open")
+    if entry.get("approved") is False or "error" in entry:
+        raise NotApproved(tool_call_id, "expired" if _has_expired(entry) else "rejected")
+    if approval is None and entry.get("approved") is True:
+        # An earlier version stored this answer, without actors, and nobody has taken it.
+        approval = {**entry, "actors": []}
+    if approval is None or "result" in entry or "tool_name" not in approval:
+        raise NotApproved(tool_call_id, "unknown")
+    tool_name, value = approval["tool_name"], approval.get("input")
+    return ApprovedCall(
+        tool_name=tool_name,
+        input=value,
+        actors=approval.get("actors", []),
+        digest=digest_of(tool_name, value),
+    )
+
+
+def _has_expired(entry: Mapping[str, Any]) -> bool:
+    """Return whether an answer is the default at a deadline. Such an answer has no actors."""
+    return "actors" not in entry and any(
+        all(entry.get(name) == value for name, value in answer.items()) for answer in expired_answers.values()
+    )
+
+
+def used_approvals(column: str | None, uses: Mapping[str, ApprovedCall], step_id: str) -> str:
+    """Return the column of approvals after a step has used some.
+
+    The step's version guarantees that nobody has used them since it read them.
+    """
+    used = {
+        tool_call_id: {"digest": call.digest, "actors": call.actors, "used_by": step_id}
+        for tool_call_id, call in uses.items()
+    }
+    return encoded_approvals({**approved_calls(column), **used})

@@ -1,0 +1,29 @@
+"""The user of a session that an adapter writes to, who may be named by any write."""
+
+from __future__ import annotations
+
+from helix_store.engine.database import Database
+from helix_store.exceptions import ConflictError
+from helix_store.models import Session, UsageEntry
+from helix_store.sessions.database.locking import advance
+
+__all__ = ["name_user", "user_columns"]
+
+
+def user_columns(user_id: str | None) -> tuple[str, ...]:
+    """Return the columns that `name_user` needs of the locked session."""
+    return () if user_id is None else ("user_id",)
+
+
+def name_user(db: Database, head: Session, user_id: str | None) -> None:
+    """Give a locked session its user, unless ``user_id`` is ``None`` or it has this user already.
+
+    The usage that was recorded before gets the user too. Raises `ConflictError` if the session belongs to
+    another user.
+    """
+    if user_id is None or head.user_id == user_id:
+        return
+    if head.user_id is not None:
+        raise ConflictError("The session belongs to another user, and a session keeps its user.")
+    head.version = advance(db, head, user_id=user_id)
+    UsageEntry.objects.using(db.alias).filter(session_id=head.pk, user_id=None).update(user_id=user_id)

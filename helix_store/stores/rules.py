@@ -1,0 +1,107 @@
+"""Rules about what a session waits for, and how a state requests it. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from helix_store.core import validation
+from helix_store.core.limits import Limits
+from helix_store.core.types import RunStatus, SessionState, SessionStatus
+from helix_store.exceptions import InvalidPayload
+from helix_store.sessions.layout import SUSPENSION_FIELDS
+from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
+
+__all__ = [
+    "ask",
+    "calls_of",
+    "is_suspended",
+    "is_waiting",
+    "new_calls",
+    "other_root",
+    "outcome_of",
+    "take",
+]
+
+_SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
+
+
+def calls_of(state: SessionState) -> ToolCalls:
+    return ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+
+
+def other_root(state: SessionState) -> str | None:
+    """Return the root of the session's tree, which records the owners of calls; ``None`` for a root."""
+    return None if state.root_session_id == state.session_id else state.root_session_id
+
+
+def is_suspended(state: SessionState) -> bool:
+    """Return whether `resume` can continue the session."""
+    return state.status in _SUSPENDED and any(
+        getattr(state, name) is not None for name in SUSPENSION_FIELDS if name != "tracing_context"
+    )
+
+
+def is_waiting(state: SessionState) -> bool:
+    """Return whether the session cannot continue until somebody answers."""
+    return is_suspended(state) and bool(calls_of(state).unanswered)
+
+
+def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:
+    """Return the complete entries of the calls that a step waits for. Raises `InvalidPayload`.
+
+    A ``deadline`` is a duration from now or an aware datetime. With ``on_expiry`` "reject", the call is an
+    approval, by default with its own id as approval id.
+    """
+    if not isinstance(calls, Mapping):
+        raise InvalidPayload(path="calls", reason="expected a dict of calls by tool call id")
+    asked_at = validation.datetime_to_milliseconds(now)
+    given = {
+        tool_call_id: _completed(tool_call_id, call, run_id)
+        for tool_call_id, call in validation.items(calls.items(), "calls")
+    }
+    return checked_calls(given, requested_at=asked_at, limits=limits)
+
+
+def _completed(tool_call_id: Any, call: Any, run_id: str | None) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    entry = dict(call)
+    entry.setdefault("run_id", run_id)
+    if entry.get("on_expiry") == "reject" and entry.get("approval_id") is None:
+        entry["approval_id"] = tool_call_id
+    return entry
+
+
+def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:
+    """Move answers that a turn was offered to a state's completed calls."""
+    calls = calls_of(state)
+    if calls.take(tool_call_ids):
+        state.pending_client_tool_calls = calls.pending
+        state.completed_client_tool_calls = calls.kept(limits)
+
+
+def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> None:
+    """Make a state wait for calls, as `suspend` does. Raises `ConflictError` for a call it already had."""
+    calls = calls_of(state)
+    calls.add(entries)
+    state.pending_client_tool_calls = calls.pending
+    if other_root(state) is None:
+        state.client_tool_call_ownership = claimed_calls(
+            state.client_tool_call_ownership, entries, state.session_id
+        )
+    state.status = SessionStatus.PAUSED
+    state.suspension_kind = RunStatus.SUSPENDED_CLIENT_TOOL
+    state.suspension_context = {"tool_call_ids": list(entries)}
+    state.suspended_awaiting_children = None
+    state.suspended_step_id = step_id
+
+
+def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
+    """Return the status, and the reason, of a run whose last step stored this state."""
+    if state.status == SessionStatus.FAILED:
+        return RunStatus.FAILED, validation.failure_reason(state.failure_reason)
+    if is_suspended(state):
+        return state.suspension_kind or RunStatus.SUSPENDED_STEP_PARTIAL, None
+    return RunStatus.COMPLETED, None

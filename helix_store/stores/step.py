@@ -1,0 +1,446 @@
+"""One atomic step: a worker's actions between loading a session and committing it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum, auto
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from helix_store.core import moments
+from helix_store.core.approvals import ApprovedCall
+from helix_store.core.dicts import AnyMessage, AnyToolCall
+from helix_store.core.limits import UNLIMITED
+from helix_store.core.payloads import copy_json, encode
+from helix_store.core.types import (
+    TERMINAL_STATUSES,
+    UNSET,
+    Message,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+    StagedChanges,
+    StepCommit,
+    StepInfo,
+    Timestamp,
+)
+from helix_store.core.validation import messages as checked_messages
+from helix_store.engine.async_contexts import BothContexts
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import (
+    ConflictError,
+    FencedOutError,
+    LockLostError,
+    SessionNotFound,
+    StaleStateError,
+    shown_id,
+)
+from helix_store.sessions.requests import OpenedStep, Reception, StagedRow, are_stored, set_intent
+from helix_store.sessions.tool_calls import claimed_calls
+from helix_store.stores import rules
+from helix_store.stores.bound import BoundSession
+from helix_store.stores.parts import StepWrite, default_step_id
+
+__all__ = ["Step"]
+
+_NOT_OURS: Final = (FencedOutError, LockLostError)
+"""After these errors, another worker may be in the step and own its staged changes."""
+
+_OF_AN_ATTEMPT: Final = frozenset({"requested_at", "deadline", "run_id"})
+"""The fields that differ when a repeated step makes the same call again."""
+
+_logger = logging.getLogger(__name__)
+
+
+class _Phase(Enum):
+    NEW = auto()
+    OPEN = auto()
+    OVER = auto()
+
+
+class Step(BothContexts):
+    """One step of a session. Entering loads the state; leaving commits the whole step, or nothing.
+
+    The commit carries the loaded version and the handle's fence, so it raises `StaleStateError` or
+    `FencedOutError` if somebody else wrote meanwhile. An exception in the block commits nothing, discards the
+    step's staged changes, and propagates. A step can be used only once.
+    """
+
+    def __init__(
+        self,
+        session: BoundSession,
+        step_id: str | None = None,
+        *,
+        run_id: str | None = None,
+        operation_id: str | None = None,
+    ) -> None:
+        self.session = session
+        self.run_id = run_id
+        self.commit: StepCommit | None = None
+        self._id = step_id
+        self._operation_id = operation_id
+        self._fencing_token = session.fencing_token
+        self._phase = _Phase.NEW
+        self._mutex = threading.Lock()
+        self._state: SessionState | None = None
+        self._version = 0
+        self._number = 0
+        self._messages: list[AnyMessage] = []
+        self._staged: dict[str, StagedChanges] = {}
+        self._rows: dict[str, StagedRow | None] = {}
+        self._asked: dict[str, dict[str, Any]] = {}
+        self._used: dict[str, ApprovedCall] = {}
+        self._earlier_output: Any = UNSET
+        self._ends_turn = False
+        self._receives = False
+
+    @property
+    def received(self) -> list[Message]:
+        """The messages of posts that the commit received."""
+        return [] if self.commit is None else self.commit.received
+
+    @property
+    def id(self) -> str:
+        """The step id. Empty before the step begins, unless it was given."""
+        return self._id or ""
+
+    @property
+    def number(self) -> int:
+        """The number of this step in its session, from 1."""
+        return self._number
+
+    @property
+    def state(self) -> SessionState:
+        """The loaded state, to change in place; after the step, the committed state with its version.
+
+        Its ``updated_at`` stays at the loaded time: a commit does not return the time at which it was stored.
+        """
+        if self._state is None:
+            raise ConflictError("The step has not begun; enter it with `with` or `async with`.")
+        return self._state
+
+    def __enter__(self) -> Self:
+        if self._phase is not _Phase.NEW:
+            raise ConflictError("A step is used once; begin another one with step().")
+        self.session._begin(self)
+        try:
+            opened = self._open()
+            state = opened.state
+            self._number = state.step_count + 1
+            self._id = self._id or default_step_id(state)
+            self._state, self._version = state, state.version
+            if opened.has_staged:
+                # A worker that died in this step may have staged these.
+                self.session.store.discard_staging(self.session.id, self._id)
+            self._phase = _Phase.OPEN
+        except BaseException:
+            self._phase = _Phase.OVER
+            self.session._end(self)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        with self._mutex:
+            if self._phase is not _Phase.OPEN:
+                return False
+            self._phase = _Phase.OVER
+        try:
+            if error is not None:
+                self._give_up(error)
+                return False
+            try:
+                self._save()
+            except BaseException as exc:
+                self._give_up(exc)
+                raise
+            return False
+        finally:
+            self.session._end(self)
+
+    # In the block
+
+    def say(self, *messages: AnyMessage) -> None:
+        """Append messages with the commit."""
+        checked_messages(messages)
+        with self._working("say"):
+            self._messages += messages
+
+    def stage(
+        self,
+        tool_call_id: str,
+        *,
+        merge_changes: dict[str, Any] | None = None,
+        patches: list[Any] | None = None,
+        timestamp: Timestamp | None = None,
+    ) -> None:
+        """Stage a tool call's changes to the custom state: durable immediately, visible after the commit.
+
+        Any thread may call this method. The same tool call replaces its earlier change.
+        """
+        changes = StagedChanges(
+            tool_call_id=tool_call_id,
+            patches=[] if patches is None else patches,
+            merge_changes=merge_changes,
+            timestamp=timestamp,
+        )
+        with self._working("stage"):
+            self._require_lock()
+            self._rows[tool_call_id] = self.session._parts.stage(self.session.id, self.id, changes)
+            self._staged[tool_call_id] = copy.deepcopy(changes)
+
+    def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
+        """Suspend the session with the commit, until each call is answered.
+
+        ``calls`` are entries by tool call id. A ``deadline`` is a duration, an aware time, or epoch
+        milliseconds; with ``on_expiry`` "reject", the call is an approval. Store data for the next turn in
+        the custom state. Raises `InvalidPayload`, and `ConflictError` for calls it already had.
+        """
+        with self._working("wait_for"):
+            self._require_going_on()
+            entries = rules.new_calls(
+                calls,
+                now=moments.now(),
+                run_id=self.run_id,
+                limits=self.session._parts.limits,
+            )
+            asked = {**self._asked, **entries}
+            # An invalid call fails here, in the line that makes it, and not at the end of the block.
+            self._ask(copy.copy(self.state), asked)
+            self._require_unclaimed(entries)
+            self._asked = asked
+
+    def use_approval(self, tool_call_id: str) -> ApprovedCall:
+        """Return the call that was approved, edited or not, and mark it as used with the commit.
+
+        It is read from the database, not from `state`. Raises `NotApproved`, and `ApprovalUsed` if a
+        committed step has used it.
+        """
+        with self._working("use_approval"):
+            if tool_call_id not in self._used:
+                self._require_lock()
+                version, call = self.session._parts.approved_call(self.session.id, tool_call_id)
+                if version != self._version:
+                    raise StaleStateError(self._version, version)
+                self._used[tool_call_id] = call
+            call = self._used[tool_call_id]
+            return replace(call, input=copy_json(call.input), actors=list(call.actors))
+
+    def finish(self, output: Any = None) -> None:
+        """Complete the session with the commit, unless the commit of a turn finds a due post.
+
+        Then the session stays active without the output, and the turn goes on.
+        """
+        with self._working("finish"):
+            self._require_going_on(finishing=True)
+            self._earlier_output = self.state.output
+            self.state.status = SessionStatus.COMPLETED
+            self.state.output = output
+
+    def fail(self, reason: str | None = None) -> None:
+        """Fail the session with the commit; the step's messages and changes are stored."""
+        with self._working("fail"):
+            self._require_going_on(finishing=True)
+            self.state.status = SessionStatus.FAILED
+            self.state.failure_reason = reason
+
+    def end_turn(self) -> None:
+        """End the turn with the commit, unless the commit receives posts. The session stays active.
+
+        It has no effect in a step outside a turn.
+        """
+        with self._working("end_turn"):
+            self._require_going_on(finishing=True)
+            self._ends_turn = True
+
+    asay = async_twin(say)
+    astage = async_twin(stage)
+    await_for = async_twin(wait_for)
+    ause_approval = async_twin(use_approval)
+    afinish = async_twin(finish)
+    afail = async_twin(fail)
+    aend_turn = async_twin(end_turn)
+
+    @contextmanager
+    def _working(self, call: str) -> Iterator[None]:
+        """Run one call of the block at a time; leaving waits for calls in other threads."""
+        with self._mutex:
+            if self._phase is not _Phase.OPEN:
+                raise ConflictError(
+                    f"The step {shown_id(self.id)} is not open; call {call}() inside of its `with` block."
+                )
+            yield
+
+    def _require_going_on(self, *, finishing: bool = False) -> None:
+        """Raise `ConflictError` if a step both ends and waits, or ends twice."""
+        if self.state.status in TERMINAL_STATUSES or self._ends_turn or (finishing and self._asked):
+            raise ConflictError("A step finishes, fails, waits or ends its turn; it does one of them, once.")
+
+    def _require_unclaimed(self, entries: Mapping[str, dict[str, Any]]) -> None:
+        """Raise `ConflictError` if another session of the tree owns a call; the root records the owners."""
+        root_id = rules.other_root(self.state)
+        root = None if root_id is None else self.session.store.load_state(root_id)
+        if root is not None:
+            claimed_calls(root.client_tool_call_ownership, entries, self.session.id)
+
+    # At the end
+
+    def _save(self) -> None:
+        state = copy.copy(self.state)
+        self._require_lock()
+        if self._asked:
+            self._ask(state, self._asked)
+        else:
+            self._take_offered(state)
+        if self._operation_id is not None:
+            set_intent(state, self._intent())
+        write = self._to_write(state)
+        commit, custom_state = self.session._parts.commit_step(write)
+        if write.is_earlier(commit):
+            self._discard_staged()
+            state = self.session.load()
+        else:
+            reception = write.reception
+            if reception is not None and reception.is_continued and reception.continued is not None:
+                state = reception.continued
+            if self._operation_id is not None:
+                set_intent(state, None)
+            state.custom_state = custom_state
+            state.version = commit.new_version
+            state.step_count = self._number
+            state.message_count += len(self._messages) + len(commit.received)
+        self._state, self.commit = state, commit
+        self._after()
+
+    def _to_write(self, state: SessionState) -> StepWrite:
+        rows = [row for row in self._rows.values() if row is not None]
+        return StepWrite(
+            session_id=self.session.id,
+            state=state,
+            messages=self._messages,
+            info=StepInfo(self.id, self._number),
+            expected_version=self._version,
+            fencing_token=self._fencing_token,
+            operation_id=self._operation_id,
+            run_id=self.run_id,
+            staged=self._staged,
+            uses=self._used,
+            staged_rows=[] if len(rows) < len(self._rows) else rows,
+            after=self._consequences(),
+            record=self._to_record(),
+            reception=self._reception(state),
+        )
+
+    def _reception(self, state: SessionState) -> Reception | None:
+        """Return how the commit of this state receives due posts, or ``None`` if it does not."""
+        if not self._receives or self._asked:
+            return None
+        if state.status not in TERMINAL_STATUSES:
+            return Reception()
+        if self._earlier_output is UNSET:
+            return None
+        continued = copy.copy(state)
+        continued.status, continued.output = SessionStatus.ACTIVE, self._earlier_output
+        return Reception(continued)
+
+    def _intent(self) -> str:
+        """Return the block's changes except messages as text, which is the same if the step is repeated."""
+        has_ended = self.state.status in TERMINAL_STATUSES
+        return encode(
+            {
+                "staged": {
+                    tool_call_id: [changes.patches, changes.merge_changes]
+                    for tool_call_id, changes in self._staged.items()
+                },
+                "asked": {
+                    tool_call_id: {name: value for name, value in call.items() if name not in _OF_AN_ATTEMPT}
+                    for tool_call_id, call in self._asked.items()
+                },
+                "ended": [self.state.status.value, self.state.output] if has_ended else None,
+            },
+            limit=UNLIMITED,
+            path="",
+        )
+
+    def _consequences(self) -> list[Callable[[], object]]:
+        """Return the calls that follow a question: its record on the root session, and the end of the run."""
+        calls: list[Callable[[], object]] = []
+        if not self._asked:
+            return calls
+        store, session_id = self.session.store, self.session.id
+        if rules.other_root(self.state) is not None:
+            calls.append(
+                partial(
+                    store.add_pending_tool_calls,
+                    session_id,
+                    self._asked,
+                    fencing_token=self._fencing_token,
+                )
+            )
+        if self.run_id is not None:
+            calls.append(
+                partial(
+                    store.update_run,
+                    session_id,
+                    self.run_id,
+                    status=RunStatus.SUSPENDED_CLIENT_TOOL,
+                    step_count=self._number,
+                    fencing_token=self._fencing_token,
+                )
+            )
+        return calls
+
+    def _ask(self, state: SessionState, entries: Mapping[str, dict[str, Any]]) -> None:
+        self._take_offered(state)
+        rules.ask(state, entries, step_id=self.id)
+
+    def _take_offered(self, state: SessionState) -> None:
+        if offered := self._offered():
+            rules.take(state, offered, self.session._parts.limits)
+
+    def _stored_changes(self) -> list[StagedChanges]:
+        return self.session.store.get_staged_changes(self.session.id, self.id)
+
+    def _discard_staged(self) -> None:
+        """Discard the step's staged changes, unless another worker has dropped them."""
+        if self._staged and are_stored(self._staged, self._stored_changes()):
+            self.session.store.discard_staging(self.session.id, self.id)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Discard staged changes. An error during clean-up must not mask the original one."""
+        try:
+            if self._staged and not isinstance(error, _NOT_OURS):
+                self._require_lock()
+                self._discard_staged()
+        except Exception:
+            _logger.warning("What step %r staged was not discarded.", self.id, exc_info=True)
+
+    # For the steps of a turn
+
+    def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
+        """Read what the step begins with. Raises `SessionNotFound`."""
+        opened = self.session._parts.open_step(self.session.id, self._id, run_id, is_capped=is_capped)
+        if opened is None:
+            raise SessionNotFound(self.session.id)
+        return opened
+
+    def _require_lock(self) -> None:
+        """Raise `LockLostError` if somebody else may be driving the session now."""
+
+    def _offered(self) -> Collection[str]:
+        """Return the ids of the answers that the commit takes."""
+        return ()
+
+    def _to_record(self) -> Callable[[], object] | None:
+        """Return the call that records what the step has spent."""
+        return None
+
+    def _after(self) -> None:
+        """Run after the commit."""

@@ -1,0 +1,134 @@
+"""The common base of `Store` and `InMemoryStore`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from helix_store import conf
+from helix_store.core.approvals import ApprovedCall
+from helix_store.core.limits import Limits
+from helix_store.core.types import StagedChanges
+from helix_store.engine.async_contexts import BothContexts
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import ConflictError, OutsideTransaction
+from helix_store.sessions.requests import StagedRow
+from helix_store.sessions.store import StateStoreBase
+from helix_store.stores.handle import OpensSessions
+from helix_store.stores.parts import CommittedStep, Parts, StepWrite
+
+__all__ = ["StoreBase", "StoreTransaction"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_sessions(
+    call: Callable[Concatenate[StateStoreBase, P], R],
+) -> Callable[Concatenate[StoreBase, P], R]:
+    @functools.wraps(call)
+    def forwarded(self: StoreBase, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return call(self.sessions, *args, **kwargs)
+
+    forwarded.__qualname__ = f"StoreBase.{call.__name__}"
+    return forwarded
+
+
+class StoreBase(Parts, OpensSessions):
+    """The stores of one database and tenant, and the calls that people need first."""
+
+    sessions: StateStoreBase
+
+    @classmethod
+    def _around(cls, sessions: StateStoreBase) -> Self:
+        store = cls.__new__(cls)
+        store.sessions = sessions
+        return store
+
+    @property
+    def tenant(self) -> str:
+        return self.sessions.tenant
+
+    @property
+    def limits(self) -> Limits:
+        return self.sessions.limits
+
+    list_sessions = _of_sessions(StateStoreBase.list_sessions)
+
+    alist_sessions = async_twin(list_sessions)
+
+    def transaction(self) -> StoreTransaction:
+        """Run all calls of a ``with`` or ``async with`` block in one transaction, which commits at its end.
+
+        An exception rolls the transaction back and propagates.
+        """
+        raise NotImplementedError
+
+    def commit_step(self, step: StepWrite) -> CommittedStep:
+        return step.written_by(self._save)
+
+    def _save(self, step: StepWrite) -> CommittedStep:
+        return self.sessions._commit_step(
+            step.session_id,
+            step.state,
+            step.messages,
+            step.info,
+            expected_version=step.expected_version,
+            fencing_token=step.fencing_token,
+            operation_id=step.operation_id,
+            run_id=step.run_id,
+            staged=step.staged,
+            uses=step.uses,
+            reception=step.reception,
+            staged_rows=step.staged_rows,
+        )
+
+    def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        return self.sessions._approved_call(session_id, tool_call_id)
+
+    def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
+        return self.sessions._stage(session_id, step_id, changes)
+
+    @property
+    def _identity(self) -> tuple[object, str]:
+        """The values that equal stores share: the database and the tenant."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity == other._identity if isinstance(other, StoreBase) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+class StoreTransaction(BothContexts):
+    """One transaction over all parts of a store. It can be used only once."""
+
+    def __init__(self, block: AbstractContextManager[object]) -> None:
+        self._block = block
+        self._is_used = self._is_open = False
+
+    def __enter__(self) -> Self:
+        if self._is_used:
+            raise ConflictError("A transaction is used once; begin another one with transaction().")
+        self._is_used = True
+        self._block.__enter__()
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not self._is_open:
+            return False
+        self._is_open = False
+        return bool(self._block.__exit__(kind, error, trace))
+
+    async def __aenter__(self) -> Self:
+        if conf.async_threads():
+            # The calls of the block would run in other threads, outside the transaction.
+            raise OutsideTransaction
+        return await super().__aenter__()

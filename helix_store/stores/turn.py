@@ -1,0 +1,544 @@
+"""One worker driving a session until it ends or waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from helix_store.budgets.rules import NOTHING, Amounts, Hold, checked_estimate
+from helix_store.core import validation
+from helix_store.core.budgets import Dollars
+from helix_store.core.contracts import UsageStore
+from helix_store.core.manager_contracts import HeldLock, LockManager
+from helix_store.core.types import (
+    TERMINAL_STATUSES,
+    Duration,
+    Message,
+    Run,
+    RunStatus,
+    SessionState,
+    SessionStatus,
+)
+from helix_store.core.usage import TokenCounts
+from helix_store.counters.rules import Spender
+from helix_store.engine.async_contexts import BothContexts
+from helix_store.engine.async_twins import async_twin
+from helix_store.exceptions import (
+    BudgetExceeded,
+    ConflictError,
+    FencedOutError,
+    LockLostError,
+    SessionBusy,
+    StaleStateError,
+    TurnInterrupted,
+)
+from helix_store.sessions.posts import has_open_calls
+from helix_store.sessions.requests import OpenedStep
+from helix_store.stores import rules
+from helix_store.stores.bound import BoundSession
+from helix_store.stores.provisional import Before, ProvisionalSteps, may_wait_here
+from helix_store.stores.run_errors import described_error
+from helix_store.stores.spending import Spending
+from helix_store.stores.step import Step
+
+__all__ = ["Turn"]
+
+_LONGEST_HOST_NAME: Final = 150
+_ATTEMPTS: Final = 5
+_LOOK_BACK: Final = 20
+_END_TURN: Final = "end_turn"
+
+_logger = logging.getLogger(__name__)
+
+
+class Turn(BothContexts):
+    """The lock of a session and one run of it, from `__enter__` to `__exit__`.
+
+    Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
+    posts, and starts a run that supersedes the run of a worker that died. If the session has ended or still
+    waits, the turn is not active and has no run. Leaving ends the run according to the stored state and
+    releases the lock.
+    """
+
+    def __init__(
+        self,
+        session: BoundSession,
+        *,
+        locks: LockManager | None = None,
+        owner: str | None = None,
+        ttl: Duration | None = None,
+        usage: UsageStore | None = None,
+        receive: bool = True,
+        estimate_usd: Dollars | None = None,
+        estimate_tokens: int | None = None,
+    ) -> None:
+        self.session = session
+        self.run: Run | None = None
+        self.results: dict[str, dict[str, Any]] = {}
+        """The answers since the last turn, by tool call id. The first step that commits takes them."""
+        self._locks = session._parts.locks if locks is None else locks
+        self._usage = usage
+        self._owner = _this_thread() if owner is None else owner
+        self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
+        self._lock: HeldLock | None = None
+        self._fencing_token: int | None = None
+        self._state: SessionState | None = None
+        self._spending: Spending | None = None
+        self._spent = 0
+        """The number of entries that the last call of `_record` has recorded."""
+        self._interrupt: TurnInterrupted | None = None
+        self._is_used = False
+        self._has_left = False
+        self._run_has_ended = False
+        self._was_ended = False
+        self._receives = receive
+        self._estimate = _estimated(estimate_usd, estimate_tokens, NOTHING)
+        self._is_capped = False
+        self._hold: Hold | None = None
+        self._provisional = ProvisionalSteps()
+        self._must_ask = False
+        self._mutex = threading.RLock()
+
+    # State
+
+    @property
+    def state(self) -> SessionState:
+        """The state of the last step, or the state at the start of the turn.
+
+        A step in a transaction of the caller counts until that transaction, or its savepoint, is rolled back.
+        After a rollback, this is the stored state; inside an event loop, which cannot query the store, it is
+        the state before that step until the next step begins.
+        """
+        if self._state is None:
+            raise ConflictError("The turn has not begun; enter it with `with` or `async with`.")
+        if not self._has_left and self._may_be_rolled_back:
+            self._follow_commits(may_load=may_wait_here())
+        return self._state
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the session continues in this turn: it has not ended, does not wait and was not stopped."""
+        if self.run is None or self._has_left or self._interrupt is not None:
+            return False
+        # Read the state first: doing so settles whether the run has ended.
+        status = self.state.status
+        is_over = self._run_has_ended or self._was_ended
+        return not is_over and status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
+
+    @property
+    def fencing_token(self) -> int | None:
+        """The token of the turn's lock, for writes that the turn does not make itself."""
+        return self._fencing_token
+
+    def messages(self, last: int | None = None) -> list[Message]:
+        """Return all messages of the session, or the ``last`` ones, oldest first."""
+        return self.session.messages(last)
+
+    amessages = async_twin(messages)
+
+    # Working
+
+    def step(
+        self,
+        step_id: str | None = None,
+        *,
+        operation_id: str | None = None,
+        estimate_usd: Dollars | None = None,
+        estimate_tokens: int | None = None,
+    ) -> Step:
+        """Return the next step, with the fence and the run of this turn.
+
+        Entering the step raises `TurnInterrupted` if somebody asked the session to stop: that ends the turn,
+        or is raised again by each later call. So does `BudgetExceeded`, if a budget of the session does not
+        allow the step: it holds the estimates, by default those of the turn, until it ends. Raises
+        `ConflictError` if the turn is not active.
+        """
+        if self._interrupt is not None:
+            raise self._interrupt
+        if self.run is None or not self.is_active:
+            raise _is_over()
+        estimate = _estimated(estimate_usd, estimate_tokens, self._estimate)
+        return _TurnStep(self, self.run.run_id, step_id, operation_id=operation_id, estimate=estimate)
+
+    def tokens(
+        self,
+        *,
+        model: str,
+        prompt: int = 0,
+        completion: int = 0,
+        reasoning: int = 0,
+        cached: int = 0,
+        total: int | None = None,
+        cost_usd: Any = None,
+    ) -> None:
+        """Record the tokens of a model's answer, either with the next step that commits or without one.
+
+        By default, ``total`` is the sum of ``prompt`` and ``completion``.
+        """
+        if total is None:
+            total = prompt + completion
+        counts = TokenCounts(
+            prompt=prompt, completion=completion, reasoning=reasoning, cached=cached, total=total
+        )
+        self._ledger().tokens(self._next_number(), model, counts, cost_usd)
+
+    def tool(self, name: str, success: bool, duration: Duration) -> None:
+        """Record a tool call and its duration (a `timedelta` or ms) as `tokens` does. Safe in any thread."""
+        self._ledger().tool(self._next_number(), name, success=success, duration=duration)
+
+    def _ledger(self) -> Spending:
+        with self._mutex:
+            if self.run is None or self._has_left:
+                raise ConflictError("The turn has no run; record usage between its begin and its end.")
+            if self._spending is None:
+                usage = self.session._parts.usage if self._usage is None else self._usage
+                self._spending = Spending(
+                    usage, self.session.id, run_id=self.run.run_id, agent_type=self.state.agent_type
+                )
+            return self._spending
+
+    def _next_number(self) -> int:
+        return self.state.step_count + 1
+
+    def receive(self) -> list[Message]:
+        """Receive due posts now, unless tool calls are open, and return their messages.
+
+        Raises `ConflictError` in an open step and if the turn is not active.
+        """
+        self.session._require_no_step("receive")
+        self._require_lock()
+        self._require_active()
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._received_after(self.session.load())
+            except StaleStateError:
+                continue
+        return self._received_after(self.session.load())
+
+    areceive = async_twin(receive)
+
+    def _received_after(self, state: SessionState) -> list[Message]:
+        received = self._received(state)
+        self._state = self.session.load() if received else state
+        return received
+
+    def _received(self, state: SessionState) -> list[Message]:
+        """Receive due posts on top of a state that was just loaded, and return their messages."""
+        if has_open_calls(self._history_backwards(state.message_count)):
+            return []
+        return self.session._post_store().receive_posts(
+            self.session.id, expected_version=state.version, fencing_token=self.fencing_token
+        )
+
+    def _history_backwards(self, count: int) -> Iterator[Message]:
+        for offset in range(0, count, _LOOK_BACK):
+            page = self.session.store.get_messages(
+                self.session.id, offset=offset, limit=_LOOK_BACK, order="desc"
+            )
+            yield from page.messages
+
+    # Beginning
+
+    def __enter__(self) -> Self:
+        if self._is_used:
+            raise ConflictError("A turn is used once; begin another one with turn().")
+        self._is_used = True
+        # Load before locking: a lock taken for a session that does not exist would be stored forever.
+        state = self.session.load()
+        lock = self._locks.acquire(self.session.id, ttl_ms=self._ttl_ms, owner=self._owner)
+        if lock is None:
+            raise SessionBusy(self.session.id)
+        self._lock, self._fencing_token = lock, lock.fencing_token
+        try:
+            if self.session._parts.connection_of_caller is None:
+                lock.keep_alive()
+            self._state = self._begun(state)
+        except BaseException:
+            self._has_left = True
+            self._release(lock)
+            raise
+        return self
+
+    def _begun(self, state: SessionState) -> SessionState:
+        """Resume the session, starting from the state loaded before the lock or from a later one."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._taken_up(state)
+            except (StaleStateError, ConflictError):
+                # Before the lock was taken, another worker resumed or ended the session.
+                state = self.session.load()
+        return self._taken_up(state)
+
+    def _taken_up(self, state: SessionState) -> SessionState:
+        store, session_id = self.session.store, self.session.id
+        if _has_ended(state) or rules.is_waiting(state):
+            # Read under the lock: an answer may have arrived before it and found the session busy.
+            state = self.session.load()
+            if _has_ended(state) or rules.is_waiting(state):
+                self._settle(state)
+                return state
+        self.results = rules.calls_of(state).answers
+        # A loaded state need not say whether posts are waiting or budgets exist; then assume both.
+        may_be_capped = getattr(state, "_is_capped", True) and self.session._parts.is_atomic
+        self._is_capped = may_be_capped and self._has_budget(state)
+        may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
+        if rules.is_suspended(state):
+            state = store.resume(session_id, expected_version=state.version, fencing_token=self.fencing_token)
+        if may_receive and state.status != SessionStatus.PAUSED and self._received(state):
+            state = self.session.load()
+        was_active = state.status == SessionStatus.ACTIVE
+        self.run = store.start_run(
+            session_id, expected_version=state.version, fencing_token=self.fencing_token
+        )
+        return state if was_active else self.session.load()
+
+    def _settle(self, state: SessionState) -> None:
+        """Finish the work that a worker left undone when it died after its last step."""
+        store, session_id = self.session.store, self.session.id
+        asked = rules.calls_of(state).unanswered
+        if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
+            store.add_pending_tool_calls(session_id, asked, fencing_token=self.fencing_token)
+        run = store.get_current_run(session_id)
+        if run is not None:
+            self._end_run(run.run_id, *rules.outcome_of(state), step_count=state.step_count)
+
+    # Leaving
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._lock is None or self._has_left:
+            return False
+        self._has_left = True
+        is_quiet = error is not None and error is self._interrupt
+        try:
+            self._leave(None if is_quiet else error)
+        finally:
+            self._release(self._lock)
+        return is_quiet
+
+    def _leave(self, error: BaseException | None) -> None:
+        try:
+            if self.run is not None:
+                # For a foreign store, nothing else can tell whether its writes were rolled back.
+                self._must_ask |= not self.session._parts.is_atomic
+                self._follow_commits(may_load=True)
+            self._record_spending()
+            if self.run is not None and not self._run_has_ended:
+                self._end_by(self.run, error)
+        except Exception:
+            if error is None:
+                raise
+            # The error of the block propagates. The next turn ends the run.
+            _logger.warning("The run of session %r was not ended.", self.session.id, exc_info=True)
+
+    def _end_by(self, run: Run, error: BaseException | None) -> None:
+        state = self.state
+        if isinstance(error, FencedOutError | LockLostError):
+            return
+        failure = None
+        status, reason = rules.outcome_of(state)
+        if error is not None:
+            status, reason = RunStatus.FAILED, type(error).__name__
+            failure = described_error(error)
+        elif self._interrupt is not None:
+            status, reason = RunStatus.INTERRUPTED, self._interrupt.reason or self._interrupt.kind
+        elif self._was_ended:
+            reason = _END_TURN
+        try:
+            self._end_run(run.run_id, status, reason, step_count=state.step_count, error=failure)
+        except (ConflictError, FencedOutError):
+            # The run was superseded: another worker has the session, and every step of this turn is stored.
+            _logger.info("The run %r was superseded before its turn ended.", run.run_id)
+
+    def _end_run(
+        self, run_id: str, status: RunStatus, reason: str | None, *, step_count: int, error: Any = None
+    ) -> None:
+        self.session.store.update_run(
+            self.session.id,
+            run_id,
+            status=status,
+            step_count=step_count,
+            completion_reason=reason,
+            error=error,
+            fencing_token=self.fencing_token,
+        )
+
+    def _record_spending(self) -> None:
+        """Record what no commit has recorded, and release the hold of a step that did not commit."""
+        record = self._to_record()
+        if record is not None:
+            record()
+            self._hold = None
+            if self._spending is not None and self._spent:
+                self._spending.forget(self._spent)
+
+    def _to_record(self) -> Callable[[], object] | None:
+        """Return the call that records what was spent and releases the hold; ``None`` without either."""
+        self._spent = 0
+        spending = self._spending
+        record = None if spending is None or spending.is_empty else partial(self._record, spending)
+        if self._hold is None:
+            return record
+        return partial(self.session._parts.budgets._settle, self._hold, record)
+
+    def _record(self, spending: Spending) -> None:
+        self._spent = spending.record()
+
+    def _release(self, lock: HeldLock) -> None:
+        try:
+            lock.release()
+        except Exception:
+            # Its keep-alive has stopped, so the lock expires by itself.
+            _logger.warning("The lock of session %r was not released.", self.session.id, exc_info=True)
+
+    # For the steps of the turn
+
+    def _has_budget(self, state: SessionState) -> bool:
+        """Return whether a budget applies to the session. Some budget of its tenant exists."""
+        return self.session._parts.budgets._applies(_spender(state))
+
+    def _hold_estimate(self, state: SessionState, estimate: Amounts) -> None:
+        """Hold an estimate for a step in all budgets of the session. Raises `BudgetExceeded`."""
+        token = self._fencing_token or 0
+        budgets = self.session._parts.budgets
+        try:
+            self._hold = budgets._begin_step(_spender(state), self.session.id, token, estimate)
+        except BudgetExceeded as exc:
+            self._interrupt = exc
+            raise
+
+    def _require_lock(self) -> None:
+        """Raise `LockLostError` unless the lock is held: another worker may be in the same step."""
+        if self._has_left or self._lock is None:
+            raise LockLostError("The turn is over; begin another one with turn().")
+        if not self._lock.is_trusted():
+            self._lock.refresh()
+
+    def _require_active(self) -> None:
+        """Raise `ConflictError` if the session ended or waits, according to the store after a lost step."""
+        self._follow_commits(may_load=True)
+        if self._interrupt is None and not self.is_active:
+            raise _is_over()
+
+    def _step_is_over(self, step: Step, *, run_has_ended: bool, was_ended: bool) -> None:
+        with self._mutex:
+            before = Before(self.state, self._run_has_ended, self._was_ended)
+            self._state, self._run_has_ended, self._was_ended = step.state, run_has_ended, was_ended
+            connection = self.session._parts.connection_of_caller
+            if connection is not None:
+                self._provisional.add(connection, before)
+            self._hold = None
+            if self._spending is not None and connection is not None:
+                self._spending.keep(self._spent)
+            elif self._spending is not None:
+                self._spending.forget(self._spent)
+
+    @property
+    def _may_be_rolled_back(self) -> bool:
+        """Whether the state may differ from that of the last step."""
+        return self._must_ask or bool(self._provisional)
+
+    def _follow_commits(self, *, may_load: bool) -> None:
+        """Take back steps of a caller's transaction that was rolled back, to match the stored state."""
+        if not self._may_be_rolled_back:
+            return
+        with self._mutex:
+            before = self._provisional.settle()
+            if before is not None:
+                self._state, self._run_has_ended = before.state, before.run_has_ended
+                self._was_ended = before.was_ended
+                self._must_ask = True
+            if self._spending is not None and before is not None:
+                self._spending.record_again()
+            elif self._spending is not None and not self._provisional:
+                self._spending.forget_kept()
+            if self._must_ask and may_load:
+                self._ask()
+
+    def _ask(self) -> None:
+        self._state = self.session.load()
+        run = self.session.store.get_current_run(self.session.id)
+        self._run_has_ended = run is None or self.run is None or run.run_id != self.run.run_id
+        self._must_ask = False
+
+
+class _TurnStep(Step):
+    """A step with the fence and the run of a turn."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        run_id: str,
+        step_id: str | None,
+        *,
+        operation_id: str | None,
+        estimate: Amounts,
+    ) -> None:
+        super().__init__(turn.session, step_id, run_id=run_id, operation_id=operation_id)
+        self._turn = turn
+        self._estimate = estimate
+        self._fencing_token = turn.fencing_token
+        self._receives = turn._receives
+
+    def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
+        is_capped = self._turn._is_capped
+        self._turn._require_lock()
+        self._turn._require_active()
+        opened = super()._open(self.run_id, is_capped=is_capped and not any(self._estimate))
+        if opened.interrupt is not None:
+            self._turn._interrupt = TurnInterrupted(opened.interrupt.kind.value, opened.interrupt.reason)
+            raise self._turn._interrupt
+        if is_capped and (opened.may_be_stopped or any(self._estimate)):
+            self._turn._hold_estimate(opened.state, self._estimate)
+        return opened
+
+    def _require_lock(self) -> None:
+        self._turn._require_lock()
+
+    def _offered(self) -> Collection[str]:
+        return self._turn.results
+
+    def _to_record(self) -> Callable[[], object] | None:
+        return self._turn._to_record()
+
+    def _after(self) -> None:
+        was_ended = self._ends_turn and not self.received
+        self._turn._step_is_over(self, run_has_ended=bool(self._asked), was_ended=was_ended)
+
+    def _give_up(self, error: BaseException) -> None:
+        super()._give_up(error)
+        if self.session._parts.connection_of_caller is not None:
+            # The error rolls back the caller's transaction with the usage in it; the turn records it later.
+            return
+        try:
+            self._turn._record_spending()
+        except Exception:
+            _logger.warning("What step %r spent is not recorded yet.", self.id, exc_info=True)
+
+
+def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amounts:
+    return default if usd is None and tokens is None else checked_estimate(usd, tokens, default)
+
+
+def _spender(state: SessionState) -> Spender:
+    return Spender(state.root_session_id or state.session_id, state.user_id, state.agent_type)
+
+
+def _is_over() -> ConflictError:
+    return ConflictError("The turn is not active: the session ended or waits; look at is_active.")
+
+
+def _has_ended(state: SessionState) -> bool:
+    return state.status in TERMINAL_STATUSES
+
+
+def _this_thread() -> str:
+    """Return a name for this host, process and thread."""
+    return f"{socket.gethostname()[:_LONGEST_HOST_NAME]}:{os.getpid()}:{threading.get_ident()}"

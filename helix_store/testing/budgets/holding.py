@@ -1,0 +1,211 @@
+"""The tests of turns: what a step holds, what stops it, and what its commit counts."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from helix_store.core.types import RunStatus, SessionStatus
+from helix_store.exceptions import BudgetExceeded, InvalidPayload, NotFoundError, TurnInterrupted
+from helix_store.testing.budgets.base import BudgetTests, amounts, spent
+
+__all__ = ["BudgetTurnContract"]
+
+_HOLDS = {"estimate_usd": Decimal("0.1"), "estimate_tokens": 5}
+
+
+class BudgetTurnContract(BudgetTests):
+    @pytest.fixture
+    def capped(self, store: Any, session: Any) -> Any:
+        """Return the store, with a budget ``cap`` of its tenant."""
+        store.budgets.set_budget("cap", scope="tenant", limit_usd=10, limit_tokens=1_000)
+        return store
+
+    def stopped(self, capped: Any, session: Any, **estimates: Any) -> BudgetExceeded:
+        """Return the error that the first step of a turn raises, and check that the turn ended by it."""
+        version = session.load().version
+        caught: BudgetExceeded | None = None
+        with session.turn() as turn:
+            try:
+                with turn.step(**estimates):
+                    pass
+            except BudgetExceeded as exc:
+                caught = exc
+            assert caught is not None, "the step began"
+            assert not turn.is_active
+            with pytest.raises(BudgetExceeded):
+                turn.step()
+        run = capped.sessions.list_runs(session.id)[0]
+        assert (run.status, run.completion_reason) == (RunStatus.INTERRUPTED, f"budget:{caught.name}")
+        state = session.load()
+        assert (state.status, state.version) == (SessionStatus.ACTIVE, version)
+        return caught
+
+    def test_a_step_holds_its_estimate_until_it_commits(self, capped: Any, session: Any) -> None:
+        with session.turn(**_HOLDS) as turn:
+            with turn.step() as step:
+                assert amounts(capped.budgets.status("cap")) == (0, 0, Decimal("0.1"), 5)
+                turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+                step.say({"role": "assistant", "content": "hello"})
+            assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 0, 0)
+            with turn.step(estimate_usd="0.2"):
+                assert amounts(capped.budgets.status("cap"))[2:] == (Decimal("0.2"), 5)
+        assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 0, 0)
+        assert session.load().step_count == 2
+
+    def test_a_failed_step_releases_its_hold_and_its_usage_counts(self, capped: Any, session: Any) -> None:
+        def fail() -> None:
+            with session.turn(**_HOLDS) as turn, turn.step():
+                turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 0, 0)
+
+    def test_a_reached_limit_stops_the_next_step_and_raising_it_lets_the_session_continue(
+        self, capped: Any, session: Any
+    ) -> None:
+        capped.usage.record_entry(spent(usd="10", tokens=1))
+        error = self.stopped(capped, session)
+        assert (error.name, error.limit, error.spent, error.held) == ("cap", 10, 10, 0)
+        assert isinstance(error, TurnInterrupted)
+        assert (error.kind, error.reason) == ("budget", "budget:cap")
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+        assert (type(again), again.attributes) == (BudgetExceeded, error.attributes)
+        capped.budgets.set_budget("cap", scope="tenant", limit_usd=11)
+        with session.turn() as turn, turn.step() as step:
+            step.end_turn()
+        assert session.load().step_count == 1
+
+    def test_a_limit_of_tokens_stops_too(self, capped: Any, session: Any) -> None:
+        capped.usage.record_entry(spent(usd="0", tokens=999))
+        assert (self.stopped(capped, session, estimate_tokens=2).spent) == 999
+        with session.turn() as turn, turn.step(estimate_tokens=1) as step:
+            step.end_turn()
+
+    def test_what_others_hold_is_not_given_twice(self, capped: Any, session: Any) -> None:
+        other = capped.new_session("other", agent_type="writer")
+        capped.usage.record_entry(spent(usd="9.9"))
+        with session.turn() as turn, turn.step(estimate_usd="0.1"):
+            error = self.stopped(capped, other, estimate_usd="0.1")
+            assert (error.spent, error.held) == (Decimal("9.9"), Decimal("0.1"))
+            assert self.stopped(capped, other).held == Decimal("0.1")
+        with other.turn() as turn, turn.step(estimate_usd="0.1") as step:
+            step.end_turn()
+
+    def test_a_step_may_spend_more_than_its_estimate_which_stops_the_next_one(
+        self, capped: Any, session: Any
+    ) -> None:
+        with session.turn() as turn:
+            with turn.step(estimate_usd=1):
+                turn.tokens(model="no-such-model", prompt=1, cost_usd=12)
+            with pytest.raises(BudgetExceeded), turn.step():
+                pass
+        assert amounts(capped.budgets.status("cap")) == (12, 1, 0, 0)
+
+    def test_every_budget_of_the_session_is_checked(self, capped: Any, session: Any) -> None:
+        for scope, value in (("tree", "session"), ("user", None), ("agent_type", "writer")):
+            capped.budgets.set_budget(f"a {scope}", scope=scope, value=value, limit_usd=0)
+            assert self.stopped(capped, session).name == f"a {scope}"
+            capped.budgets.delete_budget(f"a {scope}")
+        for scope, value in (("tree", "no session"), ("user", "bob"), ("agent_type", "reader")):
+            capped.budgets.set_budget(f"no {scope}", scope=scope, value=value, limit_usd=0)
+        with session.turn() as turn, turn.step() as step:
+            step.end_turn()
+        assert session.load().step_count == 1
+
+    def test_a_sub_agent_spends_from_the_tree(self, capped: Any, session: Any) -> None:
+        capped.budgets.set_budget("tree", scope="tree", value="session", limit_usd=1)
+        child = capped.new_session("child", agent_type="helper", parent_session_id="session")
+        with child.turn() as turn, turn.step(estimate_usd=1) as step:
+            assert self.stopped(capped, session, estimate_usd="0.5").name == "tree"
+            step.end_turn()
+
+    def test_a_hold_ends_with_the_term_of_its_lock(self, capped: Any, session: Any) -> None:
+        turn = session.turn(ttl=timedelta(hours=1)).__enter__()
+        turn.step(estimate_usd=10).__enter__()
+        other = capped.new_session("other", agent_type="writer")
+        assert self.stopped(capped, other).held == 10
+        capped.locks.force_release("session")
+        assert amounts(capped.budgets.status("cap")) == (0, 0, 0, 0)
+        with other.turn() as later, later.step(estimate_usd=10) as step:
+            assert capped.budgets.status("cap").held_usd == 10
+            step.end_turn()
+
+    def test_a_hold_ends_when_another_worker_takes_the_lock(self, capped: Any, session: Any) -> None:
+        turn = session.turn(ttl=timedelta(hours=1)).__enter__()
+        turn.step(estimate_usd=10).__enter__()
+        capped.locks.force_release("session")
+        with capped.session("session").turn() as later, later.step(estimate_usd=4) as step:
+            assert capped.budgets.status("cap").held_usd == 4
+            step.end_turn()
+        assert capped.budgets.status("cap").held_usd == 0
+
+    @pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["leaves", "fails"])
+    def test_a_worker_that_lost_its_lock_does_not_release_the_hold_of_its_successor(
+        self, capped: Any, session: Any, error: Exception | None
+    ) -> None:
+        turn = session.turn(ttl=timedelta(hours=1)).__enter__()
+        step = turn.step(estimate_usd=10).__enter__()
+        turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+        capped.locks.force_release("session")
+        with capped.session("session").turn() as later, later.step(estimate_usd=4) as successor:
+            if error is not None:
+                step.__exit__(type(error), error, None)
+            turn.__exit__(None, None, None)
+            assert amounts(capped.budgets.status("cap")) == (Decimal("0.07"), 3, 4, 0)
+            successor.end_turn()
+        assert capped.budgets.status("cap").held_usd == 0
+
+    def test_budgets_of_another_tenant_do_not_matter(self, capped: Any, session: Any) -> None:
+        other = self.make_store(tenant="-other")
+        other.budgets.set_budget("cap", scope="tenant", limit_usd=1)
+        other.budgets.set_budget("theirs", scope="tenant", limit_usd=1)
+        with other.new_session("session", agent_type="writer").turn() as their_turn:
+            with their_turn.step(estimate_usd="0.5"):
+                their_turn.tokens(model="no-such-model", prompt=3, cost_usd="0.5")
+            with their_turn.step(estimate_usd="0.1"), session.turn() as turn:
+                with turn.step(estimate_usd=10) as step:
+                    assert amounts(capped.budgets.status("cap")) == (0, 0, 10, 0)
+                    step.end_turn()
+                assert amounts(other.budgets.status("cap")) == (Decimal("0.5"), 3, Decimal("0.1"), 0)
+        with pytest.raises(NotFoundError):
+            capped.budgets.status("theirs")
+
+    def test_a_lock_of_another_tenant_keeps_no_hold_alive(self, capped: Any, session: Any) -> None:
+        session.turn(ttl=timedelta(hours=1)).__enter__().step(estimate_usd=10).__enter__()
+        other = self.make_store(tenant="-other").new_session("session", agent_type="writer")
+        with other.turn():
+            capped.locks.force_release("session")
+            assert capped.budgets.status("cap").held_usd == 0
+
+    def test_the_next_turn_tries_again(self, capped: Any, session: Any) -> None:
+        capped.budgets.set_budget("cap", scope="tenant", limit_usd=0)
+        self.stopped(capped, session)
+        self.stopped(capped, session)
+
+    def test_an_uncaught_error_ends_the_turn_quietly(self, capped: Any, session: Any) -> None:
+        capped.budgets.set_budget("cap", scope="tenant", limit_usd=0)
+        with session.turn() as turn, turn.step() as step:
+            step.end_turn()
+        assert session.load().step_count == 0
+
+    @pytest.mark.parametrize(
+        "estimates", [{"estimate_usd": -1}, {"estimate_tokens": 1.5}, {"estimate_usd": "x"}]
+    )
+    def test_wrong_estimates(self, session: Any, estimates: Any) -> None:
+        with pytest.raises(InvalidPayload):
+            session.turn(**estimates)
+        with session.turn() as turn, pytest.raises(InvalidPayload):
+            turn.step(**estimates)
+
+    async def test_in_an_event_loop(self, capped: Any, session: Any) -> None:
+        async with session.turn(**_HOLDS) as turn, turn.step() as step:
+            turn.tokens(model="no-such-model", prompt=3, cost_usd="0.07")
+            step.end_turn()
+        assert amounts(await capped.budgets.astatus("cap")) == (Decimal("0.07"), 3, 0, 0)

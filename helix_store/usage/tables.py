@@ -1,0 +1,19 @@
+"""The table of usage, for the catalogue."""
+
+from typing import Final
+
+from helix_store.catalogue import Part, Table
+from helix_store.models import UsageEntry
+
+__all__ = ["TABLES"]
+
+# An entry outlives its session: its order is that of its tenant.
+TABLES: Final = (
+    Table(
+        UsageEntry,
+        record="usage_entry",
+        order=("entry_id",),
+        parts=(Part(("timestamp", "id")),),
+        session_id="recorded_for",
+    ),
+)

@@ -1,0 +1,68 @@
+"""Messages of commands name what was typed, and say of an unknown cost that it is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
+from tests.commands.running import run
+from tests.databases import CommittedDatabase
+
+
+@pytest.fixture
+def store(empty_db: CommittedDatabase) -> DatabaseStateStore:
+    store = DatabaseStateStore(empty_db.alias, tenant=empty_db.tenant)
+    store.create_session("journey", agent_type="travel")
+    state = store.load_state("journey")
+    assert state is not None
+    store.save_state_and_promote_staging("journey", state, [], {"step_id": "step-1", "step_count": 1})
+    return store
+
+
+def spend(store: DatabaseStateStore, entry_id: str, **fields: Any) -> None:
+    entry = {
+        "id": entry_id,
+        "kind": "tokens",
+        "session_id": "journey",
+        "step_count": 1,
+        "timestamp": 1_795_347_748_089,
+        "source": {"type": "agent", "name": "travel"},
+        "model": "in-house",
+        "tokens": {"prompt": 100, "total": 100},
+        **fields,
+    }
+    DatabaseUsageStore(store.alias, tenant=store.tenant).record_entry(entry)
+
+
+def cost_shown(store: DatabaseStateStore) -> str:
+    lines = run(store.alias, "helix_sessions", "show", "journey", "--wide").lines
+    (line,) = (line for line in lines if line.startswith("cost "))
+    return line.removeprefix("cost").strip()
+
+
+def test_an_unknown_checkpoint_is_named_as_it_was_given(store: DatabaseStateStore) -> None:
+    ended = run(store.alias, "helix_checkpoints", "restore", "journey@latest~500", "--no-input")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == "There is no checkpoint journey@latest~500. Checkpoints of the session: 1."
+
+
+def test_an_erasure_of_nothing_names_the_options(store: DatabaseStateStore) -> None:
+    ended = run(store.alias, "helix_erase", "--no-input")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "Give --user, --session or --tenant."
+
+
+def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None:
+    spend(store, "free", cost_usd="0")
+    assert cost_shown(store) == "$0"
+    spend(store, "unpriced")
+    assert cost_shown(store) == "unknown: entries of tokens without a known cost: 1"
+    by_model = run(store.alias, "helix_usage", "--by", "model").lines
+    by_day = run(store.alias, "helix_usage", "--by", "day").lines
+    assert [line.split()[1] for line in by_model[1:3]] == ["unknown", "unknown"]
+    assert [line.split()[1] for line in by_day[1:3]] == ["unknown", "unknown"]
+    spend(store, "priced", cost_usd="0.25")
+    assert cost_shown(store) == "$0.25, entries of tokens without a known cost: 1"
+    assert run(store.alias, "helix_usage", "--by", "model").lines[1].split()[1] == "0.25"

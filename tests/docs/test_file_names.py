@@ -1,0 +1,23 @@
+"""A code block begins with the name of its file: plain Markdown drops other text of a fence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.projects import File, blocks_of
+from tests.docs.test_examples import PAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_fence_names_a_language_and_nothing_else(page: Path) -> None:
+    fences = re.findall(r"^ *```(.+)$", page.read_text(), re.MULTILINE)
+    assert [fence for fence in fences if not fence.isalpha()] == []
+
+
+def test_a_block_that_begins_with_the_name_of_a_file_is_that_file() -> None:
+    named, plain = "```python\n# desk/agent.py\nA = 1\n```\n", "```python\n# A comment.\nA = 1\n```\n"
+    (file,) = blocks_of(named + plain)
+    assert file == File("desk/agent.py", "# desk/agent.py\nA = 1\n")

@@ -1,0 +1,184 @@
+"""Approvals in turns, by Django users, at deadlines, and on a third party's store."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser, Permission, User
+
+from helix_store import call_digest
+from helix_store.cleanup import expired_session_cleanup
+from helix_store.core.approvals import ApprovedCall
+from helix_store.exceptions import (
+    ApprovalUsed,
+    InvalidPayload,
+    NotApproved,
+    NotPermitted,
+    NotSupportedOnBackend,
+)
+from helix_store.testing.state_store.tool_calls import LONG_AGO
+from tests.databases import CommittedDatabase
+from tests.handles.worlds import World, database_world
+
+PAY: dict[str, Any] = {
+    "tool_name": "pay",
+    "input": {"amount": 7},
+    "approval_id": "call",
+    "on_expiry": "reject",
+    "deadline": LONG_AGO,
+}
+APPROVED: dict[str, Any] = {"approved": True, "approval_id": "call"}
+
+
+def asked(world: World, **demands: Any) -> None:
+    session = world.new_session()
+    with world.turn(session) as turn, turn.step() as step:
+        step.wait_for({"call": {**PAY, **demands}})
+
+
+def approve(world: World, **given: Any) -> str:
+    return world.store.submit_tool_result("session", "call", **{**APPROVED, **given}).outcome.value
+
+
+def requires_support(world: World) -> None:
+    if world.is_foreign:
+        pytest.skip("a third party's store does not keep what was approved")
+
+
+def test_a_turn_uses_what_was_approved(world: World) -> None:
+    requires_support(world)
+    asked(world)
+    assert approve(world, actor="ann") == "accepted"
+    with world.turn(world.session()) as turn:
+        assert turn.results["call"]["actors"] == ["ann"]
+        with turn.step("pays") as step:
+            call = step.use_approval("call")
+            assert call == ApprovedCall(
+                tool_name="pay", input={"amount": 7}, actors=["ann"], digest=call_digest("pay", {"amount": 7})
+            )
+        with pytest.raises(ApprovalUsed, match="pays"), turn.step() as step:
+            step.use_approval("call")
+        with turn.step() as step:
+            step.finish()
+    assert "input" not in world.loaded().completed_client_tool_calls["call"]
+
+
+def test_an_approval_that_was_taken_earlier_can_be_used(world: World) -> None:
+    requires_support(world)
+    asked(world)
+    approve(world)
+    with world.turn(world.session()) as turn:
+        for _ in range(2):
+            with turn.step() as step:
+                step.say({"role": "assistant", "content": "hm"})
+        with turn.step() as step:
+            assert step.use_approval("call").input == {"amount": 7}
+
+
+def test_a_lost_step_uses_nothing(world: World) -> None:
+    requires_support(world)
+    asked(world)
+    approve(world)
+    with pytest.raises(ZeroDivisionError), world.turn(world.session()) as turn, turn.step() as step:
+        step.use_approval("call")
+        raise ZeroDivisionError
+    with world.turn(world.session()) as turn, turn.step() as step:
+        assert step.use_approval("call") == step.use_approval("call")
+
+
+def test_a_committed_step_that_is_repeated_does_not_run_its_tool_again(world: World) -> None:
+    requires_support(world)
+    asked(world)
+    approve(world)
+    with world.session().step(operation_id="pay once") as step:
+        step.use_approval("call")
+    before = world.contents()
+    with pytest.raises(ApprovalUsed), world.session().step(operation_id="pay once") as step:
+        step.use_approval("call")
+    assert world.contents() == before
+
+
+def test_the_async_form(world: World) -> None:
+    requires_support(world)
+    asked(world, approvals=2)
+
+    async def work() -> None:
+        for name, outcome in (("ann", "recorded"), ("bob", "accepted")):
+            answer = await world.store.asubmit_tool_result("session", "call", **APPROVED, actor=name)
+            assert answer.outcome == outcome
+        async with world.turn(world.session()) as turn, turn.step() as step:
+            assert (await step.ause_approval("call")).actors == ["ann", "bob"]
+
+    async_to_sync(work)()
+    with pytest.raises(ApprovalUsed), world.session().step() as step:
+        step.use_approval("call")
+
+
+@pytest.mark.parametrize("default", ["reject", "fail"])
+def test_a_default_needs_no_permission_and_no_number(world: World, default: str) -> None:
+    asked(world, permission="auth.add_user", requester="ann", approvals=3, on_expiry=default)
+    if world.is_foreign:
+        pytest.skip("the cleanup knows no other way to answer on a third party's store")
+    with pytest.raises(NotApproved, match="open"), world.session().step() as step:
+        step.use_approval("call")
+    summary = expired_session_cleanup(state_store=world.store, workspace_providers={})
+    assert summary.defaults_applied == 1
+    with pytest.raises(NotApproved, match="expired"), world.session().step() as step:
+        step.use_approval("call")
+
+
+def test_a_third_partys_store_does_not_keep_what_was_approved(world: World) -> None:
+    asked(world)
+    approve(world)
+    if not world.is_foreign:
+        pytest.skip("this store keeps it")
+    with pytest.raises(NotSupportedOnBackend), world.session().step() as step:
+        step.use_approval("call")
+    with world.turn(world.session()) as turn:
+        assert turn.results["call"]["approved"] is True
+
+
+# Django users
+
+
+@pytest.fixture
+def own_world(committed_db: CommittedDatabase) -> World:
+    return database_world(committed_db, is_foreign=False)
+
+
+@pytest.fixture
+def user(own_world: World) -> User:
+    return User.objects.create_user(f"ann-{uuid4().hex}")
+
+
+def test_a_user_with_the_permission_answers(own_world: World, user: User) -> None:
+    asked(own_world, permission="auth.add_user")
+    with pytest.raises(NotPermitted):
+        approve(own_world, actor=user)
+    user.user_permissions.add(Permission.objects.get(codename="add_user"))
+    user = User.objects.get(pk=user.pk)
+    assert approve(own_world, actor=user) == "accepted"
+    assert own_world.store.take_tool_results("session")["call"]["actors"] == [f"user:{user.pk}"]
+
+
+def test_an_inactive_superuser_does_not_answer(own_world: World, user: User) -> None:
+    asked(own_world, permission="auth.add_user")
+    user.is_superuser, user.is_active = True, False
+    with pytest.raises(NotPermitted):
+        approve(own_world, actor=user)
+
+
+def test_a_requesting_user_does_not_answer(own_world: World, user: User) -> None:
+    asked(own_world, requester=f"user:{user.pk}")
+    with pytest.raises(NotPermitted):
+        approve(own_world, actor=user)
+
+
+@pytest.mark.parametrize("actor", [AnonymousUser(), User(username="nobody")], ids=["anonymous", "unsaved"])
+def test_a_user_who_is_not_stored_is_no_actor(own_world: World, actor: Any) -> None:
+    asked(own_world)
+    with pytest.raises(InvalidPayload):
+        approve(own_world, actor=actor)

@@ -1,0 +1,192 @@
+"""Which tests a run collects: those of its tier, and of suites that repeat others a sample.
+
+Without arguments pytest runs the quick tier. ``--all`` runs everything, ``--rest`` what the quick tier leaves
+out, and a run that names files or tests runs all of what it names.
+
+A contract suite runs in full once on each back end. A variant of a back end (in the caller's transaction,
+behind a pooler) runs the parts in which it differs, and a sample of the others. The sample changes with every
+run. The header prints its seed; ``--seed`` repeats it, and ``--unsampled`` runs the variants in full.
+``--shuffle`` changes the order of the tests, by the same seed.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.databases import ALIASES
+from tests.tiers import LEFT_OUT, ON_ONE_DATABASE, Tier, is_below
+
+__all__ = [
+    "Variant",
+    "is_in_sample",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_generate_tests",
+    "pytest_ignore_collect",
+    "pytest_pycollect_makeitem",
+    "pytest_terminal_summary",
+    "selection_header",
+]
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_SUITES: Final = "helix_store.testing"
+_PREFERRED: Final = "postgres" if "postgres" in ALIASES else next(iter(ALIASES))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a variant of a contract suite runs: parts in full, and one in ``one_in`` of the other tests."""
+
+    differs_in: tuple[type, ...] = ()
+    one_in: int = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("helix_store", "selection of tests")
+    for tier, text in (
+        (Tier.QUICK, "run the quick tier of what is named"),
+        (Tier.REST, "run what the quick tier leaves out"),
+        (Tier.ALL, "run everything"),
+    ):
+        group.addoption(f"--{tier}", dest="tier", action="store_const", const=str(tier), help=text)
+    group.addoption("--seed", type=int, help="the seed of the samples, to repeat a run")
+    group.addoption(
+        "--shuffle", action="store_true", help="run modules, and the tests in them, in random order"
+    )
+    group.addoption("--unsampled", action="store_true", help="run variants in full instead of a sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.tier is None:
+        names_tests = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        config.option.tier = str(Tier.ALL if names_tests else Tier.QUICK)
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(10_000)
+    config.option.seed = getattr(config, "workerinput", {}).get("seed", config.option.seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the workers of pytest-xdist one seed, so that all of them collect the same tests."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def selection_header(config: pytest.Config) -> str:
+    samples = "variants in full" if config.option.unsampled else "a sample of the variants"
+    order = ", in random order" if config.option.shuffle else ""
+    return f"tier: {config.option.tier}, {samples}{order}, --seed {config.option.seed}"
+
+
+def is_in_sample(config: pytest.Config, name: str, one_in: int) -> bool:
+    """Return whether this run's sample has a test: every name has the same chance in every run."""
+    return config.option.unsampled or zlib.crc32(f"{config.option.seed} {name}".encode()) % one_in == 0
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tier, path = Tier(config.option.tier), _from_root(collection_path)
+    if tier is Tier.QUICK and is_below(path, LEFT_OUT):
+        return True
+    if tier is Tier.REST and path.endswith(".py") and not is_below(path, (*LEFT_OUT, *ON_ONE_DATABASE)):
+        return "mark.thorough" not in collection_path.read_text() or None
+    return None
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Return an empty list for a test that this run leaves out."""
+    if not name.startswith("test_") or not callable(obj):
+        return None
+    return None if _is_of_tier(collector, obj) and _is_chosen(collector, name) else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on one database where a second one would show nothing more."""
+    if "alias" not in metafunc.fixturenames:
+        return
+    part = metafunc.cls and _part_with(metafunc.cls, metafunc.function.__name__)
+    is_quick = metafunc.config.option.tier == Tier.QUICK
+    if part in getattr(metafunc.cls, "same_on_each_database", ()) or (
+        is_quick and is_below(_from_root(Path(metafunc.module.__file__ or "")), ON_ONE_DATABASE)
+    ):
+        # A marker replaces the parameters of a fixture.
+        chosen = pytest.mark.parametrize("alias", [_PREFERRED], indirect=True)
+        metafunc.definition.add_marker(chosen, append=False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.tier == Tier.REST:
+        # The rest of a folder whose quick tests run on one database is what runs on the other one.
+        items[:] = [item for item in items if _is_rest(item)]
+    if config.option.shuffle:
+        order = random.Random(config.option.seed)  # noqa: S311
+        places = {path: order.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (places[item.path], order.random()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.tier == Tier.QUICK:
+        terminalreporter.section("not in this run")
+        for line in (
+            "; ".join(dict.fromkeys(LEFT_OUT.values())),
+            f"on SQLite: {', '.join(ON_ONE_DATABASE)}",
+            "stores in the caller's transaction, without fast paths and without notifications",
+            "python -m pytest -n logical --rest runs all this, --all runs everything (tests/README.md)",
+        ):
+            terminalreporter.write_line(line)
+
+
+def _from_root(path: Path) -> str:
+    return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.as_posix()
+
+
+def _is_thorough(obj: object) -> bool:
+    marks = getattr(obj, "pytestmark", [])
+    return any(mark.name == "thorough" for mark in (marks if isinstance(marks, list) else [marks]))
+
+
+def _is_of_tier(collector: pytest.Module | pytest.Class, obj: object) -> bool:
+    tier, path = Tier(collector.config.option.tier), _from_root(collector.path)
+    if tier is Tier.ALL or (tier is Tier.REST and is_below(path, (*LEFT_OUT, *ON_ONE_DATABASE))):
+        return True
+    module = collector.getparent(pytest.Module)
+    is_thorough = any(_is_thorough(each) for each in (obj, collector.obj, module and module.obj))
+    return is_thorough is (tier is Tier.REST)
+
+
+def _part_with(cls: type, name: str) -> type:
+    """The class of a suite in which a test is written."""
+    return next(each for each in cls.__mro__ if name in vars(each))
+
+
+def _is_chosen(collector: pytest.Module | pytest.Class, name: str) -> bool:
+    variant: Variant | None = getattr(collector.obj, "variant", None)
+    if variant is None or not isinstance(collector.obj, type):
+        return True
+    part = _part_with(collector.obj, name)
+    return (
+        part in variant.differs_in
+        or not part.__module__.startswith(_SUITES)
+        or is_in_sample(collector.config, f"{collector.nodeid}::{name}", variant.one_in)
+    )
+
+
+def _is_rest(item: pytest.Item) -> bool:
+    path = _from_root(item.path)
+    if not is_below(path, ON_ONE_DATABASE) or is_below(path, LEFT_OUT):
+        return True
+    if isinstance(item, pytest.Function) and any(
+        _is_thorough(each) for each in (item.obj, item.cls, item.module)
+    ):
+        return True
+    callspec: Any = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("alias", _PREFERRED) != _PREFERRED

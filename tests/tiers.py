@@ -1,0 +1,103 @@
+"""What each tier of the suite runs. `tests/README.md` says how many tests it has and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["LEFT_OUT", "ON_ONE_DATABASE", "Tier", "is_below"]
+
+
+class Tier(StrEnum):
+    """``REST`` is everything that ``QUICK`` leaves out."""
+
+    QUICK = "quick"
+    REST = "rest"
+    ALL = "all"
+
+
+LEFT_OUT: Final[dict[str, str]] = {
+    "tests/admin/test_answering.py": "the admin in a browser",
+    "tests/admin/test_clicking.py": "the admin in a browser",
+    "tests/admin/test_two_windows.py": "the admin in a browser",
+    "tests/checkpointers/test_concurrent_writers.py": "races of processes",
+    "tests/cleanup/test_crashes.py": "killed processes",
+    "tests/cleanup/test_killed_runs.py": "killed processes",
+    "tests/cleanup/test_plans.py": "plans of statements in filled databases",
+    "tests/cleanup/test_races.py": "races of processes",
+    "tests/commands/test_helix_sessions_changes.py": "commands in a terminal",
+    "tests/concurrency/test_lock_durability.py": "crashes of the server",
+    "tests/concurrency/test_lock_fights.py": "races of processes",
+    "tests/concurrency/test_state_store.py": "races of processes",
+    "tests/concurrency/test_usage.py": "races of processes",
+    "tests/contract/test_payload_round_trips.py": "generated payloads",
+    "tests/contract/test_the_suite.py": "faulty stores under the contract suite",
+    "tests/contract/test_usage_against_reference.py": "generated ledgers",
+    "tests/database/test_checkpoint_deltas.py": "generated histories of checkpoints",
+    "tests/database/test_failing_statements.py": "every statement failing in turn",
+    "tests/database/test_usage_statements.py": "the statements of the ledger",
+    "tests/deployments/contracts": "the contract suites behind poolers",
+    "tests/deployments/test_failover.py": "failover",
+    "tests/deployments/test_isolation.py": "poolers",
+    "tests/deployments/test_listening.py": "poolers",
+    "tests/deployments/test_migration_under_workers.py": "migrations under workers",
+    "tests/deployments/test_prefork.py": "forked workers",
+    "tests/deployments/test_replica.py": "replicas",
+    "tests/deployments/test_search_path.py": "schemas",
+    "tests/docs/test_projects.py": "the tutorial and other pages, followed in new projects",
+    "tests/docs/test_types.py": "strict type checks of programs",
+    "tests/example": "the example project in a browser",
+    "tests/faults": "campaigns of faults",
+    "tests/faults_found/test_checkpoints_kept.py": "races of processes",
+    "tests/faults_found/test_one_statement_races.py": "races of processes",
+    "tests/faults_found/test_poolers.py": "poolers",
+    "tests/faults_found/test_without_time_zones.py": "every call in a project without time zones",
+    "tests/frameworks/test_extras.py": "each framework alone",
+    "tests/frameworks/test_killed_imports.py": "killed processes",
+    "tests/frameworks/test_plans.py": "plans of statements",
+    "tests/handles/test_killed_workers.py": "killed processes",
+    "tests/items/test_item_log_races.py": "races of processes",
+    "tests/migrations/test_changed_prefix.py": "migrations forwards and backwards, killed and at once",
+    "tests/migrations/test_losing_rows.py": "migrations forwards and backwards, killed and at once",
+    "tests/migrations/test_migrate.py": "migrations forwards and backwards, killed and at once",
+    "tests/migrations/test_session_search.py": "migrations forwards and backwards, killed and at once",
+    "tests/migrations/test_two_prefixes.py": "migrations forwards and backwards, killed and at once",
+    "tests/plans": "plans of statements in filled databases",
+    "tests/security/test_admin_lookups.py": "every lookup that the admin allows",
+    "tests/security/test_admin_scripts.py": "the admin in a browser",
+    "tests/security/test_admin_wrong_shapes.py": "damaged rows on every page of the admin",
+    "tests/security/test_bounds.py": "every argument at its bound",
+    "tests/security/test_long_responses.py": "large pages",
+    "tests/security/test_wrong_shapes.py": "damaged rows in every call",
+    "tests/shards/test_contracts.py": "the contract suites through a router",
+    "tests/shards/test_copies_beside_writers.py": "every write beside a move",
+    "tests/shards/test_late_processes.py": "races of processes",
+    "tests/shards/test_moves_under_load.py": "killed processes",
+    "tests/shards/test_partitions.py": "the contract suites on partitioned tables",
+    "tests/shards/test_shard_moves.py": "logical replication",
+    "tests/streams/test_stream_fights.py": "races of processes",
+    "tests/streams/test_thousand_readers.py": "a thousand readers",
+    "tests/transfer/test_memory.py": "the memory of large exports",
+    "tests/unit/test_comparison.py": "generated values",
+    "tests/unit/test_entries.py": "generated values",
+}
+"""Files and folders that the quick tier does not collect, and what they test."""
+
+ON_ONE_DATABASE: Final[tuple[str, ...]] = (
+    "tests/adapters",
+    "tests/admin",
+    "tests/checkpointers",
+    "tests/cleanup",
+    "tests/commands",
+    "tests/doctor",
+    "tests/frameworks",
+    "tests/transfer",
+    "tests/usage",
+)
+"""Files and folders that the quick tier runs on PostgreSQL only."""
+
+
+def is_below(path: str, places: Iterable[str]) -> bool:
+    """Return whether a file is in one of some files and folders; all paths start at the project's root."""
+    return any(path == place or path.startswith(f"{place}/") for place in places)
