@@ -336,8 +336,8 @@ class Erasure:
         )
         yield from self._delete_pages(db, self._free(db, _of_tenant(db, Lock).filter(~Exists(session))))
         if not self.left:
-            # A session that was left may need these rows.
-            for table in tables("tenant"):
+            # A session that was left may need these rows. Those that refer to others go first, to be counted.
+            for table in reversed(tables("tenant")):
                 yield from self._delete_pages(db, _of_tenant(db, table.model))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:

@@ -18,7 +18,6 @@ __all__ = [
     "COUNT_INSERTED",
     "deletion",
     "has_budgets",
-    "has_budgets_for",
     "may_be_stopped",
     "period",
     "sums_of_entries",
@@ -46,26 +45,14 @@ def _keys(row: str, root_id: str, agent_type: str) -> str:
                         ('agent_type', {agent_type}, {agent_type}), ('agent_type', '', {agent_type})"""
 
 
-def _keys_of_session(session: str) -> str:
-    root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
-    return f"({_keys(session, root_id, 'agent_type')}) AS k"
-
-
-def has_budgets_for(session: str) -> str:
-    """Return the condition that budgets apply to a session, whose row has this alias."""
-    return f"""EXISTS (
-                SELECT 1 FROM {_keys_of_session(session)} JOIN {_BUDGET} AS b
-                    ON b.tenant = {session}.tenant AND b.scope = k.scope AND b.value = k.value
-                WHERE k.counted IS NOT NULL)"""
-
-
 def may_be_stopped(session: str) -> str:
     """Return the condition that a limit of a session's budgets has been reached or something is held: without
     either, no budget stops a step that has no estimate. For PostgreSQL.
     """
+    root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
     # Without OFFSET, PostgreSQL may read all budgets and counters of the tenant.
     return f"""EXISTS (
-                SELECT 1 FROM {_keys_of_session(session)}
+                SELECT 1 FROM ({_keys(session, root_id, "agent_type")}) AS k
                 CROSS JOIN LATERAL (
                     SELECT * FROM {_BUDGET} AS b
                     WHERE b.tenant = {session}.tenant AND b.scope = k.scope AND b.value = k.value OFFSET 0

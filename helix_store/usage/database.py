@@ -97,6 +97,10 @@ class DatabaseUsageStore(UsageStoreBase):
 class DatabaseUsage(DatabaseOperations):
     """`UsageOperations` in a database."""
 
+    def __init__(self, db: Database) -> None:
+        super().__init__(db)
+        self._counts = False  # whether the tenant has been seen to have budgets
+
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) != 1:
             self._record_all(entries)
@@ -111,10 +115,10 @@ class DatabaseUsage(DatabaseOperations):
         self.db.committed_once(record, record, operation_id=lambda: entry.id)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """Record in one statement; return ``False`` for a known id or an unknown session."""
+        """Record in one statement; return ``False`` for what `insert_entry` does not insert."""
         columns = _columns_of(entry)
         parameters = {"tenant": self.db.tenant, **columns}
-        return bool(self.db.write(sql.insert_entry(tuple(columns)), parameters))
+        return bool(self.db.write(sql.insert_entry(tuple(columns), counts=self._counts), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
@@ -127,6 +131,7 @@ class DatabaseUsage(DatabaseOperations):
             )
             counted.update(entry_id for entry_id, has_budgets in inserted if has_budgets)
         if counted:
+            self._counts = True
             spent = [_spent(entry, *kept[entry.session_id]) for entry in entries if entry.id in counted]
             change_counters(self.db, spent)
 

@@ -52,7 +52,7 @@ def named_statements() -> Iterator[tuple[str, Statement]]:
             for key, value in vars(import_module(name)).items():
                 yield from ((f"{name}.{key}", each) for each in _statements_in(value, 2))
     entry = tuple(name for name in COLUMNS if name not in SESSION_COLUMNS)
-    yield "insert_entry", insert_entry(entry)
+    yield "insert_entry", insert_entry(entry, counts=False)
     yield "insert_entries", insert_entries(2)
     yield "row_counts", row_counts()
     for by, filters in product(UsageReportGrouping, ((), tuple(REPORT_FILTERS))):

@@ -90,8 +90,8 @@ LEDGERS: Final = (
     Mutant(
         "usage",
         _USAGE_SQL,
-        "WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s AND {uncapped}",
-        "WHERE session_id = %(recorded_for)s AND {uncapped}",
+        "WHERE tenant = (SELECT %(tenant)s) AND session_id = %(recorded_for)s {uncapped}",
+        "WHERE session_id = %(recorded_for)s {uncapped}",
         _USAGE_TENANTS,
     ),
     Mutant(
@@ -175,5 +175,6 @@ LEDGERS: Final = (
     Mutant("budget", _BUDGET_SQL, "                ON c.tenant = b.tenant AND ", "ON ", _CAP_PAGES),
     Mutant("budget", _BUDGET_SQL, "l.spent_usd = given.usd AND ", "", _CAP_RACES),
     Mutant("budget", _BUDGET_SQL, " AND l.holds = given.read", "", _CAP_RACES),
+    Mutant("budget", _USAGE_SQL, "AND NOT {has_budgets('(SELECT %(tenant)s)')}", "", _CAPS),
     Mutant("budget", "counters/counting.py", "usd=-each.usd, tokens=-each.tokens", "usd=0, tokens=0", _CAPS),
 )

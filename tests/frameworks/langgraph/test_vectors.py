@@ -193,6 +193,19 @@ def test_vectors_are_deleted_with_their_value(committed_db: CommittedDatabase, w
     assert vectors(committed_db) == []
 
 
+def test_the_receipt_of_a_tenant_counts_vectors(postgres_db: CommittedDatabase) -> None:
+    put_cities(store_of(postgres_db))
+
+    foreseen, receipt = (
+        erase(using=postgres_db.alias, tenant=postgres_db.tenant, dry_run=dry_run)
+        for dry_run in (True, False)
+    )
+
+    counted = {"lg_memory": len(PLACES), "lg_vector": len(PLACES)}
+    assert receipt.deleted == counted
+    assert foreseen.deleted == counted
+
+
 def test_vectors_are_exported_and_imported(
     empty_db: CommittedDatabase, postgres_db: CommittedDatabase
 ) -> None:
