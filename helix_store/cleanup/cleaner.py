@@ -55,7 +55,7 @@ class Cleaner:
         self.missing_providers: Counter[str] = Counter()
 
     def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
-        """Count expired sessions. A details also lists them and the overdue calls of other sessions.
+        """Count expired sessions. ``details`` also lists them and the overdue calls of other sessions.
 
         This does not roll back a real run, because stores of other packages may have no transactions.
         """
