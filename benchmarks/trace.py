@@ -42,7 +42,7 @@ BOUNDS = {
     "SQLite": (19, 130),
     "handle": (22, 103),
     "handle, staging": (23, 157),
-    "turn": (42, 503),
+    "turn": (42, 471),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 
