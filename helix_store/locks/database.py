@@ -15,7 +15,7 @@ from helix_store.core.ids import new_call_id
 from helix_store.core.locks import LockInfo
 from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration
-from helix_store.engine.database import Database
+from helix_store.engine.database import Call, Database
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
@@ -72,26 +72,26 @@ class DatabaseLocks:
             "call_id": new_call_id(),
         }
 
-        def begin(statements: Iterable[Statement]) -> Term | None:
+        def begin(statements: Iterable[Statement], call: Call) -> Term | None:
             for statement in statements:
-                for token, expires_at in self.db.write(statement, parameters):
+                for token, expires_at in call.write(statement, parameters):
                     return Term(token, as_utc(expires_at))
             return None
 
-        def begin_again() -> Term | None:
+        def begin_again(call: Call) -> Term | None:
             if self.db.is_postgresql:
                 self.db.execute(sql.WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
             for token, expires_at in self.db.execute(sql.BEGUN, parameters):
                 return Term(token, as_utc(expires_at))
-            return begin(again)
+            return begin(again, call)
 
         return self.db.committed_once(partial(begin, statements), begin_again, operation_id=lambda: name)
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
 
-        def refresh() -> datetime | None:
-            rows = self.db.write(sql.REFRESH, parameters)
+        def refresh(call: Call) -> datetime | None:
+            rows = call.write(sql.REFRESH, parameters)
             return as_utc(rows[0][0]) if rows else None
 
         return self.db.committed_once(refresh, refresh, operation_id=lambda: name)
@@ -100,11 +100,11 @@ class DatabaseLocks:
         own = {"owner": owner, "token": fencing_token, "call_id": new_call_id()}
         parameters = {**self._row(name), **own}
 
-        def release() -> bool:
-            return bool(self.db.write(sql.RELEASE, parameters))
+        def release(call: Call) -> bool:
+            return bool(call.write(sql.RELEASE, parameters))
 
-        def look_too() -> bool:
-            return release() or bool(self.db.execute(sql.WAS_RELEASED, parameters))
+        def look_too(call: Call) -> bool:
+            return release(call) or bool(self.db.execute(sql.WAS_RELEASED, parameters))
 
         return self.db.committed_once(release, look_too, operation_id=lambda: name)
 

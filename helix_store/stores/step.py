@@ -41,11 +41,18 @@ from helix_store.exceptions import (
     StaleStateError,
     shown_id,
 )
-from helix_store.sessions.requests import OpenedStep, Reception, StagedRow, are_stored, set_intent
+from helix_store.sessions.requests import (
+    OpenedStep,
+    Reception,
+    StagedRow,
+    StepWrite,
+    are_stored,
+    default_step_id,
+    set_intent,
+)
 from helix_store.sessions.tool_calls import claimed_calls
 from helix_store.stores import rules
 from helix_store.stores.bound import BoundSession
-from helix_store.stores.parts import StepWrite, default_step_id
 
 __all__ = ["Step"]
 

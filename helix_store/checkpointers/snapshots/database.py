@@ -24,7 +24,7 @@ from helix_store.core.guards import Guard
 from helix_store.core.ids import new_call_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.moments import as_utc
-from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
+from helix_store.engine.database import Call, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
@@ -62,11 +62,11 @@ class DatabaseSnapshots(DatabaseOperations):
             locked()
             return
 
-        def put() -> None:
-            if not self._put_in_one_statement(parameters):
+        def put(call: Call) -> None:
+            if not self._put_in_one_statement(call, parameters):
                 locked()
 
-        def look_first() -> None:
+        def look_first(call: Call) -> None:
             if not self._is_put(thread_id, parameters):
                 locked()
 
@@ -86,11 +86,11 @@ class DatabaseSnapshots(DatabaseOperations):
         )
         return found.exists()
 
-    def _put_in_one_statement(self, parameters: dict[str, Any]) -> bool:
+    def _put_in_one_statement(self, call: Call, parameters: dict[str, Any]) -> bool:
         """Return whether it was stored; it is not if the thread is new or another write has changed it."""
         statement = sql.PUT_AND_TRIM if "kept" in parameters else sql.PUT
         try:
-            return bool(self.db.try_write(statement, parameters))
+            return bool(call.try_write(statement, parameters))
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 return False

@@ -40,13 +40,8 @@ from helix_store.sessions.database.locking import (
     session_key,
     touch,
 )
-from helix_store.sessions.database.rows import (
-    first_row,
-    interrupt_from,
-    run_from,
-    session_with_id,
-)
-from helix_store.sessions.reading import sub_session_ref_from
+from helix_store.sessions.database.rows import first_row, session_with_id
+from helix_store.sessions.reading import interrupt_from, run_from, sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -81,8 +76,6 @@ class DatabaseRuns(DatabaseOperations):
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
         locked = partial(self._start_run_locked, session_id, run_id, start_sequence, supersede, guard)
-        if not self.db.has_fast_writes:
-            return locked()
         token, version = guard.fencing_token, guard.expected_version
         statement = start_run(is_expected=version is not None, is_fenced=token is not None)
         call_id = new_call_id()
@@ -97,15 +90,17 @@ class DatabaseRuns(DatabaseOperations):
             "call_id": call_id,
         }
 
-        def start() -> Run:
-            for row in self.db.try_write(statement, parameters):
-                return _run_of(row, session_id)
-            return locked()
-
         def look_first() -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
-        return self.db.committed_once(start, look_first, operation_id=lambda: run_id)
+        return self.db.write_once(
+            statement,
+            parameters,
+            partial(_run_of, session_id),
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=run_id,
+        )
 
     def _recorded_run(self, session_id: str, run_id: str, call_id: str) -> Run | None:
         """Return the run if this call has started or ended it. Locks the session."""
@@ -161,27 +156,28 @@ class DatabaseRuns(DatabaseOperations):
 
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
         locked = partial(self._update_run_locked, session_id, run_id, update, guard)
-        if update.status is RunStatus.RUNNING or not self.db.has_fast_writes:
+        if update.status is RunStatus.RUNNING:
             return locked()
-
         call_id = new_call_id()
-
-        def end() -> Run:
-            parameters = {
-                **_end_parameters(run_id, update),
-                "call_id": call_id,
-                "tenant": self.db.tenant,
-                "session_id": session_id,
-                "fencing_token": guard.fencing_token,
-            }
-            for row in self.db.try_write(end_run(is_fenced=guard.fencing_token is not None), parameters):
-                return _run_of(row, session_id)
-            return locked()
+        parameters = {
+            **_end_parameters(run_id, update),
+            "call_id": call_id,
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "fencing_token": guard.fencing_token,
+        }
 
         def look_first() -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
-        return self.db.committed_once(end, look_first, operation_id=lambda: run_id)
+        return self.db.write_once(
+            end_run(is_fenced=guard.fencing_token is not None),
+            parameters,
+            partial(_run_of, session_id),
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=run_id,
+        )
 
     @writes
     def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
@@ -189,7 +185,7 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                return _run_of(ended, session_id)
+                return _run_of(session_id, ended)
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
@@ -346,7 +342,7 @@ def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
 
 
-def _run_of(values: tuple[Any, ...], session_id: str) -> Run:
+def _run_of(session_id: str, values: tuple[Any, ...]) -> Run:
     row = RunRow(**dict(zip(RUN_COLUMNS, values, strict=True)))
     row.started_at, row.ended_at = as_utc(row.started_at), row.ended_at and as_utc(row.ended_at)
     return run_from(row, session_id)

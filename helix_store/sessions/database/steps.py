@@ -28,7 +28,7 @@ from helix_store.core.ids import new_call_id
 from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.call_ids import recorded_value
-from helix_store.engine.database import Database, DatabaseOperations, writes
+from helix_store.engine.database import Call, Database, DatabaseOperations, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import (
     HelixStoreError,
@@ -74,28 +74,28 @@ class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
         call_id = new_call_id()
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
-        if not self.db.has_fast_writes:
-            return locked()
-
-        def stage() -> StagedRow | None:
-            parameters = {
-                "tenant": self.db.tenant,
-                "session_id": session_id,
-                "step_id": step_id,
-                "tool_call_id": tool_call_id,
-                "payload": text,
-                "at": moments.now(),
-                "call_id": call_id,
-            }
-            for row in self.db.try_write(STAGE_CHANGE, parameters):
-                return StagedRow(*row)
-            return locked()
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "step_id": step_id,
+            "tool_call_id": tool_call_id,
+            "payload": text,
+            "at": moments.now(),
+            "call_id": call_id,
+        }
 
         def look_first() -> None:
             if not self._was_staged(session_id, step_id, tool_call_id, call_id):
                 locked()
 
-        return self.db.committed_once(stage, look_first, operation_id=lambda: tool_call_id)
+        return self.db.write_once(
+            STAGE_CHANGE,
+            parameters,
+            StagedRow._make,
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=tool_call_id,
+        )
 
     def _was_staged(self, session_id: str, step_id: str, tool_call_id: str, call_id: str) -> bool:
         """Return whether a call has staged a change, even if it was taken since. Locks the session."""
@@ -156,26 +156,26 @@ class DatabaseSteps(DatabaseOperations):
     def commit(self, request: StepRequest) -> StepCommit:
         return self.db.committed_once(
             partial(self._commit, request),
-            partial(self._commit_locked, request, is_repeat=True),
+            lambda _: self._commit_locked(request, is_repeat=True),
             operation_id=lambda: request.name,
         )
 
-    def _commit(self, request: StepRequest) -> StepCommit:
+    def _commit(self, request: StepRequest, call: Call) -> StepCommit:
         commit = None
-        if request.operation_id is None and not request.uses and self.db.has_fast_writes:
-            commit = self._in_one_statement(request)
+        if request.operation_id is None and not request.uses and call.has_fast_writes:
+            commit = self._in_one_statement(request, call)
         return self._in_a_transaction(request) if commit is None else commit
 
-    def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
+    def _in_one_statement(self, request: StepRequest, call: Call) -> StepCommit | None:
         """Commit a step, or return ``None`` if it needs the portable form.
 
         Staged changes whose rows are unknown are read first if the handle staged something, or if the last
         step of this state promoted something; otherwise the statement returns them. A second statement then
         promotes them, if they have not changed.
         """
-        staged = self._staged_rows(request)
+        staged = self._staged_rows(request, call)
         if not (staged or request.staged):
-            commit, staged = self._try(request, request.encoded, ())
+            commit, staged = self._try(request, call, request.encoded, ())
             if not staged:
                 return commit
         try:
@@ -186,9 +186,9 @@ class DatabaseSteps(DatabaseOperations):
         except HelixStoreError:
             # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
-        return self._try(request, encoded, staged)[0]
+        return self._try(request, call, encoded, staged)[0]
 
-    def _staged_rows(self, request: StepRequest) -> list[StagedRow]:
+    def _staged_rows(self, request: StepRequest, call: Call) -> list[StagedRow]:
         if request.staged_rows:
             return sorted(request.staged_rows, key=lambda row: int(row.version.split(":")[0]))
         origin = origin_of(request.state)
@@ -200,10 +200,10 @@ class DatabaseSteps(DatabaseOperations):
             "session_id": request.session_id,
             "step_id": request.step.step_id,
         }
-        return [StagedRow(*row) for row in self.db.read(STAGED_ROWS, step)]
+        return [StagedRow(*row) for row in call.read(STAGED_ROWS, step)]
 
     def _try(
-        self, request: StepRequest, encoded: EncodedState, staged: Sequence[StagedRow]
+        self, request: StepRequest, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
     ) -> tuple[StepCommit | None, list[StagedRow]]:
         """Try to commit a step that promotes these rows, and return its commit or the rows staged instead."""
         at = moments.now()
@@ -246,7 +246,7 @@ class DatabaseSteps(DatabaseOperations):
             "keep": request.keep,
             **_message_parameters(request.messages),
         }
-        rows = self.db.try_write(statement, parameters)
+        rows = call.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
             return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
         new_version, row_id, earlier_status, _, _ = rows[0]

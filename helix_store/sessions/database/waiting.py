@@ -41,7 +41,8 @@ from helix_store.sessions.database.locking import (
     missing_session,
     root_of,
 )
-from helix_store.sessions.database.rows import current_from, first_row
+from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.reading import current_from
 from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
     Suspension,
