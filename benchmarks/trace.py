@@ -37,12 +37,12 @@ from benchmarks.server import benchmark_server, create_database
 __all__ = ["BOUNDS", "Trace", "traced"]
 
 BOUNDS = {
-    "fast path": (14, 80),
-    "portable": (22, 146),
-    "SQLite": (20, 130),
+    "fast path": (14, 78),
+    "portable": (21, 128),
+    "SQLite": (20, 110),
     "handle": (19, 91),
-    "handle, staging": (21, 135),
-    "turn": (42, 427),
+    "handle, staging": (21, 129),
+    "turn": (41, 373),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 

@@ -5,6 +5,7 @@ its thread, and releases the connection. `engine.database` adds transactions.
 from __future__ import annotations
 
 import functools
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from helix_store import conf
 from helix_store.core.limits import Limits
 from helix_store.core.moments import as_sqlite_text, as_utc
 from helix_store.engine.aliases import alias_of
+from helix_store.engine.call_ids import CALL_ID_BYTES
 from helix_store.engine.citus import run_in_order
 from helix_store.engine.clocks import NOW
 from helix_store.engine.connections import (
@@ -42,6 +44,7 @@ __all__ = [
     "connect",
     "connect_first",
     "form_of",
+    "new_call_id",
     "postgres_module",
     "reading_moments",
     "release_unless_kept",
@@ -64,6 +67,8 @@ class Call(NamedTuple):
     form: conf.Form
     in_transaction: bool
     """Whether a write becomes part of a transaction of the caller."""
+    id: str = ""
+    """A random id, by which a write can find itself after a lost reply (see `engine.call_ids`)."""
 
     @property
     def has_fast_writes(self) -> bool:
@@ -137,6 +142,7 @@ class Call(NamedTuple):
 class LostReply(NamedTuple):
     """A write whose COMMIT got no reply."""
 
+    call: Call
     error: OutcomeUnknown
     began: float
     """The time of its start, on the monotonic clock."""
@@ -242,28 +248,29 @@ class Access:
     def write_once(
         self,
         statement: Statement,
-        parameters: Parameters,
+        parameters: Mapping[str, Any],
         read: Callable[[tuple[Any, ...]], R],
         *,
         otherwise: Callable[[], R],
-        look_first: Callable[[], R],
+        look_first: Callable[[str], R],
         operation_id: str,
     ) -> R:
         """Return what ``read`` makes of the row of a write in one statement, as `committed_once` does.
 
         If a write may not be one statement here, or if this one changes nothing, return the result of
-        ``otherwise``, the portable form. ``look_first`` runs if the reply to the statement's COMMIT is lost.
+        ``otherwise``, the portable form. The statement records the id of the call, ``%(call_id)s``; if the
+        reply to its COMMIT is lost, ``look_first`` looks for this id.
         """
         call = self.enter()
         if not call.has_fast_writes:
             return otherwise()
 
         def write(call: Call) -> R:
-            for row in call.try_write(statement, parameters):
+            for row in call.try_write(statement, {**parameters, "call_id": call.id}):
                 return read(row)
             return otherwise()
 
-        return self._committed_once(call, write, lambda _: look_first(), lambda: operation_id)
+        return self._committed_once(call, write, lambda call: look_first(call.id), lambda: operation_id)
 
     def committed_once(
         self,
@@ -288,9 +295,10 @@ class Access:
         again: Callable[[Call], R],
         operation_id: Callable[[], str | None],
     ) -> R:
-        connection = call.connection
+        call = call._replace(id=new_call_id())
         if call.in_transaction:
             return write(call)
+        connection = call.connection
         began = time.monotonic()
         # All statements of the call are sent in one session.
         token = is_kept_open.set(True)
@@ -298,13 +306,13 @@ class Access:
             session = _session_number(connection)
             return write(call)
         except OutcomeUnknown as exc:
-            lost = LostReply(exc, began, session, operation_id)
+            lost = LostReply(call, exc, began, session, operation_id)
         finally:
             is_kept_open.reset(token)
             release_unless_kept(connection)
         return self._after_lost_reply(lost, again)
 
-    def transaction(self, body: Callable[[], R]) -> R:
+    def transaction(self, body: Callable[[], R], call: Call | None = None) -> R:
         """Run ``body`` in one transaction: see `engine.database`."""
         raise NotImplementedError
 
@@ -324,6 +332,11 @@ class Access:
         """Return the database's time with one statement, inside a query or transaction."""
         ((value,),) = self.execute(NOW, {})
         return as_utc(value)
+
+
+def new_call_id() -> str:
+    """Return a random id for one call."""
+    return secrets.token_urlsafe(CALL_ID_BYTES)
 
 
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -430,12 +443,21 @@ def postgres_module() -> Any:
     return postgres
 
 
+@functools.lru_cache(16)
+def _sqlite_text(moment: datetime, fold: int) -> str:
+    """Return a moment as text; most writes store the same one in several rows.
+
+    Python considers two times equal that differ only in their ``fold``, so it is a part of the key.
+    """
+    return as_sqlite_text(moment)
+
+
 def _as_sqlite_takes(parameters: Parameters) -> Parameters:
     if type(parameters) is dict:
         # Only PostgreSQL's form needs a list; the query log of DEBUG would also bind it here.
         return {
-            name: as_sqlite_text(value) if type(value) is datetime else value
+            name: _sqlite_text(value, value.fold) if type(value) is datetime else value
             for name, value in parameters.items()
             if type(value) is not list
         }
-    return [as_sqlite_text(value) if type(value) is datetime else value for value in parameters]
+    return [_sqlite_text(value, value.fold) if type(value) is datetime else value for value in parameters]

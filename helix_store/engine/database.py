@@ -25,7 +25,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -44,11 +44,14 @@ from helix_store.engine.access import (
     release_unless_kept,
     run,
 )
-from helix_store.engine.commits import NO_ANSWER, WatchedTransaction, patient_pauses
+from helix_store.engine.commits import NO_ANSWER, patient_pauses
 from helix_store.engine.connections import release_once
 from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import HelixStoreError, OutcomeUnknown, StoreBusy, StoreUnavailable
+
+if TYPE_CHECKING:
+    from helix_store.engine.postgres import WatchedTransaction
 
 __all__ = ["Call", "Database", "DatabaseOperations", "Parameters", "Rows", "reads", "writes"]
 
@@ -125,18 +128,17 @@ class Database(Access):
             finally:
                 transaction.set_rollback(True, using=self.alias)
 
-    def transaction(self, body: Callable[[], R]) -> R:
-        """Run ``body`` in one transaction.
+    def transaction(self, body: Callable[[], R], call: Call | None = None) -> R:
+        """Run ``body`` in one transaction, by default in a call of its own.
 
         Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
         Otherwise a transaction that the database aborted because of another one runs again, and so does one
         whose COMMIT was lost on the way. If only the reply was lost, the transaction's result is returned.
         """
-        return self._transaction(body, only_reads=False)
+        return self._transaction(body, call, only_reads=False)
 
-    def _transaction(self, body: Callable[[], R], *, only_reads: bool) -> R:
-        call = self.enter()
-        connection, form = call.connection, call.form
+    def _transaction(self, body: Callable[[], R], call: Call | None, *, only_reads: bool) -> R:
+        _, connection, form, *_ = call or self.enter()
         if form.tells_tenant:
             body = functools.partial(self._after_the_tenant, body)
         # On Citus, the node with the tables may have committed what the entry node rolled back.
@@ -146,7 +148,7 @@ class Database(Access):
         try:
             for attempt in range(attempts):
                 is_last = attempt + 1 == attempts
-                watched = None if driver is None else WatchedTransaction(connection, driver)
+                watched = None if driver is None else driver.WatchedTransaction(connection)
                 try:
                     return _attempt(connection, body, watched)
                 except OutcomeUnknown as exc:
@@ -163,7 +165,8 @@ class Database(Access):
                 time.sleep(pause)
             raise AssertionError("the last attempt returns or raises")
         finally:
-            release_unless_kept(connection)
+            if call is None:
+                release_unless_kept(connection)
 
     def _after_the_tenant(self, body: Callable[[], R]) -> R:
         """Set the tenant for the policies of the database, and run ``body``."""
@@ -171,13 +174,13 @@ class Database(Access):
         return body()
 
     def read_in_transaction(self, body: Callable[[], R]) -> R:
-        return self._transaction(body, only_reads=True)
+        return self._transaction(body, None, only_reads=True)
 
     def _after_lost_reply(self, lost: LostReply, again: Callable[[Call], R]) -> R:
         def after_the_lost_one() -> R:
             if self.is_postgresql:
                 self.execute(_WAIT_BRIEFLY, {})
-            return again(self.enter())
+            return again(self.enter()._replace(id=lost.call.id))
 
         # With an id, the store has already waited for its transaction.
         for pause in patient_pauses() if lost.error.operation_id is None else (0.0,):
@@ -223,6 +226,13 @@ def reads(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     return as_query
 
 
+@contextmanager
+def _on_postgresql(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Set what the statements of a transaction need."""
+    with reading_moments(connection), _read_committed(connection):
+        yield
+
+
 def _read_committed(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
     """Give new transactions in the block the isolation level that the statements need."""
     if connection.vendor != "postgresql" or connection.in_atomic_block:
@@ -242,7 +252,7 @@ def _attempt(connection: BaseDatabaseWrapper, body: Callable[[], R], watched: Wa
     try:
         try:
             atomic = transaction.atomic(using=connection.alias)
-            with reading_moments(connection), _read_committed(connection), atomic:
+            with _on_postgresql(connection) if connection.vendor == "postgresql" else _UNCHANGED, atomic:
                 transaction.on_commit(mark_committed, using=connection.alias)
                 with watched or _UNCHANGED:
                     result = body()

@@ -142,7 +142,7 @@ class Lock:
         because a rollback undoes the new end but not the trust. Raises `LockLostError` if the term was
         released, has expired or was taken over. Safe to repeat.
         """
-        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
         expires_at = self._backend.refresh(
             self._name, owner=self._owner, fencing_token=self._fencing_token, ttl_ms=ttl_ms

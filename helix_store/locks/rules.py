@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from helix_store.core.locks import LockInfo
 from helix_store.core.validation import milliseconds
@@ -26,6 +27,9 @@ __all__ = [
 
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
 """Seven days, because a crashed holder keeps the name for the rest of the term."""
+
+ttl_milliseconds: Final = partial(milliseconds, minimum=1, maximum=MAX_TTL_MS)
+"""Return a checked TTL, as `milliseconds` does. Raises `InvalidPayload`."""
 
 _TRUSTED_PART: Final = 0.9
 """The last tenth of a term is a margin for clocks of different speeds and for the holder's reaction."""
@@ -76,11 +80,6 @@ class LockOperations(Protocol):
     def active(self) -> list[LockInfo]:
         """Return the terms that last now, by name."""
         ...
-
-
-def ttl_milliseconds(value: Any, name: str = "ttl_ms") -> int:
-    """Return a checked TTL. Raises `InvalidPayload`."""
-    return milliseconds(value, name, minimum=1, maximum=MAX_TTL_MS)
 
 
 def trust_ends(requested_at: float, ttl_ms: int) -> float:

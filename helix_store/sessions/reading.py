@@ -170,7 +170,7 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
     """Return the custom state in a payload, or in a payload that is a delta from a base."""
-    return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
+    return decode_object(payload) if base is None else decode_with_deltas(base, (payload,))
 
 
 def sub_session_ref_from(stored: Any) -> SubSessionRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -167,7 +167,7 @@ class Store(StoreBase):
             return write()
 
         return db.committed_once(
-            lambda call: call.database.transaction(write),
+            partial(db.transaction, write),
             write_again,
             operation_id=lambda: None if committed is None else committed[0].checkpoint_id,
         )

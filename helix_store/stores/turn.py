@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -427,10 +427,10 @@ class Turn(BothContexts):
         if self._interrupt is None and not self.is_active:
             raise _is_over()
 
-    def _step_is_over(self, step: Step, *, run_has_ended: bool, was_ended: bool) -> None:
+    def _step_is_over(self, state: SessionState, *, run_has_ended: bool, was_ended: bool) -> None:
         with self._mutex:
             before = Before(self.state, self._run_has_ended, self._was_ended)
-            self._state, self._run_has_ended, self._was_ended = step.state, run_has_ended, was_ended
+            self._state, self._run_has_ended, self._was_ended = state, run_has_ended, was_ended
             connection = self.session._parts.connection_of_caller
             if connection is not None:
                 self._provisional.add(connection, before)
@@ -486,6 +486,7 @@ class _TurnStep(Step):
         self._estimate = estimate
         self._fencing_token = turn.fencing_token
         self._receives = turn._receives
+        self._offered = turn.results
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
         is_capped = self._turn._is_capped
@@ -502,15 +503,13 @@ class _TurnStep(Step):
     def _require_lock(self) -> None:
         self._turn._require_lock()
 
-    def _offered(self) -> Collection[str]:
-        return self._turn.results
-
-    def _to_record(self) -> Callable[[], object] | None:
+    def _before_commit(self) -> Callable[[], object] | None:
+        self._turn._require_lock()
         return self._turn._to_record()
 
-    def _after(self) -> None:
+    def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received
-        self._turn._step_is_over(self, run_has_ended=bool(self._asked), was_ended=was_ended)
+        self._turn._step_is_over(state, run_has_ended=bool(self._asked), was_ended=was_ended)
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)

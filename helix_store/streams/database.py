@@ -15,7 +15,6 @@ from django.db.models.functions import Now
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
@@ -110,17 +109,17 @@ class DatabaseStreams(DatabaseOperations):
         self._repeatable_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
-        call_id = new_call_id()
-        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts), "call_id": call_id}
+        of_stream = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
 
         def write(call: Call) -> Rows:
+            parameters = {**of_stream, "call_id": call.id}
             if call.has_fast_writes:
                 with_texts = {**parameters, "texts": list(texts)}
                 return self._write_with_fence(sql.APPEND, stream_id, with_texts, guard, call)
             return self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
 
         def look_first(call: Call) -> Rows:
-            return self._appended(stream_id, call_id, len(texts)) or write(call)
+            return self._appended(stream_id, call.id, len(texts)) or write(call)
 
         rows = self.db.committed_once(write, look_first, operation_id=lambda: stream_id)
         if not rows:

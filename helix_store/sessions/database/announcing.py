@@ -27,6 +27,8 @@ def announce(
     ``tenant`` is the session's tenant, if ``db`` works on several.
     """
     if signals:
+        connection = db.connection
         tenant = db.tenant if tenant is None else tenant
-        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
-        after_commit(db.connection, send)
+        alias = connection.alias
+        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=alias, **details)
+        after_commit(connection, send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,6 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.moments import as_utc
 from helix_store.core.types import (
     InterruptKind,
@@ -78,7 +77,6 @@ class DatabaseRuns(DatabaseOperations):
         locked = partial(self._start_run_locked, session_id, run_id, start_sequence, supersede, guard)
         token, version = guard.fencing_token, guard.expected_version
         statement = start_run(is_expected=version is not None, is_fenced=token is not None)
-        call_id = new_call_id()
         parameters = {
             "tenant": self.db.tenant,
             "session_id": session_id,
@@ -87,10 +85,9 @@ class DatabaseRuns(DatabaseOperations):
             "expected_version": version,
             "fencing_token": token,
             "at": moments.now(),
-            "call_id": call_id,
         }
 
-        def look_first() -> Run:
+        def look_first(call_id: str) -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
         return self.db.write_once(
@@ -158,16 +155,14 @@ class DatabaseRuns(DatabaseOperations):
         locked = partial(self._update_run_locked, session_id, run_id, update, guard)
         if update.status is RunStatus.RUNNING:
             return locked()
-        call_id = new_call_id()
         parameters = {
             **_end_parameters(run_id, update),
-            "call_id": call_id,
             "tenant": self.db.tenant,
             "session_id": session_id,
             "fencing_token": guard.fencing_token,
         }
 
-        def look_first() -> Run:
+        def look_first(call_id: str) -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
         return self.db.write_once(
@@ -185,7 +180,10 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                return _run_of(session_id, ended)
+                run = _run_of(session_id, ended)
+                # SQLite returns times as text.
+                ended_at = None if run.ended_at is None else as_utc(run.ended_at)
+                return replace(run, started_at=as_utc(run.started_at), ended_at=ended_at)
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
@@ -343,9 +341,7 @@ def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
 
 
 def _run_of(session_id: str, values: tuple[Any, ...]) -> Run:
-    row = RunRow(**dict(zip(RUN_COLUMNS, values, strict=True)))
-    row.started_at, row.ended_at = as_utc(row.started_at), row.ended_at and as_utc(row.ended_at)
-    return run_from(row, session_id)
+    return run_from(RunRow(**dict(zip(RUN_COLUMNS, values, strict=True))), session_id)
 
 
 def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:

@@ -13,7 +13,6 @@ from django.db import IntegrityError, transaction
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.merging import merge_changes
 from helix_store.core.types import (
     SessionHead,
@@ -156,14 +155,13 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        call_id = new_call_id()
         compare = partial(self._compare_and_set_locked, session_id, expected, status, failure_reason, guard)
 
         def changed(row: Sequence[Any]) -> StatusChange | StatusConflict:
             announce(self.db, session_id, signals_of_status("", status, failure_reason))
             return StatusChange(new_version=int(row[0]))
 
-        def look_first() -> StatusChange | StatusConflict:
+        def look_first(call_id: str) -> StatusChange | StatusConflict:
             call_ids = lock_session(self.db, session_id, None, "call_ids").call_ids
             version = recorded_value(call_ids, call_id)
             return compare() if version is None else changed([version])
@@ -179,7 +177,6 @@ class DatabaseSessions(DatabaseOperations):
             "status": status.value,
             "failure_reason": failure_reason,
             "at": moments.now(),
-            "call_id": call_id,
         }
         return self.db.write_once(
             COMPARE_AND_SET_STATUS,

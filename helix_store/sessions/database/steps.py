@@ -24,7 +24,6 @@ from django.db.models.functions import Now
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.call_ids import recorded_value
@@ -72,7 +71,6 @@ __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
 class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
-        call_id = new_call_id()
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
         parameters = {
             "tenant": self.db.tenant,
@@ -81,10 +79,9 @@ class DatabaseStaging(DatabaseOperations):
             "tool_call_id": tool_call_id,
             "payload": text,
             "at": moments.now(),
-            "call_id": call_id,
         }
 
-        def look_first() -> None:
+        def look_first(call_id: str) -> None:
             if not self._was_staged(session_id, step_id, tool_call_id, call_id):
                 locked()
 
@@ -134,7 +131,7 @@ class DatabaseStaging(DatabaseOperations):
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard)
-        staged = _take_staged(self.db, head, step_id)
+        staged = _take_staged(self.db, head, step_id, moments.now())
         if not staged:
             return head.version
         custom_state, envelope = read_current(self.db, head)
@@ -144,7 +141,7 @@ class DatabaseStaging(DatabaseOperations):
     @writes
     def discard(self, session_id: str, step_id: str) -> int:
         head = lock_session(self.db, session_id)
-        discarded = len(_take_staged(self.db, head, step_id))
+        discarded = len(_take_staged(self.db, head, step_id, moments.now()))
         if discarded:
             touch(self.db, head)
         return discarded
@@ -164,7 +161,9 @@ class DatabaseSteps(DatabaseOperations):
         commit = None
         if request.operation_id is None and not request.uses and call.has_fast_writes:
             commit = self._in_one_statement(request, call)
-        return self._in_a_transaction(request) if commit is None else commit
+        if commit is None:
+            commit = self.db.transaction(partial(self._commit_locked, request), call)
+        return commit
 
     def _in_one_statement(self, request: StepRequest, call: Call) -> StepCommit | None:
         """Commit a step, or return ``None`` if it needs the portable form.
@@ -179,10 +178,7 @@ class DatabaseSteps(DatabaseOperations):
             if not staged:
                 return commit
         try:
-            changes = decode_staged([row.payload for row in staged])
-            if request.staged:
-                request.require_staged(changes)
-            encoded = request.promote(changes)
+            encoded = request.promote_rows(staged)
         except HelixStoreError:
             # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
@@ -256,10 +252,6 @@ class DatabaseSteps(DatabaseOperations):
         remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
         return StepCommit(request.checkpoint_id, new_version=new_version), []
 
-    @writes
-    def _in_a_transaction(self, request: StepRequest) -> StepCommit:
-        return self._commit_locked(request)
-
     def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
         """Lock the session, promote its staging, and write messages, checkpoint and head.
 
@@ -279,7 +271,8 @@ class DatabaseSteps(DatabaseOperations):
             return claims.earlier_commit
         if is_repeat and _may_be_pruned(head, request):
             raise OutcomeUnknown(request.name)
-        staged = _take_staged(self.db, head, request.step.step_id)
+        at = moments.now()
+        staged = _take_staged(self.db, head, request.step.step_id, at)
         if request.staged:
             # This comes before the guard: another worker may have staged the changes and made the step stale.
             request.require_staged(staged)
@@ -295,7 +288,6 @@ class DatabaseSteps(DatabaseOperations):
             mode=head.mode,
             ownership=head.client_tool_call_ownership,
         )
-        at = moments.now()
         encoded = request.promote(staged)
         given.custom_state = request.custom_state
         received = self._received(head, request, at) if claims.has_due_posts else []
@@ -349,10 +341,10 @@ class DatabaseSteps(DatabaseOperations):
         return receive_due(self.db, head, position=position, at=at)
 
 
-def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
+def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> list[StagedChanges]:
     """Remove and return a step's staged changes, in staging order. The session must be locked."""
-    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": moments.now()})
-    return decode_staged(payload for _, payload in sorted(rows))
+    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": at})
+    return decode_staged([payload for _, payload in sorted(rows)])
 
 
 def _checkpoint_columns(
