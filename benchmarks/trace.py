@@ -40,9 +40,9 @@ BOUNDS = {
     "fast path": (14, 78),
     "portable": (21, 128),
     "SQLite": (20, 110),
-    "handle": (19, 91),
-    "handle, staging": (21, 129),
-    "turn": (41, 373),
+    "handle": (19, 89),
+    "handle, staging": (21, 127),
+    "turn": (39, 347),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 

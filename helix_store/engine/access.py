@@ -328,6 +328,15 @@ class Access:
         """Run a statement as part of the open transaction or query, and return its rows."""
         return run(connections[self.alias], statement, parameters)
 
+    def after_commit(self, call: Callable[[], object]) -> None:
+        """Make a call after the open transaction commits, or at once outside a block."""
+        alias = self.alias
+        if connections[alias].in_atomic_block:
+            transaction.on_commit(call, using=alias, robust=True)
+        else:
+            # Outside a block, on_commit() would open a connection only to check its autocommit mode.
+            call()
+
     def now(self) -> datetime:
         """Return the database's time with one statement, inside a query or transaction."""
         ((value,),) = self.execute(NOW, {})

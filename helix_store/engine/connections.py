@@ -11,21 +11,20 @@ one that the project started, never ends a request, so it would keep its connect
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from django.core.signals import request_finished, request_started
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.engine.forks import opened_connections
 from helix_store.exceptions import OutsideTransaction
 
 __all__ = [
-    "after_commit",
     "is_kept_open",
     "keep_open",
     "note_opened_by_call",
@@ -129,15 +128,6 @@ def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
     is_ours = opened is not None and opened() is connection.connection
     if is_ours and connection.autocommit and not getattr(_requests, "is_served", False):
         return_to_pool(connection)
-
-
-def after_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> None:
-    """Make a call after the open transaction commits, or at once outside a block."""
-    if connection.in_atomic_block:
-        transaction.on_commit(call, using=connection.alias, robust=True)
-    else:
-        # Outside a block, on_commit() would open a connection only to check its autocommit mode.
-        call()
 
 
 class release_after:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from helix_store import conf
@@ -47,9 +48,13 @@ class DatabaseLocks:
     def __init__(self, db: Database) -> None:
         self.db = db
 
+    @cached_property
+    def _looks_first(self) -> bool:
+        # On SQLite a write waits for every other write, even if it only finds that the name is held.
+        return not self.db.has_row_locks
+
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        if not self.db.has_row_locks and self.is_locked(name):
-            # On SQLite a write waits for every other write, even if it only finds that the name is held.
+        if self._looks_first and self.is_locked(name):
             return None
         return self._begin_term(sql.ACQUIRE_AFTER_SESSION, sql.ACQUIRE, name, owner, ttl_ms)
 

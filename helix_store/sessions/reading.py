@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from helix_store.core import validation
@@ -41,6 +41,7 @@ __all__ = [
     "interrupt_from",
     "listed_head",
     "run_from",
+    "stored_run",
     "sub_session_ref_from",
 ]
 
@@ -200,6 +201,11 @@ def run_from(row: Any, session_id: str) -> Run:
         completion_reason=row.completion_reason,
         error=None if row.error is None else decode(row.error),
     )
+
+
+def stored_run(session_id: str, names: Sequence[str], values: Sequence[Any]) -> Run:
+    """Return the run in the columns of a row."""
+    return run_from(SimpleNamespace(**dict(zip(names, values, strict=True))), session_id)
 
 
 def interrupt_from(row: Any, session_id: str) -> InterruptRequest:

@@ -312,7 +312,7 @@ class Step(BothContexts):
             set_intent(state, self._intent())
         write = self._to_write(state, record)
         commit, custom_state = self.session._parts.commit_step(write)
-        if write.is_earlier(commit):
+        if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
             state = self.session.load()
         else:

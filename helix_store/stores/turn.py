@@ -90,8 +90,6 @@ class Turn(BothContexts):
         self._fencing_token: int | None = None
         self._state: SessionState | None = None
         self._spending: Spending | None = None
-        self._spent = 0
-        """The number of entries that the last call of `_record` has recorded."""
         self._interrupt: TurnInterrupted | None = None
         self._is_used = False
         self._has_left = False
@@ -277,18 +275,20 @@ class Turn(BothContexts):
 
     def _taken_up(self, state: SessionState) -> SessionState:
         store, session_id = self.session.store, self.session.id
-        if _has_ended(state) or rules.is_waiting(state):
+        standing = rules.standing_of(state)
+        if _has_ended(state) or standing.is_waiting:
             # Read under the lock: an answer may have arrived before it and found the session busy.
             state = self.session.load()
-            if _has_ended(state) or rules.is_waiting(state):
+            standing = rules.standing_of(state)
+            if _has_ended(state) or standing.is_waiting:
                 self._settle(state)
                 return state
-        self.results = rules.calls_of(state).answers
+        self.results = standing.answers
         # A loaded state need not say whether posts are waiting or budgets exist; then assume both.
         may_be_capped = getattr(state, "_is_capped", True) and self.session._parts.is_atomic
         self._is_capped = may_be_capped and self._has_budget(state)
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
-        if rules.is_suspended(state):
+        if standing.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=self.fencing_token)
         if may_receive and state.status != SessionStatus.PAUSED and self._received(state):
             state = self.session.load()
@@ -376,20 +376,16 @@ class Turn(BothContexts):
         if record is not None:
             record()
             self._hold = None
-            if self._spending is not None and self._spent:
-                self._spending.forget(self._spent)
+            if self._spending is not None:
+                self._spending.forget()
 
     def _to_record(self) -> Callable[[], object] | None:
         """Return the call that records what was spent and releases the hold; ``None`` without either."""
-        self._spent = 0
         spending = self._spending
-        record = None if spending is None or spending.is_empty else partial(self._record, spending)
+        record = None if spending is None or spending.is_empty else spending.record
         if self._hold is None:
             return record
         return partial(self.session._parts.budgets._settle, self._hold, record)
-
-    def _record(self, spending: Spending) -> None:
-        self._spent = spending.record()
 
     def _release(self, lock: HeldLock) -> None:
         try:
@@ -436,9 +432,9 @@ class Turn(BothContexts):
                 self._provisional.add(connection, before)
             self._hold = None
             if self._spending is not None and connection is not None:
-                self._spending.keep(self._spent)
+                self._spending.keep()
             elif self._spending is not None:
-                self._spending.forget(self._spent)
+                self._spending.forget()
 
     @property
     def _may_be_rolled_back(self) -> bool:

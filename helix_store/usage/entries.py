@@ -120,7 +120,7 @@ _RULES: Final = {
         "source": _SOURCE,
         "run_id": validation.optional_identifier,
         "id": validation.optional_identifier,
-        "cost_usd": checked_cost,
+        "cost_usd": validation.optional(checked_cost),
     }
     for kind, own in _OWN_FIELDS.items()
 }

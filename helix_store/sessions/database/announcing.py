@@ -7,7 +7,6 @@ from functools import partial
 
 from django.dispatch import Signal
 
-from helix_store.engine.connections import after_commit
 from helix_store.engine.database import Database
 from helix_store.sessions.announcements import send_signals
 
@@ -27,8 +26,6 @@ def announce(
     ``tenant`` is the session's tenant, if ``db`` works on several.
     """
     if signals:
-        connection = db.connection
         tenant = db.tenant if tenant is None else tenant
-        alias = connection.alias
-        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=alias, **details)
-        after_commit(connection, send)
+        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
+        db.after_commit(send)

@@ -40,7 +40,7 @@ from helix_store.sessions.database.locking import (
     touch,
 )
 from helix_store.sessions.database.rows import first_row, session_with_id
-from helix_store.sessions.reading import interrupt_from, run_from, sub_session_ref_from
+from helix_store.sessions.reading import interrupt_from, run_from, stored_run, sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -93,7 +93,7 @@ class DatabaseRuns(DatabaseOperations):
         return self.db.write_once(
             statement,
             parameters,
-            partial(_run_of, session_id),
+            partial(stored_run, session_id, RUN_COLUMNS),
             otherwise=locked,
             look_first=look_first,
             operation_id=run_id,
@@ -168,7 +168,7 @@ class DatabaseRuns(DatabaseOperations):
         return self.db.write_once(
             end_run(is_fenced=guard.fencing_token is not None),
             parameters,
-            partial(_run_of, session_id),
+            partial(stored_run, session_id, RUN_COLUMNS),
             otherwise=locked,
             look_first=look_first,
             operation_id=run_id,
@@ -180,7 +180,7 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                run = _run_of(session_id, ended)
+                run = stored_run(session_id, RUN_COLUMNS, ended)
                 # SQLite returns times as text.
                 ended_at = None if run.ended_at is None else as_utc(run.ended_at)
                 return replace(run, started_at=as_utc(run.started_at), ended_at=ended_at)
@@ -338,10 +338,6 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
 
 def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
-
-
-def _run_of(session_id: str, values: tuple[Any, ...]) -> Run:
-    return run_from(RunRow(**dict(zip(RUN_COLUMNS, values, strict=True))), session_id)
 
 
 def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:
