@@ -25,6 +25,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from django.db import transaction
@@ -141,10 +142,11 @@ class Database(Access):
         _, connection, form, *_ = call or self.enter()
         if form.tells_tenant:
             body = functools.partial(self._after_the_tenant, body)
+        is_own = not connection.in_atomic_block
         # On Citus, the node with the tables may have committed what the entry node rolled back.
-        is_watched = connection.vendor == "postgresql" and not (only_reads or form.is_citus)
+        is_watched = is_own and connection.vendor == "postgresql" and not (only_reads or form.is_citus)
         driver = postgres_module() if is_watched else None
-        attempts = 1 if connection.in_atomic_block else _ATTEMPTS
+        attempts = _ATTEMPTS if is_own else 1
         try:
             for attempt in range(attempts):
                 is_last = attempt + 1 == attempts
@@ -196,11 +198,11 @@ class Database(Access):
         raise OutcomeUnknown(lost.operation_id()) from lost.error.__cause__
 
 
+@dataclass(eq=False, repr=False)
 class DatabaseOperations:
     """A group of operations on one database."""
 
-    def __init__(self, db: Database) -> None:
-        self.db = db
+    db: Database
 
 
 S = TypeVar("S", bound=DatabaseOperations)

@@ -53,7 +53,6 @@ from helix_store.sessions.sql import CURRENT_COLUMNS
 from helix_store.sessions.tool_calls import (
     ToolCalls,
     claimed_ownership,
-    is_answered,
     owner_of,
     readable_due_calls,
     tree_of,
@@ -104,9 +103,8 @@ class DatabaseWaiting(DatabaseOperations):
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome.is_stored:
-            columns = calls.columns(self.db.limits)
-            version = advance(self.db, owner, **columns)
-            if is_answered(columns["pending_client_tool_calls"]):
+            version = advance(self.db, owner, **calls.columns(self.db.limits))
+            if calls.is_answered:
                 announce(self.db, owner_id, [session_answered])
         return Submission(
             outcome=outcome,
