@@ -42,8 +42,8 @@ BOUNDS = {
     "SQLite": (20, 110),
     "handle": (19, 89),
     "handle, staging": (21, 127),
-    "turn": (39, 347),
-    "answer": (37, 218),
+    "turn": (38, 347),
+    "answer": (36, 218),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 

@@ -33,9 +33,8 @@ from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.exceptions import NotSupportedOnBackend, SessionExists
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Session
-from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.backend import Counter
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import read_current, write_current
 from helix_store.sessions.database.listing import select_sessions
 from helix_store.sessions.database.locking import advance, lock_known_session, lock_session

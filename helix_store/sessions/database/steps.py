@@ -36,9 +36,8 @@ from helix_store.exceptions import (
     RunNotFound,
 )
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
-from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.approvals import used_approvals
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
     advance,

@@ -31,8 +31,8 @@ from helix_store.engine.rows import update_row
 from helix_store.exceptions import ConflictError
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
+from helix_store.sessions.announcements import announce
 from helix_store.sessions.answers import Answer
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
