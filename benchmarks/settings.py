@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from benchmarks.server import ENVIRONMENT_VARIABLE
-from example_project.settings import SQLITE_OPTIONS
+from example_project.settings import MIDDLEWARE, SQLITE_OPTIONS, TEMPLATES
 
-__all__ = ["DATABASES"]
+__all__ = ["DATABASES", "MIDDLEWARE", "TEMPLATES"]
 
 _server = json.loads(os.environ[ENVIRONMENT_VARIABLE])
 
@@ -48,7 +48,18 @@ DATABASES = {
         "OPTIONS": SQLITE_OPTIONS,
     },
 }
-INSTALLED_APPS = ["django.contrib.contenttypes", "helix_store", "helix_store.contrib.langgraph"]
+# With the admin, for the answer that `benchmarks.trace` traces.
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "helix_store",
+    "helix_store.contrib.langgraph",
+]
+ROOT_URLCONF = "benchmarks.urls"
+ALLOWED_HOSTS = ["testserver"]
 USE_TZ = True
 SECRET_KEY = "benchmarks"  # noqa: S105  signs cursors for the length of a run
 HELIX_STORE: dict[str, Any] = {

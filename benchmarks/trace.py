@@ -1,9 +1,9 @@
 """``python -m benchmarks.trace``: which files of helix_store one step enters, and how often it changes file.
 
-Traced are the step of a handle, without and with a staged change, the turn of the README, and the call
-`save_state_and_promote_staging`: a state of 4 KB that `load_state` returned and that was
-changed in two of its keys, two messages, one staged change, an expected version. It is the last of several
-steps of its session, so that caches and prepared statements are warm.
+Traced are the step of a handle, without and with a staged change, the turn of the README, the request by
+which a user of the admin approves a call, and the call `save_state_and_promote_staging`: a state of 4 KB that
+`load_state` returned and that was changed in two of its keys, two messages, one staged change, an expected
+version. It is the last of several steps of its session, so that caches and prepared statements are warm.
 
 What is counted, of functions whose code lies in a file of the package ``helix_store``:
 
@@ -37,12 +37,13 @@ from benchmarks.server import benchmark_server, create_database
 __all__ = ["BOUNDS", "Trace", "traced"]
 
 BOUNDS = {
-    "fast path": (14, 84),
-    "portable": (21, 144),
-    "SQLite": (19, 130),
-    "handle": (22, 103),
-    "handle, staging": (23, 157),
-    "turn": (42, 503),
+    "fast path": (14, 78),
+    "portable": (21, 128),
+    "SQLite": (20, 110),
+    "handle": (19, 89),
+    "handle, staging": (21, 127),
+    "turn": (38, 347),
+    "answer": (36, 218),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 
@@ -159,6 +160,7 @@ def _traces() -> Iterator[tuple[str, Trace]]:
     yield "step, PostgreSQL, handle", _traced_handle("step", stages=False)
     yield "step, PostgreSQL, handle, staging", _traced_handle("staging", stages=True)
     yield "README, PostgreSQL, turn", _traced_turn()
+    yield "admin, PostgreSQL, answer", _traced_answer()
 
 
 def _traced_step(alias: str, session_id: str) -> Trace:
@@ -223,6 +225,35 @@ def _traced_turn() -> Trace:
     for number in range(1, _STEPS + 1):
         store.new_session(f"turn-{number}", agent_type="traced")
         trace, _ = traced(partial(drive, f"turn-{number}"))
+    return trace
+
+
+def _traced_answer() -> Trace:
+    """The request by which a user of the admin approves a call."""
+    from django.contrib.auth import get_user_model
+    from django.test import Client
+    from django.urls import reverse
+
+    from helix_store.core.types import RunStatus
+    from helix_store.models import Session
+    from helix_store.stores import DatabaseStateStore
+
+    store = DatabaseStateStore("default")
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("traced"))
+    call = {"tool_name": "book", "input": {"to": "Oslo"}, "approval_id": "approval-1"}
+    form = {"call": "call-1", "approval": "approval-1", "answer": "approve", "reason": "fine"}
+
+    for number in range(1, _STEPS + 1):
+        session_id = f"answer-{number}"
+        store.create_session(session_id, agent_type="traced")
+        store.start_run(session_id)
+        store.suspend(session_id, kind=RunStatus.SUSPENDED_CLIENT_TOOL, context={}, pending={"call-1": call})
+        row = Session.objects.get(session_id=session_id)
+        address = reverse("admin:helix_store_session_operation", args=[row.pk, "answer"])
+        trace, response = traced(partial(client.post, address, form))
+        assert response.status_code == 302
+        assert "call-1" in store.take_tool_results(session_id)
     return trace
 
 

@@ -104,8 +104,10 @@ class OperatedAdmin(ReadOnlyAdmin):
         if isinstance(row, HttpResponseRedirect):
             return row
         is_sent = request.method == "POST"
-        initial = {**chosen.initial(row), **_named_by(request, chosen)}
-        form = chosen.form(request.POST) if is_sent else chosen.form(initial=initial)
+        if is_sent:
+            form = chosen.form(request.POST)
+        else:
+            form = chosen.form(initial={**chosen.initial(row), **_named_by(request, chosen)})
         is_confirmed = CONFIRMED in request.POST
         if is_sent and form.is_valid() and chosen.is_confirmed(form, is_confirmed=is_confirmed):
             return self._run(request, chosen, row, form.cleaned_data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,14 +18,12 @@ __all__ = [
     "IdGenerator",
     "ParsedCheckpointId",
     "checkpoint_id",
-    "new_call_id",
     "new_checkpoint_id",
     "new_id",
     "parse_checkpoint_id",
 ]
 
 _RANDOM_BITS: Final = 74
-_CALL_ID_BYTES: Final = 9
 _CHECKPOINT_ID: Final = re.compile(r"cpv1-(.+)-s([0-9]{1,19})-t([0-9]{1,19})-([0-9a-f]{6})", re.DOTALL)
 
 
@@ -63,11 +60,6 @@ class IdGenerator:
 
 new_id: Final = IdGenerator()
 after_fork(new_id.reset)
-
-
-def new_call_id() -> str:
-    """Return a random id for one call (see `engine.call_ids`)."""
-    return secrets.token_urlsafe(_CALL_ID_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ __all__ = [
     "UsageSource",
     "UsageTimeBucket",
     "UsageTotal",
+    "cost_as_stored",
     "cost_from_units",
     "cost_units",
     "rounded_cost",
@@ -52,6 +53,12 @@ def cost_units(cost: Decimal) -> int:
 
 def cost_from_units(units: int) -> Decimal:
     return _EXACT.scaleb(Decimal(units), -COST_PLACES)
+
+
+def cost_as_stored(cost: Decimal) -> Decimal | None:
+    """Return the cost of an entry, rounded to the stored decimal places; ``None`` if it is too high."""
+    units = cost_units(cost)
+    return cost_from_units(units) if units <= MAX_COST_UNITS else None
 
 
 def rounded_cost(cost: Decimal) -> str:

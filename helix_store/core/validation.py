@@ -27,6 +27,7 @@ from helix_store.core.limits import (
 )
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import size_of, write_json
+from helix_store.core.serialization import Serializable
 from helix_store.core.types import BRANCHED_FROM, SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
@@ -56,6 +57,7 @@ __all__ = [
     "page_offset",
     "query_number",
     "reason",
+    "record",
     "statuses",
     "tags",
     "tenant",
@@ -337,9 +339,22 @@ def arguments(rules: Mapping[str, Rule], **values: Any) -> None:
         rules[name](value, name)
 
 
-def optional(rule: Rule) -> Rule:
-    """Return a rule that also accepts ``None``."""
-    return lambda value, name: None if value is None else rule(value, name)
+def optional(rule: Rule, default: Any = None) -> Rule:
+    """Return a rule that also accepts ``None``, for which it returns the ``default``."""
+    return lambda value, name: default if value is None else rule(value, name)
+
+
+def record(cls: type[Serializable], rules: Mapping[str, Rule]) -> Rule:
+    """Return a rule for a record of a class or its dict; each of its fields has a rule in ``rules``."""
+
+    def checked(value: Any, name: str) -> Any:
+        try:
+            part = value if isinstance(value, cls) else cls.from_dict(value)
+        except InvalidPayload as exc:
+            raise InvalidPayload(path=name + exc.path, reason=exc.reason) from exc
+        return cls(**fields(part, rules, f"{name}/"))
+
+    return checked
 
 
 def enum_text(cls: type[Enum]) -> Rule:

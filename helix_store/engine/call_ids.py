@@ -1,5 +1,5 @@
 """The ids by which a one-statement write finds itself after its reply was lost. Each call generates a random
-id (`core.ids.new_call_id`) and stores it with what it writes. A row that many calls change keeps the ids of
+id (`engine.access.Call.id`) and stores it with what it writes. A row that many calls change keeps the ids of
 the last calls, newest first, so that a call can find its own id behind those of other writers.
 """
 
@@ -9,8 +9,9 @@ from typing import Final
 
 from helix_store.exceptions import OutcomeUnknown
 
-__all__ = ["CALL_IDS_LENGTH", "CALL_ID_LENGTH", "recorded", "recorded_value"]
+__all__ = ["CALL_IDS_LENGTH", "CALL_ID_BYTES", "CALL_ID_LENGTH", "recorded", "recorded_value"]
 
+CALL_ID_BYTES: Final = 9
 CALL_ID_LENGTH: Final = 12
 CALL_IDS_LENGTH: Final = 255
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final, TypeAlias
 
-from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.engine.errors import mapped_errors
 from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
 
-__all__ = ["NO_ANSWER", "WatchedTransaction", "patient_pauses"]
+__all__ = ["NO_ANSWER", "Mark", "has_committed", "patient_pauses"]
+
+Mark: TypeAlias = tuple[str, str]
+"""The number of a transaction, and the server that assigned it."""
 
 NO_ANSWER: Final = (OutcomeUnknown, StoreUnavailable, StoreBusy, StoreTimeout)
 
@@ -39,82 +41,32 @@ _END_IF_IDLE: Final = """
     WHERE backend_xid = %(number)s::xid8::xid AND state LIKE 'idle in transaction%%'"""
 
 
-class WatchedTransaction:
-    """One attempt of a transaction, a context inside its ``atomic()`` block. It watches nothing if it is part
-    of another transaction.
+def has_committed(connection: BaseDatabaseWrapper, mark: Mark, lost: OutcomeUnknown) -> bool:
+    """Return whether the transaction with this mark, whose COMMIT was ``lost``, is stored. Wait while the
+    server does not know. Raises `OutcomeUnknown` with the number of the transaction.
     """
+    number, server = mark
+    parameters = {"number": number, "server": server}
+    for pause in patient_pauses():
+        try:
+            status = _ask(connection, parameters)
+        except NO_ANSWER:
+            status = None
+        if status in ("committed", "aborted"):
+            return status == "committed"
+        if status == "another server":
+            break
+        time.sleep(pause)
+    raise OutcomeUnknown(f"xid-{number}") from lost.__cause__
 
-    def __init__(self, connection: BaseDatabaseWrapper, driver: Any) -> None:
-        """``driver`` is `engine.postgres`."""
-        self._connection = connection
-        self._driver = driver
-        self._mark: tuple[str, str] | None = None
-        self._hooks: list[Any] = []
-        self._has_ended = False
-        self.result: Any = None
 
-    def __enter__(self) -> None:
-        if self._connection.savepoint_ids:
-            self._driver = None
-        if self._driver is not None:
-            self._driver.watch(self._connection)
-            self._connection.execute_wrappers.append(self._begin_first)
-
-    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        connection = self._connection
-        if self._driver is not None:
-            self._stop_wrapping()
-            self._mark = self._driver.mark_of(connection)
-        # When COMMIT fails, Django puts another list in its place.
-        self._hooks = connection.run_on_commit
-        self._has_ended = kind is None
-
-    def _begin_first(self, execute: Callable[..., Any], *statement: Any) -> Any:
-        self._stop_wrapping()
-        # A prepared cursor, which has no adapters, begins the transaction in the round trip of its statement.
-        *_, context = statement
-        if hasattr(context["cursor"], "adapters"):
-            self._driver.begin_with_mark(self._connection)
-        return execute(*statement)
-
-    def _stop_wrapping(self) -> None:
-        """Leave the statements after the first one alone."""
-        if self._begin_first in self._connection.execute_wrappers:
-            self._connection.execute_wrappers.remove(self._begin_first)
-
-    def has_committed(self, lost: OutcomeUnknown) -> bool:
-        """Return whether a transaction whose COMMIT was ``lost`` is stored. Wait while the server does not
-        know. Raises `OutcomeUnknown` with the number of the transaction.
-        """
-        if not self._has_ended or self._mark is None:
-            raise lost
-        number, server = self._mark
-        parameters = {"number": number, "server": server}
-        for pause in patient_pauses():
-            try:
-                status = self._ask(parameters)
-            except NO_ANSWER:
-                status = None
-            if status in ("committed", "aborted"):
-                return status == "committed"
-            if status == "another server":
-                break
-            time.sleep(pause)
-        raise OutcomeUnknown(f"xid-{number}") from lost.__cause__
-
-    def finish(self) -> Any:
-        """Run the hooks that wait for the commit and return the result. Call this if it `has_committed`."""
-        for _, hook, is_robust in self._hooks:
-            transaction.on_commit(hook, using=self._connection.alias, robust=is_robust)
-        return self.result
-
-    def _ask(self, parameters: dict[str, str]) -> str | None:
-        with mapped_errors(self._connection), self._connection.cursor() as cursor:
-            cursor.execute(_STATUS, parameters)
-            (status,) = cursor.fetchone()
-            if status == "in progress":
-                cursor.execute(_END_IF_IDLE, parameters)
-        return None if status is None else str(status)
+def _ask(connection: BaseDatabaseWrapper, parameters: dict[str, str]) -> str | None:
+    with mapped_errors(connection), connection.cursor() as cursor:
+        cursor.execute(_STATUS, parameters)
+        (status,) = cursor.fetchone()
+        if status == "in progress":
+            cursor.execute(_END_IF_IDLE, parameters)
+    return None if status is None else str(status)
 
 
 def patient_pauses() -> Iterator[float]:

@@ -11,29 +11,29 @@ one that the project started, never ends a request, so it would keep its connect
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from django.core.signals import request_finished, request_started
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from helix_store.engine.forks import opened_connections, used_aliases
+from helix_store.engine.forks import opened_connections
 from helix_store.exceptions import OutsideTransaction
 
 __all__ = [
-    "after_commit",
-    "enter",
     "is_kept_open",
     "keep_open",
     "note_opened_by_call",
     "note_transactions_of",
+    "open_blocks",
     "release",
     "release_after",
     "release_once",
+    "require_thread_of_caller",
     "return_to_pool",
     "return_to_pool_after",
     "watch_requests",
@@ -58,26 +58,26 @@ class _Block(NamedTuple):
 
 
 # Executors of agent frameworks copy the context of the thread that waits for them.
-_open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
+open_blocks: Final[ContextVar[Mapping[str, _Block]]] = ContextVar(
     "helix_store_open_blocks",
     default=MappingProxyType({}),
 )
 
 
-def enter(alias: str) -> BaseDatabaseWrapper:
-    """Return the connection of this thread for a call of a store.
+def require_thread_of_caller(connection: BaseDatabaseWrapper) -> None:
+    """Raise `OutsideTransaction` if a caller has a transaction of this database open in another thread.
 
-    Raises `OutsideTransaction` if a caller has a transaction of this database open in another thread. A
-    caller is known by its context: by a call in its block, or by `note_transactions_of`.
+    A caller is known by its context: by a call in its block, or by `note_transactions_of`.
     """
-    connection = connections[alias]
-    used_aliases.add(alias)
-    known = _open_blocks.get().get(alias)
-    if known is not None and known.connection() is not connection and known.is_open():
-        raise OutsideTransaction
-    if connection.in_atomic_block and not (known is not None and known.is_open()):
+    blocks = open_blocks.get()
+    known = blocks.get(connection.alias)
+    if known is not None and known.is_open():
+        if known.connection() is not connection:
+            raise OutsideTransaction
+    elif connection.in_atomic_block:
         _note(connection)
-    return connection
+    elif known is not None:
+        open_blocks.set({alias: block for alias, block in blocks.items() if block is not known})
 
 
 def note_transactions_of(threads: Collection[int]) -> None:
@@ -90,7 +90,7 @@ def note_transactions_of(threads: Collection[int]) -> None:
 def _note(connection: BaseDatabaseWrapper) -> None:
     block = _outermost(connection)
     if block is not None:
-        _open_blocks.set({**_open_blocks.get(), connection.alias: _Block(ref(connection), ref(block))})
+        open_blocks.set({**open_blocks.get(), connection.alias: _Block(ref(connection), ref(block))})
 
 
 def _outermost(connection: Any) -> object | None:
@@ -128,15 +128,6 @@ def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
     is_ours = opened is not None and opened() is connection.connection
     if is_ours and connection.autocommit and not getattr(_requests, "is_served", False):
         return_to_pool(connection)
-
-
-def after_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> None:
-    """Make a call after the open transaction commits, or at once outside a block."""
-    if connection.in_atomic_block:
-        transaction.on_commit(call, using=connection.alias, robust=True)
-    else:
-        # Outside a block, on_commit() would open a connection only to check its autocommit mode.
-        call()
 
 
 class release_after:

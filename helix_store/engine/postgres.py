@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
-from django.db import Error
+from django.db import Error, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import Connection, DataError, IsolationLevel
 from psycopg.abc import Buffer
@@ -30,13 +30,14 @@ from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.string import TextLoader
 
+from helix_store.engine.commits import Mark, has_committed
 from helix_store.engine.errors import is_stale_prepared_statement
 from helix_store.engine.statement import PreparedForm, Statement
+from helix_store.exceptions import OutcomeUnknown
 
-__all__ = ["begin_with_mark", "fetch_prepared", "mark_of", "read_committed", "read_moments", "watch"]
+__all__ = ["WatchedTransaction", "fetch_prepared", "read_committed", "read_moments"]
 
 Rows = list[tuple[Any, ...]]
-Mark = tuple[str, str]
 
 _SAVE: Final = b"SAVEPOINT helix_store_statement"
 _RELEASE: Final = b"RELEASE SAVEPOINT helix_store_statement"
@@ -302,12 +303,62 @@ def _results(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
 # --- The start of a transaction, with its number in the same round trip ------------------------------
 
 
-def watch(connection: BaseDatabaseWrapper) -> None:
-    """Read the mark of the transaction that begins next on this connection."""
-    _marks[connection.connection] = None
+class WatchedTransaction:
+    """One attempt of a transaction, a context inside its ``atomic()`` block. It watches nothing if it is part
+    of another transaction.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._mark: Mark | None = None
+        self._hooks: list[Any] = []
+        self._is_outermost = False
+        self._has_ended = False
+        self.result: Any = None
+
+    def __enter__(self) -> None:
+        connection = self._connection
+        self._is_outermost = not connection.savepoint_ids
+        if self._is_outermost:
+            _marks[connection.connection] = None
+            connection.execute_wrappers.append(self._begin_first)
+
+    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
+        connection = self._connection
+        if self._is_outermost:
+            self._stop_wrapping()
+            self._mark = _marks.pop(connection.connection, None)
+        # When COMMIT fails, Django puts another list in its place.
+        self._hooks = connection.run_on_commit
+        self._has_ended = kind is None
+
+    def _begin_first(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        self._stop_wrapping()
+        # A prepared cursor, which has no adapters, begins the transaction in the round trip of its statement.
+        *_, context = statement
+        if hasattr(context["cursor"], "adapters"):
+            _begin_with_mark(self._connection)
+        return execute(*statement)
+
+    def _stop_wrapping(self) -> None:
+        """Leave the statements after the first one alone."""
+        if self._begin_first in self._connection.execute_wrappers:
+            self._connection.execute_wrappers.remove(self._begin_first)
+
+    def has_committed(self, lost: OutcomeUnknown) -> bool:
+        """Return whether the transaction, whose COMMIT was ``lost``, is stored: see `engine.commits`."""
+        if not self._has_ended or self._mark is None:
+            raise lost
+        return has_committed(self._connection, self._mark, lost)
+
+    def finish(self) -> Any:
+        """Run the hooks that wait for the commit and return the result. Call this if it `has_committed`."""
+        for _, hook, is_robust in self._hooks:
+            transaction.on_commit(hook, using=self._connection.alias, robust=is_robust)
+        return self.result
 
 
-def begin_with_mark(connection: BaseDatabaseWrapper) -> None:
+def _begin_with_mark(connection: BaseDatabaseWrapper) -> None:
     """Begin the transaction now, for a statement that does not do so."""
     psycopg_connection = connection.connection
     pgconn = psycopg_connection.pgconn
@@ -326,11 +377,6 @@ def _keep_mark(connection: Connection[Any], result: PGresult) -> None:
     number, server = result.get_value(0, 0), result.get_value(0, 1)
     if number is not None and server is not None:
         _marks[connection] = number.decode(), server.decode()
-
-
-def mark_of(connection: BaseDatabaseWrapper) -> Mark | None:
-    """Return the mark of the open transaction, and stop watching it."""
-    return _marks.pop(connection.connection, None)
 
 
 def _begin(connection: Connection[Any]) -> bytes:

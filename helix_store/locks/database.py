@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.locks import LockInfo
 from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration
-from helix_store.engine.database import Database
+from helix_store.engine.database import Call, Database
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.manager import LockManagerBase
@@ -49,62 +48,69 @@ class DatabaseLocks:
     def __init__(self, db: Database) -> None:
         self.db = db
 
+    @cached_property
+    def _looks_first(self) -> bool:
+        # On SQLite a write waits for every other write, even if it only finds that the name is held.
+        return not self.db.has_row_locks
+
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        if not self.db.has_row_locks and self.is_locked(name):
-            # On SQLite a write waits for every other write, even if it only finds that the name is held.
+        if self._looks_first and self.is_locked(name):
             return None
-        statements = sql.ACQUIRE_AFTER_SESSION if self.db.in_transaction else sql.ACQUIRE
-        return self._begin_term(statements, sql.ACQUIRE, name, owner, ttl_ms)
+        return self._begin_term(sql.ACQUIRE_AFTER_SESSION, sql.ACQUIRE, name, owner, ttl_ms)
 
     def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
-        statements = sql.TAKE_OVER_AFTER_SESSION if self.db.in_transaction else sql.TAKE_OVER
-        return self._begin_term(statements, sql.TAKE_OVER, name, owner, ttl_ms)
+        return self._begin_term(sql.TAKE_OVER_AFTER_SESSION, sql.TAKE_OVER, name, owner, ttl_ms)
 
     def _begin_term(
-        self, statements: Iterable[Statement], again: Iterable[Statement], name: str, owner: str, ttl_ms: int
+        self, joining: Iterable[Statement], alone: Iterable[Statement], name: str, owner: str, ttl_ms: int
     ) -> Term | None:
-        """Run statements until one begins a term; run ``again`` if a lost statement has not begun one."""
+        """Run the statements for a transaction of the caller, or those for none, until one begins a term."""
         parameters = {
             **self._row(name),
             "owner": owner,
             "ttl_ms": ttl_ms,
             "key": self._advisory_key(name),
-            "call_id": new_call_id(),
         }
 
-        def begin(statements: Iterable[Statement]) -> Term | None:
+        def begin(statements: Iterable[Statement], call: Call) -> Term | None:
+            recorded = {**parameters, "call_id": call.id}
             for statement in statements:
-                for token, expires_at in self.db.write(statement, parameters):
+                for token, expires_at in call.write(statement, recorded):
                     return Term(token, as_utc(expires_at))
             return None
 
-        def begin_again() -> Term | None:
+        def begin_again(call: Call) -> Term | None:
             if self.db.is_postgresql:
                 self.db.execute(sql.WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
-            for token, expires_at in self.db.execute(sql.BEGUN, parameters):
+            for token, expires_at in self.db.execute(sql.BEGUN, {**parameters, "call_id": call.id}):
                 return Term(token, as_utc(expires_at))
-            return begin(again)
+            return begin(alone, call)
 
-        return self.db.committed_once(partial(begin, statements), begin_again, operation_id=lambda: name)
+        return self.db.committed_once(
+            lambda call: begin(joining if call.in_transaction else alone, call),
+            begin_again,
+            operation_id=lambda: name,
+        )
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
 
-        def refresh() -> datetime | None:
-            rows = self.db.write(sql.REFRESH, parameters)
+        def refresh(call: Call) -> datetime | None:
+            rows = call.write(sql.REFRESH, parameters)
             return as_utc(rows[0][0]) if rows else None
 
         return self.db.committed_once(refresh, refresh, operation_id=lambda: name)
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
-        own = {"owner": owner, "token": fencing_token, "call_id": new_call_id()}
-        parameters = {**self._row(name), **own}
+        parameters = {**self._row(name), "owner": owner, "token": fencing_token}
 
-        def release() -> bool:
-            return bool(self.db.write(sql.RELEASE, parameters))
+        def release(call: Call) -> bool:
+            return bool(call.write(sql.RELEASE, {**parameters, "call_id": call.id}))
 
-        def look_too() -> bool:
-            return release() or bool(self.db.execute(sql.WAS_RELEASED, parameters))
+        def look_too(call: Call) -> bool:
+            return release(call) or bool(
+                self.db.execute(sql.WAS_RELEASED, {**parameters, "call_id": call.id})
+            )
 
         return self.db.committed_once(release, look_too, operation_id=lambda: name)
 

@@ -15,14 +15,17 @@ from django.db import connections
 from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import HelixStoreError, LockLostError
-from helix_store.locks.rules import LockOperations, Term, trust_ends, ttl_milliseconds
+from helix_store.locks.rules import LockOperations, Term, ttl_milliseconds
 
-__all__ = ["KeepAlive", "Lock"]
+__all__ = ["KeepAlive", "Lock", "trust_ends"]
 
 _BEATS_PER_TERM: Final = 3
 _BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
 _LONGEST_STOP_SECONDS: Final = 5.0
 """The longest wait in `stop`: a refresh may wait for a row that the stopping thread has locked."""
+
+_TRUSTED_PART: Final = 0.9
+"""The last tenth of a term is a margin for clocks of different speeds and for the holder's reaction."""
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +82,15 @@ class KeepAlive:
 
 
 _NEVER: Final = float("-inf")
+
+
+def trust_ends(requested_at: float, ttl_ms: int) -> float:
+    """Return the end of the trust window in seconds, on the clock of ``requested_at``.
+
+    The window starts before the request is sent. The database starts the term later, so the term also ends
+    later, even after a slow reply.
+    """
+    return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
 
 class Lock:
@@ -142,7 +154,7 @@ class Lock:
         because a rollback undoes the new end but not the trust. Raises `LockLostError` if the term was
         released, has expired or was taken over. Safe to repeat.
         """
-        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
         expires_at = self._backend.refresh(
             self._name, owner=self._owner, fencing_token=self._fencing_token, ttl_ms=ttl_ms

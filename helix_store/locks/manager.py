@@ -19,6 +19,7 @@ from helix_store.locks.rules import LockOperations, Term, process_owner, retry_p
 
 __all__ = ["LockManagerBase"]
 
+_RULES: Final[dict[str, validation.Rule]] = {"name": validation.identifier, "owner": validation.identifier}
 _HELD: Final = "The lock was held until the timeout; try again later."
 
 
@@ -137,9 +138,9 @@ class LockManagerBase:
     def _begin(
         self, begin: Callable[..., Term | None], name: str, ttl_ms: Duration | None, owner: str | None
     ) -> Lock | None:
-        name = validation.identifier(name, "name")
-        ttl_ms = self.default_ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
-        owner = process_owner(self._nonce) if owner is None else validation.identifier(owner, "owner")
+        owner = process_owner(self._nonce) if owner is None else owner
+        validation.arguments(_RULES, name=name, owner=owner)
+        ttl_ms = self.default_ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         requested_at = time.monotonic()
         term = begin(name, owner=owner, ttl_ms=ttl_ms)
         if term is None:

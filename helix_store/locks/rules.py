@@ -1,4 +1,4 @@
-"""Lock terms, the operations of a back end, the trust window and the pauses between attempts."""
+"""Lock terms, the operations of a back end and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from helix_store.core.locks import LockInfo
 from helix_store.core.validation import milliseconds
@@ -20,15 +21,14 @@ __all__ = [
     "Term",
     "process_owner",
     "retry_pauses",
-    "trust_ends",
     "ttl_milliseconds",
 ]
 
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
 """Seven days, because a crashed holder keeps the name for the rest of the term."""
 
-_TRUSTED_PART: Final = 0.9
-"""The last tenth of a term is a margin for clocks of different speeds and for the holder's reaction."""
+ttl_milliseconds: Final = partial(milliseconds, minimum=1, maximum=MAX_TTL_MS)
+"""Return a checked TTL, as `milliseconds` does. Raises `InvalidPayload`."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.25
@@ -76,20 +76,6 @@ class LockOperations(Protocol):
     def active(self) -> list[LockInfo]:
         """Return the terms that last now, by name."""
         ...
-
-
-def ttl_milliseconds(value: Any, name: str = "ttl_ms") -> int:
-    """Return a checked TTL. Raises `InvalidPayload`."""
-    return milliseconds(value, name, minimum=1, maximum=MAX_TTL_MS)
-
-
-def trust_ends(requested_at: float, ttl_ms: int) -> float:
-    """Return the end of the trust window in seconds, on the clock of ``requested_at``.
-
-    The window starts before the request is sent. The database starts the term later, so the term also ends
-    later, even after a slow reply.
-    """
-    return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
 
 def process_owner(nonce: str) -> str:

@@ -1,17 +1,18 @@
-"""The signals that a write causes, and the function that sends them."""
+"""The signals that a write causes, sent after the commit and never after a rollback."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol
 
 from django.dispatch import Signal
 
 from helix_store.core.types import SESSION_EXPIRED, SessionStatus
 from helix_store.signals import session_expired, session_failed, session_finished
 
-__all__ = ["EXPIRY_SIGNALS", "send_signals", "signals_of_status"]
+__all__ = ["EXPIRY_SIGNALS", "announce", "send_signals", "signals_of_status"]
 
 EXPIRY_SIGNALS: Final = (session_failed, session_expired)
 
@@ -27,6 +28,36 @@ def signals_of_status(before: str, after: str, failure_reason: str | None) -> tu
     if after == SessionStatus.FAILED:
         return EXPIRY_SIGNALS if failure_reason == SESSION_EXPIRED else (session_failed,)
     return ()
+
+
+class _Database(Protocol):
+    """The database of a store."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def alias(self) -> str: ...
+
+    def after_commit(self, call: Callable[[], object]) -> None: ...
+
+
+def announce(
+    db: _Database,
+    session_id: str,
+    signals: Sequence[Signal],
+    *,
+    tenant: str | None = None,
+    **details: str | None,
+) -> None:
+    """Send signals after the commit of the open transaction, or immediately if there is none.
+
+    ``tenant`` is the session's tenant, if ``db`` works on several.
+    """
+    if signals:
+        tenant = db.tenant if tenant is None else tenant
+        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
+        db.after_commit(send)
 
 
 def send_signals(

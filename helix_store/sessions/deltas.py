@@ -37,6 +37,7 @@ __all__ = [
     "encode_payload",
     "encode_reusing",
     "origin_of",
+    "remember_full",
     "remember_origin",
     "remember_step",
     "split",
@@ -221,6 +222,12 @@ def origin_of(state: SessionState) -> Origin | None:
 
 def remember_origin(state: SessionState, origin: Origin) -> None:
     state._origin = origin
+
+
+def remember_full(state: SessionState, key: int, row_id: int, version: int, text: str) -> None:
+    """Remember in a loaded state the full payload that it was read from."""
+    state._origin = origin = Origin(key, row_id, version, text)
+    origin.latest_version = state.version
 
 
 class StoredPayload(NamedTuple):

@@ -1,15 +1,18 @@
-"""Functions that read back a session's state as `helix_store.sessions.layout` stored it."""
+"""Functions that read back a session's state as `helix_store.sessions.layout` stored it, and its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from helix_store.core import validation
 from helix_store.core.payloads import decode, decode_object, decode_optional
 from helix_store.core.types import (
+    InterruptKind,
+    InterruptRequest,
+    Run,
     RunStatus,
     SessionHead,
     SessionMode,
@@ -19,7 +22,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.approvals import current_calls
-from helix_store.sessions.deltas import decode_with_deltas
+from helix_store.sessions.deltas import decode_with_deltas, remember_full
 from helix_store.sessions.layout import (
     ENVELOPE,
     HEAD_FIELDS,
@@ -29,11 +32,16 @@ from helix_store.sessions.layout import (
 )
 
 __all__ = [
+    "base_of",
     "checkpoint_state",
+    "current_from",
     "current_state",
     "custom_state_of",
     "head_values",
+    "interrupt_from",
     "listed_head",
+    "run_from",
+    "stored_run",
     "sub_session_ref_from",
 ]
 
@@ -66,6 +74,24 @@ def current_state(
         fields["pending_client_tool_calls"] = current_calls(fields["pending_client_tool_calls"])
     state = SessionState(custom_state=custom_state_of(payload, base), **fields, **head_values(columns))
     state._has_posts = columns.get("next_post_at") is not None
+    return state
+
+
+def base_of(base_id: int | None, payload: str | None) -> str | None:
+    """Return the payload under a delta: an unreadable text if it was deleted, ``None`` without a base."""
+    return None if base_id is None else payload or ""
+
+
+def current_from(row: Mapping[str, Any]) -> SessionState:
+    """Return the state in a row of `CURRENT_COLUMNS`; it remembers the base for its next step's delta."""
+    base_id, payload = row["current__base_id"], row["current__payload"]
+    base = base_of(base_id, row["current__base__payload"])
+    state = current_state(row, payload, row["current__envelope"], base)
+    if row["base_key"] is not None:
+        if base is None:
+            remember_full(state, row["base_key"], row["current_id"], row["current__version"], payload)
+        else:
+            remember_full(state, row["base_key"], base_id, row["current__base__version"], base)
     return state
 
 
@@ -145,7 +171,7 @@ def _with_enums(fields: dict[str, Any]) -> dict[str, Any]:
 
 def custom_state_of(payload: str, base: str | None = None) -> dict[str, Any]:
     """Return the custom state in a payload, or in a payload that is a delta from a base."""
-    return decode_with_deltas(payload, ()) if base is None else decode_with_deltas(base, (payload,))
+    return decode_object(payload) if base is None else decode_with_deltas(base, (payload,))
 
 
 def sub_session_ref_from(stored: Any) -> SubSessionRef:
@@ -159,4 +185,34 @@ def sub_session_ref_from(stored: Any) -> SubSessionRef:
         remote=decode_optional(stored.remote),
         output=decode_optional(stored.output),
         error=decode_optional(stored.error),
+    )
+
+
+def run_from(row: Any, session_id: str) -> Run:
+    return Run(
+        run_id=row.run_id,
+        session_id=session_id,
+        turn=row.turn,
+        status=RunStatus(row.status),
+        step_count=row.step_count,
+        start_sequence=row.start_sequence,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        completion_reason=row.completion_reason,
+        error=None if row.error is None else decode(row.error),
+    )
+
+
+def stored_run(session_id: str, names: Sequence[str], values: Sequence[Any]) -> Run:
+    """Return the run in the columns of a row."""
+    return run_from(SimpleNamespace(**dict(zip(names, values, strict=True))), session_id)
+
+
+def interrupt_from(row: Any, session_id: str) -> InterruptRequest:
+    return InterruptRequest(
+        session_id=session_id,
+        kind=InterruptKind(row.kind),
+        reason=row.reason,
+        run_id=row.run_id,
+        requested_at=row.requested_at,
     )

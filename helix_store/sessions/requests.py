@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall
@@ -23,14 +23,17 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
     StagedChanges,
+    StepCommit,
     StepInfo,
     Unset,
 )
 from helix_store.exceptions import ConflictError, IntegrityFault, shown_id
 from helix_store.sessions.layout import EncodedState, encode_state, with_custom_state
+from helix_store.sessions.rules import DEFAULT_STEP
 
 __all__ = [
     "BranchRequest",
+    "CommittedStep",
     "EncodedMessage",
     "EncodedRef",
     "NewSession",
@@ -40,9 +43,11 @@ __all__ = [
     "SessionQuery",
     "StagedRow",
     "StepRequest",
+    "StepWrite",
     "are_stored",
     "decode_messages",
     "decode_staged",
+    "default_step_id",
     "dropped_staging",
     "encode_messages",
     "without_thinking",
@@ -73,6 +78,11 @@ class OpenedStep(NamedTuple):
     has_staged: bool
     interrupt: InterruptRequest | None
     may_be_stopped: bool = True
+
+
+def default_step_id(state: SessionState) -> str:
+    """Return the id of the next step of a session, if it has no other one."""
+    return f"{DEFAULT_STEP}{state.step_count + 1}"
 
 
 def encode_messages(messages: Sequence[AnyMessage], limits: Limits) -> list[EncodedMessage]:
@@ -143,6 +153,52 @@ class Reception:
 
     continued: SessionState | None = None
     is_continued: bool = False
+
+
+CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
+"""A commit, and the custom state stored with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWrite:
+    """A step to commit, and the calls of a handle that belong to it.
+
+    ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
+    id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
+    step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
+    either case, and records what the step spent. With a ``reception``, the commit receives due posts, if the
+    store has posts.
+    """
+
+    session_id: str
+    state: SessionState
+    messages: Sequence[AnyMessage]
+    info: StepInfo
+    expected_version: int | None
+    fencing_token: int | None
+    operation_id: str | None
+    run_id: str | None
+    staged: Mapping[str, StagedChanges] | None = None
+    uses: Mapping[str, ApprovedCall] = field(default_factory=dict)
+    staged_rows: Sequence[StagedRow] = ()
+    after: Sequence[Callable[[], object]] = ()
+    record: Callable[[], object] | None = None
+    reception: Reception | None = None
+
+    def is_earlier(self, commit: StepCommit) -> bool:
+        """Return whether a commit is the result of an earlier step with the same operation id."""
+        return self.expected_version is not None and commit.new_version <= self.expected_version
+
+    def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
+        """Call ``save``, and the calls that come after it."""
+        committed = save(self)
+        if not self.is_earlier(committed[0]):
+            for call in self.after:
+                call()
+        if self.record is not None:
+            # Counters of budgets are locked after every session, also after one that ``after`` locks.
+            self.record()
+        return committed
 
 
 @dataclass(slots=True)
@@ -219,6 +275,15 @@ class StepRequest:
             return self.encoded
         self.custom_state = with_staged(before, staged, limits=self.limits)
         return with_custom_state(self.encoded, before, self.custom_state, self.limits)
+
+    def promote_rows(self, rows: Sequence[StagedRow]) -> EncodedState:
+        """Return the encoded state with the changes in stored rows applied.
+
+        Raises `IntegrityFault`, and the errors of `require_staged` and `promote`.
+        """
+        changes = decode_staged([row.payload for row in rows])
+        self.require_staged(changes)
+        return self.promote(changes)
 
 
 def set_intent(state: SessionState, intent: str | None) -> None:

@@ -150,7 +150,8 @@ class ToolCalls:
     @classmethod
     def stored(cls, pending: str | None, completed: str | None, approved: str | None = None) -> ToolCalls:
         """Return the calls in the columns of a session. Raises `IntegrityFault`."""
-        return cls(_stored(pending), _stored(completed), approved_calls(approved))
+        uses = None if approved is None else approved_calls(approved)
+        return cls(_stored(pending), _stored(completed), uses)
 
     @property
     def answers(self) -> dict[str, dict[str, Any]]:
@@ -169,6 +170,12 @@ class ToolCalls:
             for tool_call_id, value in self.pending.items()
             if (entry := _entry(value)) and "submitted_at" not in entry
         }
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there are answers to take and no open call."""
+        entries = [entry for value in self.pending.values() if (entry := _entry(value))]
+        return bool(entries) and all("submitted_at" in entry for entry in entries)
 
     def add(self, entries: Mapping[str, dict[str, Any]]) -> bool:
         """Add calls and return whether any is new. Raises `ConflictError` if an id has another call."""
@@ -346,8 +353,7 @@ def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[P
 
 def is_answered(pending: str | None) -> bool:
     """Return whether a column of pending calls has answers to take and no open call."""
-    entries = [entry for value in _stored(pending).values() if (entry := _entry(value))]
-    return bool(entries) and all("submitted_at" in entry for entry in entries)
+    return ToolCalls(_stored(pending), {}).is_answered
 
 
 def tree_of(session_id: str, root_id: str | None) -> str:

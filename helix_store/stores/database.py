@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -14,7 +14,7 @@ from helix_store.budgets.database import DatabaseBudgetStore
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.engine.connections import release_after
-from helix_store.engine.database import Database
+from helix_store.engine.database import Call, Database
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
 from helix_store.items.rules import ITEMS_AGENT_TYPE
@@ -28,10 +28,9 @@ from helix_store.sessions.database.runs import DatabaseRuns
 from helix_store.sessions.database.sessions import DatabaseSessions
 from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
 from helix_store.sessions.database.waiting import DatabaseWaiting
-from helix_store.sessions.requests import OpenedStep
+from helix_store.sessions.requests import CommittedStep, OpenedStep, StepWrite
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
-from helix_store.stores.parts import CommittedStep, StepWrite
 from helix_store.stores.store import StoreBase, StoreTransaction
 from helix_store.streams.database import DatabaseStreamManager
 from helix_store.usage.database import DatabaseUsageStore
@@ -150,16 +149,16 @@ class Store(StoreBase):
         If the reply to COMMIT is lost, the transaction runs again unless the database has the step.
         """
         if not (step.after or step.record):
-            return self._save(step)
+            return self.sessions._commit_step(step)
         db = self.sessions._db
         committed: CommittedStep | None = None
 
         def write() -> CommittedStep:
             nonlocal committed
-            committed = step.written_by(self._save)
+            committed = step.written_by(self.sessions._commit_step)
             return committed
 
-        def write_again() -> CommittedStep:
+        def write_again(call: Call) -> CommittedStep:
             lock_session(db, step.session_id)
             if committed is not None:
                 checkpoint_id = committed[0].checkpoint_id
@@ -168,7 +167,7 @@ class Store(StoreBase):
             return write()
 
         return db.committed_once(
-            lambda: db.transaction(write),
+            partial(db.transaction, write),
             write_again,
             operation_id=lambda: None if committed is None else committed[0].checkpoint_id,
         )

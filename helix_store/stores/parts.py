@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.budgets.store import BudgetStoreBase
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.contracts import StateStore, UsageStore
-from helix_store.core.dicts import AnyMessage
 from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
-from helix_store.core.types import SessionState, StagedChanges, StepCommit, StepInfo
-from helix_store.sessions.requests import OpenedStep, Reception, StagedRow
-from helix_store.sessions.rules import DEFAULT_STEP
+from helix_store.core.types import StagedChanges
+from helix_store.sessions.requests import (
+    CommittedStep,
+    OpenedStep,
+    StagedRow,
+    StepWrite,
+    default_step_id,
+)
 
-__all__ = ["CommittedStep", "HasParts", "Parts", "StepWrite", "default_step_id"]
-
-CommittedStep: TypeAlias = tuple[StepCommit, dict[str, Any]]
-"""A commit, and the custom state stored with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWrite:
-    """A step to commit for a handle, and the calls that belong to it.
-
-    ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
-    id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
-    step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
-    either case, and records what the step spent. With a ``reception``, the commit receives due posts, if the
-    store has posts.
-    """
-
-    session_id: str
-    state: SessionState
-    messages: Sequence[AnyMessage]
-    info: StepInfo
-    expected_version: int
-    fencing_token: int | None
-    operation_id: str | None
-    run_id: str | None
-    staged: dict[str, StagedChanges]
-    uses: Mapping[str, ApprovedCall]
-    staged_rows: Sequence[StagedRow]
-    after: Sequence[Callable[[], object]]
-    record: Callable[[], object] | None
-    reception: Reception | None = None
-
-    def is_earlier(self, commit: StepCommit) -> bool:
-        """Return whether a commit is the result of an earlier step with the same operation id."""
-        return commit.new_version <= self.expected_version
-
-    def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
-        """Call ``save``, and the calls that come after it."""
-        committed = save(self)
-        if not self.is_earlier(committed[0]):
-            for call in self.after:
-                call()
-        if self.record is not None:
-            # Counters of budgets are locked after every session, also after one that ``after`` locks.
-            self.record()
-        return committed
-
-
-def default_step_id(state: SessionState) -> str:
-    """Return the id of the next step of a session, if it has no other one."""
-    return f"{DEFAULT_STEP}{state.step_count + 1}"
+__all__ = ["HasParts", "Parts"]
 
 
 class HasParts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
@@ -14,13 +14,14 @@ from helix_store.sessions.layout import SUSPENSION_FIELDS
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 
 __all__ = [
+    "Standing",
     "ask",
     "calls_of",
     "is_suspended",
-    "is_waiting",
     "new_calls",
     "other_root",
     "outcome_of",
+    "standing_of",
     "take",
 ]
 
@@ -43,9 +44,23 @@ def is_suspended(state: SessionState) -> bool:
     )
 
 
-def is_waiting(state: SessionState) -> bool:
-    """Return whether the session cannot continue until somebody answers."""
-    return is_suspended(state) and bool(calls_of(state).unanswered)
+class Standing(NamedTuple):
+    """How a session stands before a turn."""
+
+    answers: dict[str, dict[str, Any]]
+    """The answers that the turn is offered, by tool call id."""
+    is_suspended: bool
+    """Whether `resume` can continue the session."""
+    is_waiting: bool
+    """Whether the session cannot continue until somebody answers."""
+
+
+def standing_of(state: SessionState) -> Standing:
+    suspended = is_suspended(state)
+    if not state.pending_client_tool_calls:
+        return Standing({}, suspended, is_waiting=False)
+    calls = calls_of(state)
+    return Standing(calls.answers, suspended, suspended and bool(calls.unanswered))
 
 
 def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:

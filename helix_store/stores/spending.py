@@ -27,6 +27,8 @@ class Spending:
         self._entries: list[UsageEntry] = []
         self._added = 0
         self._recorded = 0
+        self._sent = 0
+        """The number of entries that the last call of `record` has recorded, until `keep` or `forget`."""
         self._mutex = threading.Lock()
 
     def tokens(self, step_count: int, model: str, counts: TokenCounts, cost_usd: Any) -> None:
@@ -58,29 +60,34 @@ class Spending:
         """Whether there is nothing to record."""
         return len(self._entries) == self._recorded
 
-    def record(self) -> int:
-        """Record the entries in the open transaction; return the number to pass to `keep` or `forget`."""
+    def record(self) -> None:
+        """Record the entries in the open transaction. Call `keep` or `forget` afterwards."""
+        self._sent = 0
         entries = self._entries[self._recorded :]
         if isinstance(self._usage, UsageStoreBase):
             self._usage._record(entries)
         else:
             self._usage.record_entries(entries)
-        return self._recorded + len(entries)
+        self._sent = self._recorded + len(entries)
 
-    def keep(self, count: int) -> None:
-        """Note that this many entries are recorded in a transaction that is still open."""
+    def keep(self) -> None:
+        """Note that the entries are recorded in a transaction that is still open."""
         with self._mutex:
-            self._recorded = max(self._recorded, count)
+            self._recorded = max(self._recorded, self._sent)
+            self._sent = 0
 
-    def forget(self, count: int) -> None:
-        """Drop entries whose record is committed."""
+    def forget(self) -> None:
+        """Drop the entries whose record is committed."""
         with self._mutex:
-            del self._entries[:count]
-            self._recorded = 0
+            if self._sent:
+                del self._entries[: self._sent]
+                self._recorded = self._sent = 0
 
     def forget_kept(self) -> None:
         """Drop the entries that were recorded in a transaction that has now committed."""
-        self.forget(self._recorded)
+        with self._mutex:
+            del self._entries[: self._recorded]
+            self._recorded = 0
 
     def record_again(self) -> None:
         """Mark entries as unrecorded whose transaction was rolled back."""

@@ -41,11 +41,18 @@ from helix_store.exceptions import (
     StaleStateError,
     shown_id,
 )
-from helix_store.sessions.requests import OpenedStep, Reception, StagedRow, are_stored, set_intent
+from helix_store.sessions.requests import (
+    OpenedStep,
+    Reception,
+    StagedRow,
+    StepWrite,
+    are_stored,
+    default_step_id,
+    set_intent,
+)
 from helix_store.sessions.tool_calls import claimed_calls
 from helix_store.stores import rules
 from helix_store.stores.bound import BoundSession
-from helix_store.stores.parts import StepWrite, default_step_id
 
 __all__ = ["Step"]
 
@@ -99,6 +106,8 @@ class Step(BothContexts):
         self._earlier_output: Any = UNSET
         self._ends_turn = False
         self._receives = False
+        # The ids of the answers that the commit takes.
+        self._offered: Collection[str] = ()
 
     @property
     def received(self) -> list[Message]:
@@ -294,16 +303,16 @@ class Step(BothContexts):
 
     def _save(self) -> None:
         state = copy.copy(self.state)
-        self._require_lock()
+        record = self._before_commit()
         if self._asked:
             self._ask(state, self._asked)
         else:
             self._take_offered(state)
         if self._operation_id is not None:
             set_intent(state, self._intent())
-        write = self._to_write(state)
+        write = self._to_write(state, record)
         commit, custom_state = self.session._parts.commit_step(write)
-        if write.is_earlier(commit):
+        if self._operation_id is not None and write.is_earlier(commit):
             self._discard_staged()
             state = self.session.load()
         else:
@@ -317,9 +326,9 @@ class Step(BothContexts):
             state.step_count = self._number
             state.message_count += len(self._messages) + len(commit.received)
         self._state, self.commit = state, commit
-        self._after()
+        self._after(state)
 
-    def _to_write(self, state: SessionState) -> StepWrite:
+    def _to_write(self, state: SessionState, record: Callable[[], object] | None) -> StepWrite:
         rows = [row for row in self._rows.values() if row is not None]
         return StepWrite(
             session_id=self.session.id,
@@ -334,7 +343,7 @@ class Step(BothContexts):
             uses=self._used,
             staged_rows=[] if len(rows) < len(self._rows) else rows,
             after=self._consequences(),
-            record=self._to_record(),
+            record=record,
             reception=self._reception(state),
         )
 
@@ -402,8 +411,8 @@ class Step(BothContexts):
         rules.ask(state, entries, step_id=self.id)
 
     def _take_offered(self, state: SessionState) -> None:
-        if offered := self._offered():
-            rules.take(state, offered, self.session._parts.limits)
+        if self._offered:
+            rules.take(state, self._offered, self.session._parts.limits)
 
     def _stored_changes(self) -> list[StagedChanges]:
         return self.session.store.get_staged_changes(self.session.id, self.id)
@@ -434,13 +443,9 @@ class Step(BothContexts):
     def _require_lock(self) -> None:
         """Raise `LockLostError` if somebody else may be driving the session now."""
 
-    def _offered(self) -> Collection[str]:
-        """Return the ids of the answers that the commit takes."""
-        return ()
-
-    def _to_record(self) -> Callable[[], object] | None:
-        """Return the call that records what the step has spent."""
+    def _before_commit(self) -> Callable[[], object] | None:
+        """Return the call that records what the step has spent. Raises the errors of `_require_lock`."""
         return None
 
-    def _after(self) -> None:
-        """Run after the commit."""
+    def _after(self, state: SessionState) -> None:
+        """Run after the commit of this state."""

@@ -15,10 +15,10 @@ from helix_store.core.types import StagedChanges
 from helix_store.engine.async_contexts import BothContexts
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import ConflictError, OutsideTransaction
-from helix_store.sessions.requests import StagedRow
+from helix_store.sessions.requests import CommittedStep, StagedRow, StepWrite
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
-from helix_store.stores.parts import CommittedStep, Parts, StepWrite
+from helix_store.stores.parts import Parts
 
 __all__ = ["StoreBase", "StoreTransaction"]
 
@@ -68,23 +68,7 @@ class StoreBase(Parts, OpensSessions):
         raise NotImplementedError
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
-        return step.written_by(self._save)
-
-    def _save(self, step: StepWrite) -> CommittedStep:
-        return self.sessions._commit_step(
-            step.session_id,
-            step.state,
-            step.messages,
-            step.info,
-            expected_version=step.expected_version,
-            fencing_token=step.fencing_token,
-            operation_id=step.operation_id,
-            run_id=step.run_id,
-            staged=step.staged,
-            uses=step.uses,
-            reception=step.reception,
-            staged_rows=step.staged_rows,
-        )
+        return step.written_by(self.sessions._commit_step)
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
         return self.sessions._approved_call(session_id, tool_call_id)

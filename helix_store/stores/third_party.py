@@ -12,8 +12,8 @@ from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
 from helix_store.core.merging import with_staged
 from helix_store.exceptions import InvalidPayload, NotSupportedOnBackend
-from helix_store.sessions.requests import are_stored, dropped_staging
-from helix_store.stores.parts import CommittedStep, Parts, StepWrite
+from helix_store.sessions.requests import CommittedStep, StepWrite, are_stored, dropped_staging
+from helix_store.stores.parts import Parts
 
 __all__ = ["ThirdPartyStore"]
 
@@ -64,7 +64,7 @@ class ThirdPartyStore(Parts):
         store, session_id, step_id = self.sessions, step.session_id, step.info.step_id
         state = step.state
         staged = store.get_staged_changes(session_id, step_id)
-        if not are_stored(step.staged, staged):
+        if not are_stored(step.staged or {}, staged):
             raise dropped_staging(step_id)
         if staged:
             state = copy.copy(state)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -90,8 +90,6 @@ class Turn(BothContexts):
         self._fencing_token: int | None = None
         self._state: SessionState | None = None
         self._spending: Spending | None = None
-        self._spent = 0
-        """The number of entries that the last call of `_record` has recorded."""
         self._interrupt: TurnInterrupted | None = None
         self._is_used = False
         self._has_left = False
@@ -277,18 +275,20 @@ class Turn(BothContexts):
 
     def _taken_up(self, state: SessionState) -> SessionState:
         store, session_id = self.session.store, self.session.id
-        if _has_ended(state) or rules.is_waiting(state):
+        standing = rules.standing_of(state)
+        if _has_ended(state) or standing.is_waiting:
             # Read under the lock: an answer may have arrived before it and found the session busy.
             state = self.session.load()
-            if _has_ended(state) or rules.is_waiting(state):
+            standing = rules.standing_of(state)
+            if _has_ended(state) or standing.is_waiting:
                 self._settle(state)
                 return state
-        self.results = rules.calls_of(state).answers
+        self.results = standing.answers
         # A loaded state need not say whether posts are waiting or budgets exist; then assume both.
         may_be_capped = getattr(state, "_is_capped", True) and self.session._parts.is_atomic
         self._is_capped = may_be_capped and self._has_budget(state)
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
-        if rules.is_suspended(state):
+        if standing.is_suspended:
             state = store.resume(session_id, expected_version=state.version, fencing_token=self.fencing_token)
         if may_receive and state.status != SessionStatus.PAUSED and self._received(state):
             state = self.session.load()
@@ -376,20 +376,16 @@ class Turn(BothContexts):
         if record is not None:
             record()
             self._hold = None
-            if self._spending is not None and self._spent:
-                self._spending.forget(self._spent)
+            if self._spending is not None:
+                self._spending.forget()
 
     def _to_record(self) -> Callable[[], object] | None:
         """Return the call that records what was spent and releases the hold; ``None`` without either."""
-        self._spent = 0
         spending = self._spending
-        record = None if spending is None or spending.is_empty else partial(self._record, spending)
+        record = None if spending is None or spending.is_empty else spending.record
         if self._hold is None:
             return record
         return partial(self.session._parts.budgets._settle, self._hold, record)
-
-    def _record(self, spending: Spending) -> None:
-        self._spent = spending.record()
 
     def _release(self, lock: HeldLock) -> None:
         try:
@@ -427,18 +423,18 @@ class Turn(BothContexts):
         if self._interrupt is None and not self.is_active:
             raise _is_over()
 
-    def _step_is_over(self, step: Step, *, run_has_ended: bool, was_ended: bool) -> None:
+    def _step_is_over(self, state: SessionState, *, run_has_ended: bool, was_ended: bool) -> None:
         with self._mutex:
             before = Before(self.state, self._run_has_ended, self._was_ended)
-            self._state, self._run_has_ended, self._was_ended = step.state, run_has_ended, was_ended
+            self._state, self._run_has_ended, self._was_ended = state, run_has_ended, was_ended
             connection = self.session._parts.connection_of_caller
             if connection is not None:
                 self._provisional.add(connection, before)
             self._hold = None
             if self._spending is not None and connection is not None:
-                self._spending.keep(self._spent)
+                self._spending.keep()
             elif self._spending is not None:
-                self._spending.forget(self._spent)
+                self._spending.forget()
 
     @property
     def _may_be_rolled_back(self) -> bool:
@@ -486,6 +482,7 @@ class _TurnStep(Step):
         self._estimate = estimate
         self._fencing_token = turn.fencing_token
         self._receives = turn._receives
+        self._offered = turn.results
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
         is_capped = self._turn._is_capped
@@ -502,15 +499,13 @@ class _TurnStep(Step):
     def _require_lock(self) -> None:
         self._turn._require_lock()
 
-    def _offered(self) -> Collection[str]:
-        return self._turn.results
-
-    def _to_record(self) -> Callable[[], object] | None:
+    def _before_commit(self) -> Callable[[], object] | None:
+        self._turn._require_lock()
         return self._turn._to_record()
 
-    def _after(self) -> None:
+    def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received
-        self._turn._step_is_over(self, run_has_ended=bool(self._asked), was_ended=was_ended)
+        self._turn._step_is_over(state, run_has_ended=bool(self._asked), was_ended=was_ended)
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)

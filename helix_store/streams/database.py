@@ -15,13 +15,12 @@ from django.db.models.functions import Now
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread_to_the_end
-from helix_store.engine.database import Database, DatabaseOperations, Rows, reads, writes
+from helix_store.engine.database import Call, Database, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.engine.rows import lock_row
 from helix_store.engine.statement import Statement
@@ -110,17 +109,17 @@ class DatabaseStreams(DatabaseOperations):
         self._repeatable_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
-        call_id = new_call_id()
-        parameters = {**self._row(stream_id), **_lease(writer), "count": len(texts), "call_id": call_id}
+        of_stream = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
 
-        def write() -> Rows:
-            if self.db.has_fast_writes:
+        def write(call: Call) -> Rows:
+            parameters = {**of_stream, "call_id": call.id}
+            if call.has_fast_writes:
                 with_texts = {**parameters, "texts": list(texts)}
-                return self._write_with_fence(sql.APPEND, stream_id, with_texts, guard)
+                return self._write_with_fence(sql.APPEND, stream_id, with_texts, guard, call)
             return self.db.transaction(lambda: self._append_in_two(stream_id, texts, parameters, guard))
 
-        def look_first() -> Rows:
-            return self._appended(stream_id, call_id, len(texts)) or write()
+        def look_first(call: Call) -> Rows:
+            return self._appended(stream_id, call.id, len(texts)) or write(call)
 
         rows = self.db.committed_once(write, look_first, operation_id=lambda: stream_id)
         if not rows:
@@ -280,11 +279,11 @@ class DatabaseStreams(DatabaseOperations):
         return self.db.committed_once(write, write, operation_id=lambda: stream_id)
 
     def _write_with_fence(
-        self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
+        self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard, call: Call
     ) -> Rows:
         """Run one statement that writes: alone, or in a transaction that holds the fence."""
         if guard.fencing_token is None:
-            return self.db.write(statement, parameters)
+            return call.write(statement, parameters)
 
         def body() -> Rows:
             hold_fence(self.db, stream_id, guard)

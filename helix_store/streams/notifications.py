@@ -16,7 +16,7 @@ from django.db import connections
 
 from helix_store import conf
 from helix_store.core.processes import PerProcess
-from helix_store.engine.connections import after_commit, keep_open, return_to_pool
+from helix_store.engine.connections import keep_open, return_to_pool
 from helix_store.engine.database import Database
 from helix_store.streams import sql
 
@@ -111,7 +111,7 @@ def notify(alias: str, key: int, last_sequence: int) -> None:
 def notify_after_commit(alias: str, key: int, last_sequence: int) -> None:
     """Call `notify` after the open transaction commits, if this database uses notifications."""
     if uses_notify(alias):
-        after_commit(connections[alias], functools.partial(notify, alias, key, last_sequence))
+        Database(alias, "").after_commit(functools.partial(notify, alias, key, last_sequence))
 
 
 _notifiers: Final = PerProcess(lambda: functools.cache(Notifier))

@@ -24,7 +24,7 @@ from helix_store.core.usage import (
 )
 from helix_store.counters.counting import change_counters, delete_usage
 from helix_store.counters.rules import Spender, Spent, period_of
-from helix_store.engine.database import Database, DatabaseOperations, reads, writes
+from helix_store.engine.database import Call, Database, DatabaseOperations, reads, writes
 from helix_store.engine.expressions import (
     ExactSum,
     StartInUTC,
@@ -107,18 +107,18 @@ class DatabaseUsage(DatabaseOperations):
             return
         (entry,) = entries
 
-        def record() -> None:
-            if not self._record_one(entry):
+        def record(call: Call) -> None:
+            if not self._record_one(call, entry):
                 self._record_all(entries)
 
         # A known entry is not recorded twice.
         self.db.committed_once(record, record, operation_id=lambda: entry.id)
 
-    def _record_one(self, entry: UsageEntry) -> bool:
+    def _record_one(self, call: Call, entry: UsageEntry) -> bool:
         """Record in one statement; return ``False`` for what `insert_entry` does not insert."""
         columns = _columns_of(entry)
         parameters = {"tenant": self.db.tenant, **columns}
-        return bool(self.db.write(sql.insert_entry(tuple(columns), counts=self._counts), parameters))
+        return bool(call.write(sql.insert_entry(tuple(columns), counts=self._counts), parameters))
 
     @writes
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:

@@ -6,12 +6,11 @@ import math
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.ids import new_id
-from helix_store.core.serialization import Serializable
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
     MAX_COST_UNITS,
@@ -24,8 +23,6 @@ from helix_store.core.usage import (
 from helix_store.exceptions import InvalidPayload
 
 __all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_cost", "checked_entry", "plain_amount"]
-
-T = TypeVar("T", bound=Serializable)
 
 MAX_AMOUNT: Final = 1e300
 """The largest custom amount: the sum of a hundred million of them is still a finite float."""
@@ -53,30 +50,10 @@ def _checked(entry: UsageEntry) -> UsageEntry:
     for name in _ALL_OWN_FIELDS - rules.keys():
         if getattr(entry, name) is not None:
             raise InvalidPayload(path=name, reason=f"an entry of kind {kind} has no such field")
-    return replace(entry, kind=kind, **validation.fields(entry, rules))
-
-
-def _source(value: Any, name: str) -> UsageSource:
-    return UsageSource(**validation.fields(_part(UsageSource, value, name), _SOURCE_RULES, f"{name}/"))
-
-
-def _tokens(value: Any, name: str) -> TokenCounts:
-    return TokenCounts(**validation.fields(_part(TokenCounts, value, name), _TOKEN_RULES, f"{name}/"))
-
-
-def _count(value: Any, name: str) -> int:
-    return 0 if value is None else validation.whole_number(value, name)
-
-
-def _id(value: Any, name: str) -> str:
-    return new_id() if value is None else validation.identifier(value, name)
-
-
-def _part(cls: type[T], value: Any, name: str) -> T:
-    try:
-        return value if isinstance(value, cls) else cls.from_dict(value)
-    except InvalidPayload as exc:
-        raise InvalidPayload(path=name + exc.path, reason=exc.reason) from exc
+    checked = validation.fields(entry, rules)
+    if checked["id"] is None:
+        checked["id"] = new_id()
+    return replace(entry, kind=kind, **checked)
 
 
 def _success(value: Any, name: str) -> bool:
@@ -111,9 +88,16 @@ def checked_cost(value: Any, name: str) -> Decimal | None:
     return cost_from_units(cost_units(cost))
 
 
+_TOKENS: Final = validation.record(
+    TokenCounts,
+    {field.name: validation.optional(validation.whole_number, 0) for field in fields(TokenCounts)},
+)
+_SOURCE: Final = validation.record(
+    UsageSource, {"type": validation.identifier, "name": validation.identifier}
+)
 _CALL: Final[dict[str, validation.Rule]] = {"success": _success, "duration_ms": validation.milliseconds}
 _OWN_FIELDS: Final[dict[UsageKind, dict[str, validation.Rule]]] = {
-    UsageKind.TOKENS: {"model": validation.identifier, "tokens": _tokens},
+    UsageKind.TOKENS: {"model": validation.identifier, "tokens": _TOKENS},
     UsageKind.TOOL: {"tool_name": validation.identifier, **_CALL},
     UsageKind.SUBAGENT: {
         "agent_type": validation.identifier,
@@ -133,13 +117,11 @@ _RULES: Final = {
         "session_id": validation.identifier,
         "step_count": validation.whole_number,
         "timestamp": validation.epoch_milliseconds,
-        "source": _source,
+        "source": _SOURCE,
         "run_id": validation.optional_identifier,
-        "id": _id,
-        "cost_usd": checked_cost,
+        "id": validation.optional_identifier,
+        "cost_usd": validation.optional(checked_cost),
     }
     for kind, own in _OWN_FIELDS.items()
 }
-_SOURCE_RULES: Final = {"type": validation.identifier, "name": validation.identifier}
-_TOKEN_RULES: Final = {field.name: _count for field in fields(TokenCounts)}
 _ALL_OWN_FIELDS: Final = frozenset(name for own_fields in _OWN_FIELDS.values() for name in own_fields)

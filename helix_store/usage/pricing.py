@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from helix_store.core.usage import MAX_COST_UNITS, TokenCounts, cost_from_units, cost_units
+from helix_store.core.usage import TokenCounts, cost_as_stored
 
 __all__ = ["token_cost"]
 
@@ -40,8 +40,7 @@ def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
             continue
         except ValueError:
             return None
-        units = cost_units(price)
-        return cost_from_units(units) if units <= MAX_COST_UNITS else None
+        return cost_as_stored(price)
     return None
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
 import pytest
 from django.db import OperationalError, transaction
 
 from helix_store.engine.database import Database
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import StoreBusy, StoreTimeout
 from helix_store.models import Lock
 from helix_store.schema import current_version
@@ -117,3 +121,12 @@ def test_a_schema_version_that_cannot_be_read_is_a_typed_error(committed_db: Com
         pytest.raises(StoreTimeout),
     ):
         current_version(committed_db.alias)
+
+
+def test_both_moments_of_a_repeated_hour_are_sent_as_themselves(sqlite_db: CommittedDatabase) -> None:
+    summer = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    db = Database(sqlite_db.alias, sqlite_db.tenant)
+    sent = [
+        db.read(Statement("SELECT %(at)s"), {"at": moment}) for moment in (summer, summer.replace(fold=1))
+    ]
+    assert sent == [[("2026-10-25 00:30:00",)], [("2026-10-25 01:30:00",)]]

@@ -15,8 +15,8 @@ from langgraph.checkpoint.serde.types import RESUME
 from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.contrib.langgraph import DjangoSaver
 from helix_store.core import moments
-from helix_store.core.ids import new_call_id
 from helix_store.core.types import RunStatus, StatusChange
+from helix_store.engine.access import new_call_id
 from helix_store.engine.call_ids import CALL_IDS_LENGTH, recorded_value
 from helix_store.exceptions import ConflictError, LockLostError, OutcomeUnknown
 from helix_store.models import Lock, Operation

@@ -63,7 +63,7 @@ class Claim:
         One transaction under the session's lock. ``ttl_ms`` is by default that of the claim. Raises
         `LockLostError` if the term is over; this resumer must stop. Safe to repeat.
         """
-        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
         if expires_at is None:
             raise LockLostError(name=self.checkpoint_id, fencing_token=self.token)

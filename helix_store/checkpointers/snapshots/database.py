@@ -21,10 +21,9 @@ from helix_store.checkpointers.snapshots.rules import (
 )
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.moments import as_utc
-from helix_store.engine.database import DatabaseOperations, Rows, reads, writes
+from helix_store.engine.database import Call, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
@@ -53,7 +52,6 @@ class DatabaseSnapshots(DatabaseOperations):
             "size_bytes": snapshot.size_bytes,
             "snapshot_version": snapshot.version,
             "at": moments.now(),
-            "call_id": new_call_id(),
         }
         if cap is not None:
             parameters["kept"] = cap - 1
@@ -62,17 +60,17 @@ class DatabaseSnapshots(DatabaseOperations):
             locked()
             return
 
-        def put() -> None:
-            if not self._put_in_one_statement(parameters):
+        def put(call: Call) -> None:
+            if not self._put_in_one_statement(call, {**parameters, "call_id": call.id}):
                 locked()
 
-        def look_first() -> None:
-            if not self._is_put(thread_id, parameters):
+        def look_first(call: Call) -> None:
+            if not self._is_put(thread_id, checkpoint_id, call.id):
                 locked()
 
         self.db.committed_once(put, look_first, operation_id=lambda: checkpoint_id)
 
-    def _is_put(self, thread_id: str, parameters: dict[str, Any]) -> bool:
+    def _is_put(self, thread_id: str, checkpoint_id: str, call_id: str) -> bool:
         """Return whether the thread has this call's snapshot, and lock the thread if it exists."""
         try:
             key = lock_session(self.db, thread_id).pk
@@ -81,16 +79,16 @@ class DatabaseSnapshots(DatabaseOperations):
         found = Checkpoint.objects.using(self.db.alias).filter(
             session_id=key,
             kind=CheckpointKind.SNAPSHOT,
-            checkpoint_id=parameters["checkpoint_id"],
-            call_id=parameters["call_id"],
+            checkpoint_id=checkpoint_id,
+            call_id=call_id,
         )
         return found.exists()
 
-    def _put_in_one_statement(self, parameters: dict[str, Any]) -> bool:
+    def _put_in_one_statement(self, call: Call, parameters: dict[str, Any]) -> bool:
         """Return whether it was stored; it is not if the thread is new or another write has changed it."""
         statement = sql.PUT_AND_TRIM if "kept" in parameters else sql.PUT
         try:
-            return bool(self.db.try_write(statement, parameters))
+            return bool(call.try_write(statement, parameters))
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 return False
@@ -100,7 +98,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
         head, _ = lock_or_insert_session(self.db, thread_id, lambda: new_thread(thread_id), guard)
         # A put that waited for the lock comes after those that it waited for.
-        of_thread = {**parameters, "key": head.pk, "at": moments.now()}
+        of_thread = {**parameters, "key": head.pk, "at": moments.now(), "call_id": None}
         if "kept" in parameters:
             self.db.execute(sql.TRIM, of_thread)
         try:

@@ -28,6 +28,7 @@ from helix_store.contrib.langgraph.serializer import StrictSerializer
 from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
 from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
+from helix_store.engine.database import Call
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.locks.database import DatabaseLockManager, hold_fence
@@ -184,21 +185,21 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             portable()
             return
 
-        def store() -> None:
+        def store(call: Call) -> None:
             about = _about_thread(config)
             thread = {"session_id": place.session_id, "user_id": about.get("user_id")}
             parameters = {**columns, **thread, "tenant": db.tenant}
-            if db.try_write(statement, parameters):
+            if call.try_write(statement, parameters):
                 return
             # The thread is new or its user is not named, or the statement was aborted; the portable form
             # tries again.
             self._adapter.ensure(place.session_id, **about)
             # Checked again, because this opens the connection that the previous call released.
-            if not (db.has_fast_writes and db.try_write(statement, parameters)):
+            if not (call.has_fast_writes and call.try_write(statement, parameters)):
                 portable()
 
         # A repeat stores the same checkpoint under the id that LangGraph made for it, or leaves writes alone.
-        db.committed_once(store, portable, operation_id=lambda: columns["checkpoint_id"])
+        db.committed_once(store, lambda _: portable(), operation_id=lambda: columns["checkpoint_id"])
 
     def _store_locked(
         self, place: Place, config: RunnableConfig, columns: dict[str, Any], locked: Any

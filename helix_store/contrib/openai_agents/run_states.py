@@ -130,7 +130,7 @@ class RunStateStore:
         refused. It is refused while another claim is active, after a finished one, after the deadline, and
         for an ``owner`` other than the run's. Only one of several concurrent callers gets it.
         """
-        term = ttl_milliseconds(ttl_ms)
+        term = ttl_milliseconds(ttl_ms, "ttl_ms")
         names = {
             "resumer": validation.identifier(resumer, "resumer"),
             "owner": validation.optional_identifier(owner, "owner"),
@@ -198,7 +198,7 @@ class RunStateClaim:
 
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the term and return its new end. Raises `LockLostError` if the term is over."""
-        term = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms)
+        term = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         rows = self._write(sql.REFRESH, {"ttl_ms": term})
         if not rows:
             raise LockLostError(name=self.state_id, fencing_token=self.token)

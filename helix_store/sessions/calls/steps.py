@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from helix_store import conf
 from helix_store.core import validation
-from helix_store.core.approvals import ApprovedCall
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges
 from helix_store.core.guards import Guard, guard
 from helix_store.core.ids import new_checkpoint_id
@@ -25,7 +24,7 @@ from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import Reception, StagedRow, StepRequest, encode_messages
+from helix_store.sessions.requests import CommittedStep, StagedRow, StepRequest, StepWrite, encode_messages
 
 __all__ = ["StepCalls"]
 
@@ -132,79 +131,63 @@ class StepCalls(StoreCalls):
         ``atomic()`` block, the caller owns the commit.
         Source: the atomic save and promote of the state store document.
         """
-        commit, _ = self._commit_step(
-            session_id,
-            state,
-            append_messages,
-            step,
+        write = StepWrite(
+            session_id=session_id,
+            state=state,
+            messages=append_messages,
+            info=step if isinstance(step, StepInfo) else StepInfo.from_dict(step),
             expected_version=expected_version,
             fencing_token=fencing_token,
             operation_id=operation_id,
             run_id=run_id,
         )
-        return commit
+        return self._commit_step(write)[0]
 
-    def _commit_step(
-        self,
-        session_id: str,
-        state: SessionState,
-        append_messages: Sequence[AnyMessage],
-        step: StepInfo | Mapping[str, Any],
-        *,
-        expected_version: int | None,
-        fencing_token: int | None,
-        operation_id: str | None,
-        run_id: str | None,
-        staged: Mapping[str, StagedChanges] | None = None,
-        uses: Mapping[str, ApprovedCall] | None = None,
-        reception: Reception | None = None,
-        staged_rows: Sequence[StagedRow] = (),
-    ) -> tuple[StepCommit, dict[str, Any]]:
-        """Commit a step, also for a handle, and return the custom state stored with its commit.
+    def _commit_step(self, step: StepWrite) -> CommittedStep:
+        """Commit a step, also for a handle, without its calls.
 
-        A handle passes what it ``staged`` and the approvals that it ``uses``, which it has read at the
-        expected version. Raises `ConflictError` if any of these changes is gone. A turn passes the
-        ``reception`` of posts.
+        A handle passes what it staged and the approvals that it uses, which it has read at the expected
+        version. Raises `ConflictError` if any of these changes is gone.
         """
-        info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)
+        info, state = step.info, step.state
         validation.arguments(
             _STEP_RULES,
-            session_id=session_id,
+            session_id=step.session_id,
             step_id=info.step_id,
             step_count=info.step_count,
             stream_sequence=info.stream_sequence,
-            expected_version=expected_version,
-            fencing_token=fencing_token,
-            run_id=run_id,
-            operation_id=operation_id,
+            expected_version=step.expected_version,
+            fencing_token=step.fencing_token,
+            run_id=step.run_id,
+            operation_id=step.operation_id,
         )
         limits = conf.limits(self._given_limits)
         # This refuses anything but a state, so the parts of the state are read afterwards.
         encoded = encode_state(
             state,
             limits,
-            session_id,
+            step.session_id,
             step_count=info.step_count,
             # The digest of an operation needs the text that any process would write.
-            reuse_texts=operation_id is None,
+            reuse_texts=step.operation_id is None,
         )
         request = StepRequest(
-            session_id=session_id,
-            checkpoint_id=new_checkpoint_id(session_id, info.step_count, time.time_ns() // 1_000_000),
+            session_id=step.session_id,
+            checkpoint_id=new_checkpoint_id(step.session_id, info.step_count, time.time_ns() // 1_000_000),
             state=state,
             custom_state=state.custom_state,
             encoded=encoded,
-            messages=encode_messages(append_messages, limits),
+            messages=encode_messages(step.messages, limits),
             step=info,
-            guard=Guard(expected_version, fencing_token),
+            guard=Guard(step.expected_version, step.fencing_token),
             limits=limits,
-            run_id=run_id,
-            operation_id=operation_id,
+            run_id=step.run_id,
+            operation_id=step.operation_id,
             keep=conf.checkpoints_keep(),
-            staged=staged,
-            uses=uses or {},
-            reception=reception,
-            staged_rows=staged_rows,
+            staged=step.staged,
+            uses=step.uses,
+            reception=step.reception,
+            staged_rows=step.staged_rows,
         )
         return self._backend.steps.commit(request), request.custom_state
 

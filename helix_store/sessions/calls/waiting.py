@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from helix_store.core import moments, validation
+from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyToolCall
 from helix_store.core.guards import guard
@@ -20,6 +21,10 @@ from helix_store.sessions.tool_calls import checked_calls
 __all__ = ["WaitingCalls"]
 
 _LARGEST_PAGE = 1_000
+_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "tool_call_id": validation.identifier,
+}
 
 
 class WaitingCalls(StoreCalls):
@@ -93,12 +98,8 @@ class WaitingCalls(StoreCalls):
         return self._submit(session_id, tool_call_id, replace(answer, is_default=True))
 
     def _submit(self, session_id: str, tool_call_id: str, answer: Answer) -> Submission:
-        return self._backend.waiting.submit_answer(
-            validation.identifier(session_id, "session_id"),
-            validation.identifier(tool_call_id, "tool_call_id"),
-            answer,
-            submitted_at=_now(),
-        )
+        validation.arguments(_RULES, session_id=session_id, tool_call_id=tool_call_id)
+        return self._backend.waiting.submit_answer(session_id, tool_call_id, answer, submitted_at=_now())
 
     def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
         """Return the version of the session and what was approved, for a step. Raises `NotApproved`."""
@@ -193,4 +194,4 @@ class WaitingCalls(StoreCalls):
 
 
 def _now() -> int:
-    return validation.datetime_to_milliseconds(moments.now())
+    return time.time_ns() // 1_000_000

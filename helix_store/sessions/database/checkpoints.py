@@ -46,12 +46,12 @@ from helix_store.sessions.database.rows import (
     CHECKPOINT_HEAD_COLUMNS,
     checkpoint_from,
     checkpoint_head_from,
-    current_from,
     first_row,
     pk_of,
 )
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
+from helix_store.sessions.reading import current_from
 from helix_store.sessions.requests import (
     BranchRequest,
     NewSession,

@@ -16,9 +16,8 @@ from helix_store.models import (
     CheckpointKind,
     Session,
 )
-from helix_store.sessions.database.rows import base_of
 from helix_store.sessions.deltas import apply_deltas
-from helix_store.sessions.reading import custom_state_of
+from helix_store.sessions.reading import base_of, custom_state_of
 
 __all__ = [
     "current_key",

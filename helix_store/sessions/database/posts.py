@@ -23,7 +23,7 @@ from helix_store.models import Message as MessageRow
 from helix_store.models import Post, Session
 from helix_store.models.sessions import OneOf
 from helix_store.sessions import post_sql
-from helix_store.sessions.database.announcing import announce
+from helix_store.sessions.announcements import announce
 from helix_store.sessions.database.locking import advance, lock_session, session_key
 from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.rows import first_row, pk_of

@@ -1,4 +1,4 @@
-"""Look-up of sessions by id, and conversion of rows to value objects: models never leave the back end."""
+"""Look-up of sessions by id, and conversion of checkpoints' rows: models never leave the back end."""
 
 from __future__ import annotations
 
@@ -7,37 +7,24 @@ from typing import Any, Final, TypeVar
 
 from django.db.models import QuerySet, Subquery
 
-from helix_store.core.payloads import decode
 from helix_store.core.types import (
     Checkpoint,
     CheckpointHead,
-    InterruptKind,
-    InterruptRequest,
-    Run,
-    RunStatus,
-    SessionState,
     SessionStatus,
 )
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import IntegrityFault
-from helix_store.models import InterruptRequest as InterruptRow
-from helix_store.models import Run as RunRow
 from helix_store.models import Session
-from helix_store.sessions.deltas import Origin, remember_origin
-from helix_store.sessions.reading import checkpoint_state, current_state
+from helix_store.sessions.reading import base_of, checkpoint_state
 from helix_store.sessions.sql import CHECKPOINT_COLUMNS
 
 __all__ = [
     "CHECKPOINT_HEAD_COLUMNS",
-    "base_of",
     "checkpoint_from",
     "checkpoint_head_from",
-    "current_from",
     "first_row",
-    "interrupt_from",
     "pk_of",
-    "run_from",
     "session_with_id",
     "sessions_with_ids",
 ]
@@ -69,26 +56,6 @@ def checkpoint_head_from(row: Mapping[str, Any], session_id: str) -> CheckpointH
     return CheckpointHead(**_head_values(row, session_id))
 
 
-def base_of(base_id: int | None, payload: str | None) -> str | None:
-    """Return the payload under a delta: an unreadable text if it was deleted, ``None`` without a base."""
-    return None if base_id is None else payload or ""
-
-
-def current_from(row: Mapping[str, Any]) -> SessionState:
-    """Return the state in a row of `CURRENT_COLUMNS`; it remembers the base for its next step's delta."""
-    base_id, payload = row["current__base_id"], row["current__payload"]
-    base = base_of(base_id, row["current__base__payload"])
-    state = current_state(row, payload, row["current__envelope"], base)
-    if row["base_key"] is not None:
-        if base is None:
-            origin = Origin(row["base_key"], row["current_id"], row["current__version"], payload)
-        else:
-            origin = Origin(row["base_key"], base_id, row["current__base__version"], base)
-        origin.latest_version = state.version
-        remember_origin(state, origin)
-    return state
-
-
 def checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
     state = checkpoint_state(
         row["payload"],
@@ -101,31 +68,6 @@ def checkpoint_from(row: Mapping[str, Any], session_id: str) -> Checkpoint:
         updated_at=row["created_at"],
     )
     return Checkpoint(state=state, **_head_values(row, session_id))
-
-
-def run_from(row: RunRow, session_id: str) -> Run:
-    return Run(
-        run_id=row.run_id,
-        session_id=session_id,
-        turn=row.turn,
-        status=RunStatus(row.status),
-        step_count=row.step_count,
-        start_sequence=row.start_sequence,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        completion_reason=row.completion_reason,
-        error=None if row.error is None else decode(row.error),
-    )
-
-
-def interrupt_from(row: InterruptRow, session_id: str) -> InterruptRequest:
-    return InterruptRequest(
-        session_id=session_id,
-        kind=InterruptKind(row.kind),
-        reason=row.reason,
-        run_id=row.run_id,
-        requested_at=row.requested_at,
-    )
 
 
 # --- Sessions by id ---------------------------------------------------------------------------------

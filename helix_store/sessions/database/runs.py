@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,6 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.moments import as_utc
 from helix_store.core.types import (
     InterruptKind,
@@ -40,13 +39,8 @@ from helix_store.sessions.database.locking import (
     session_key,
     touch,
 )
-from helix_store.sessions.database.rows import (
-    first_row,
-    interrupt_from,
-    run_from,
-    session_with_id,
-)
-from helix_store.sessions.reading import sub_session_ref_from
+from helix_store.sessions.database.rows import first_row, session_with_id
+from helix_store.sessions.reading import interrupt_from, run_from, stored_run, sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
     SUPERSEDED,
@@ -81,11 +75,8 @@ class DatabaseRuns(DatabaseOperations):
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:
         locked = partial(self._start_run_locked, session_id, run_id, start_sequence, supersede, guard)
-        if not self.db.has_fast_writes:
-            return locked()
         token, version = guard.fencing_token, guard.expected_version
         statement = start_run(is_expected=version is not None, is_fenced=token is not None)
-        call_id = new_call_id()
         parameters = {
             "tenant": self.db.tenant,
             "session_id": session_id,
@@ -94,18 +85,19 @@ class DatabaseRuns(DatabaseOperations):
             "expected_version": version,
             "fencing_token": token,
             "at": moments.now(),
-            "call_id": call_id,
         }
 
-        def start() -> Run:
-            for row in self.db.try_write(statement, parameters):
-                return _run_of(row, session_id)
-            return locked()
-
-        def look_first() -> Run:
+        def look_first(call_id: str) -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
-        return self.db.committed_once(start, look_first, operation_id=lambda: run_id)
+        return self.db.write_once(
+            statement,
+            parameters,
+            partial(stored_run, session_id, RUN_COLUMNS),
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=run_id,
+        )
 
     def _recorded_run(self, session_id: str, run_id: str, call_id: str) -> Run | None:
         """Return the run if this call has started or ended it. Locks the session."""
@@ -161,27 +153,26 @@ class DatabaseRuns(DatabaseOperations):
 
     def update_run(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
         locked = partial(self._update_run_locked, session_id, run_id, update, guard)
-        if update.status is RunStatus.RUNNING or not self.db.has_fast_writes:
+        if update.status is RunStatus.RUNNING:
             return locked()
+        parameters = {
+            **_end_parameters(run_id, update),
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "fencing_token": guard.fencing_token,
+        }
 
-        call_id = new_call_id()
-
-        def end() -> Run:
-            parameters = {
-                **_end_parameters(run_id, update),
-                "call_id": call_id,
-                "tenant": self.db.tenant,
-                "session_id": session_id,
-                "fencing_token": guard.fencing_token,
-            }
-            for row in self.db.try_write(end_run(is_fenced=guard.fencing_token is not None), parameters):
-                return _run_of(row, session_id)
-            return locked()
-
-        def look_first() -> Run:
+        def look_first(call_id: str) -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
 
-        return self.db.committed_once(end, look_first, operation_id=lambda: run_id)
+        return self.db.write_once(
+            end_run(is_fenced=guard.fencing_token is not None),
+            parameters,
+            partial(stored_run, session_id, RUN_COLUMNS),
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=run_id,
+        )
 
     @writes
     def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:
@@ -189,7 +180,10 @@ class DatabaseRuns(DatabaseOperations):
         if update.status is not RunStatus.RUNNING:
             parameters = {**_end_parameters(run_id, update), "key": key}
             for ended in self.db.execute(END_LOCKED_RUN[guard.fencing_token is not None], parameters):
-                return _run_of(ended, session_id)
+                run = stored_run(session_id, RUN_COLUMNS, ended)
+                # SQLite returns times as text.
+                ended_at = None if run.ended_at is None else as_utc(run.ended_at)
+                return replace(run, started_at=as_utc(run.started_at), ended_at=ended_at)
         runs = self._runs_of(key)
         row = first_row(runs.filter(run_id=run_id))
         if row is None:
@@ -344,12 +338,6 @@ def _running(runs: QuerySet[RunRow]) -> RunRow | None:
 
 def _end_parameters(run_id: str, update: RunUpdate) -> dict[str, Any]:
     return {**asdict(update), "status": update.status.value, "run_id": run_id, "at": moments.now()}
-
-
-def _run_of(values: tuple[Any, ...], session_id: str) -> Run:
-    row = RunRow(**dict(zip(RUN_COLUMNS, values, strict=True)))
-    row.started_at, row.ended_at = as_utc(row.started_at), row.ended_at and as_utc(row.ended_at)
-    return run_from(row, session_id)
 
 
 def _end_superseded(runs: QuerySet[RunRow], key: int, at: datetime) -> None:

@@ -13,7 +13,6 @@ from django.db import IntegrityError, transaction
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.merging import merge_changes
 from helix_store.core.types import (
     SessionHead,
@@ -34,21 +33,15 @@ from helix_store.engine.moved_tenants import refuse_moved
 from helix_store.exceptions import NotSupportedOnBackend, SessionExists
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Session
-from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.backend import Counter
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import read_current, write_current
 from helix_store.sessions.database.listing import select_sessions
 from helix_store.sessions.database.locking import advance, lock_known_session, lock_session
-from helix_store.sessions.database.rows import (
-    current_from,
-    first_row,
-    interrupt_from,
-    session_with_id,
-)
+from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state
-from helix_store.sessions.reading import current_state
+from helix_store.sessions.reading import current_from, current_state, interrupt_from
 from helix_store.sessions.requests import (
     NewSession,
     OpenedStep,
@@ -161,39 +154,37 @@ class DatabaseSessions(DatabaseOperations):
         failure_reason: str | None,
         guard: Guard,
     ) -> StatusChange | StatusConflict:
-        call_id = new_call_id()
         compare = partial(self._compare_and_set_locked, session_id, expected, status, failure_reason, guard)
 
-        def compare_in_one_statement() -> StatusChange | StatusConflict:
-            parameters = {
-                "tenant": self.db.tenant,
-                "session_id": session_id,
-                "expected": [member.value for member in expected],
-                "status": status.value,
-                "failure_reason": failure_reason,
-                "at": moments.now(),
-                "call_id": call_id,
-            }
-            for (version,) in self.db.try_write(COMPARE_AND_SET_STATUS, parameters):
-                announce(self.db, session_id, signals_of_status("", status, failure_reason))
-                return StatusChange(new_version=version)
-            return compare()
+        def changed(row: Sequence[Any]) -> StatusChange | StatusConflict:
+            announce(self.db, session_id, signals_of_status("", status, failure_reason))
+            return StatusChange(new_version=int(row[0]))
 
-        def look_first() -> StatusChange | StatusConflict:
+        def look_first(call_id: str) -> StatusChange | StatusConflict:
             call_ids = lock_session(self.db, session_id, None, "call_ids").call_ids
             version = recorded_value(call_ids, call_id)
-            if version is None:
-                return compare()
-            announce(self.db, session_id, signals_of_status("", status, failure_reason))
-            return StatusChange(new_version=int(version))
+            return compare() if version is None else changed([version])
 
         # Otherwise the status before the write must be read, to find out if the session becomes terminal.
         changes_if_written = not status.is_terminal or status not in expected
-        if guard == Guard() and changes_if_written and self.db.has_fast_writes:
-            return self.db.committed_once(
-                compare_in_one_statement, look_first, operation_id=lambda: session_id
-            )
-        return compare()
+        if guard != Guard() or not changes_if_written:
+            return compare()
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "expected": [member.value for member in expected],
+            "status": status.value,
+            "failure_reason": failure_reason,
+            "at": moments.now(),
+        }
+        return self.db.write_once(
+            COMPARE_AND_SET_STATUS,
+            parameters,
+            changed,
+            otherwise=compare,
+            look_first=look_first,
+            operation_id=session_id,
+        )
 
     @writes
     def _compare_and_set_locked(

@@ -24,11 +24,10 @@ from django.db.models.functions import Now
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.ids import new_call_id
 from helix_store.core.merging import promote_staged
 from helix_store.core.types import TERMINAL_STATUSES, CheckpointSource, StagedChanges, StepCommit
 from helix_store.engine.call_ids import recorded_value
-from helix_store.engine.database import Database, DatabaseOperations, writes
+from helix_store.engine.database import Call, Database, DatabaseOperations, writes
 from helix_store.engine.rows import insert_row, update_row
 from helix_store.exceptions import (
     HelixStoreError,
@@ -37,9 +36,8 @@ from helix_store.exceptions import (
     RunNotFound,
 )
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
-from helix_store.sessions.announcements import signals_of_status
+from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.approvals import used_approvals
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
     advance,
@@ -72,30 +70,28 @@ __all__ = ["DatabaseStaging", "DatabaseSteps"]
 
 class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
-        call_id = new_call_id()
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
-        if not self.db.has_fast_writes:
-            return locked()
+        parameters = {
+            "tenant": self.db.tenant,
+            "session_id": session_id,
+            "step_id": step_id,
+            "tool_call_id": tool_call_id,
+            "payload": text,
+            "at": moments.now(),
+        }
 
-        def stage() -> StagedRow | None:
-            parameters = {
-                "tenant": self.db.tenant,
-                "session_id": session_id,
-                "step_id": step_id,
-                "tool_call_id": tool_call_id,
-                "payload": text,
-                "at": moments.now(),
-                "call_id": call_id,
-            }
-            for row in self.db.try_write(STAGE_CHANGE, parameters):
-                return StagedRow(*row)
-            return locked()
-
-        def look_first() -> None:
+        def look_first(call_id: str) -> None:
             if not self._was_staged(session_id, step_id, tool_call_id, call_id):
                 locked()
 
-        return self.db.committed_once(stage, look_first, operation_id=lambda: tool_call_id)
+        return self.db.write_once(
+            STAGE_CHANGE,
+            parameters,
+            StagedRow._make,
+            otherwise=locked,
+            look_first=look_first,
+            operation_id=tool_call_id,
+        )
 
     def _was_staged(self, session_id: str, step_id: str, tool_call_id: str, call_id: str) -> bool:
         """Return whether a call has staged a change, even if it was taken since. Locks the session."""
@@ -134,7 +130,7 @@ class DatabaseStaging(DatabaseOperations):
     @writes
     def promote(self, session_id: str, step_id: str, guard: Guard) -> int:
         head = lock_session(self.db, session_id, guard)
-        staged = _take_staged(self.db, head, step_id)
+        staged = _take_staged(self.db, head, step_id, moments.now())
         if not staged:
             return head.version
         custom_state, envelope = read_current(self.db, head)
@@ -144,7 +140,7 @@ class DatabaseStaging(DatabaseOperations):
     @writes
     def discard(self, session_id: str, step_id: str) -> int:
         head = lock_session(self.db, session_id)
-        discarded = len(_take_staged(self.db, head, step_id))
+        discarded = len(_take_staged(self.db, head, step_id, moments.now()))
         if discarded:
             touch(self.db, head)
         return discarded
@@ -156,39 +152,38 @@ class DatabaseSteps(DatabaseOperations):
     def commit(self, request: StepRequest) -> StepCommit:
         return self.db.committed_once(
             partial(self._commit, request),
-            partial(self._commit_locked, request, is_repeat=True),
+            lambda _: self._commit_locked(request, is_repeat=True),
             operation_id=lambda: request.name,
         )
 
-    def _commit(self, request: StepRequest) -> StepCommit:
+    def _commit(self, request: StepRequest, call: Call) -> StepCommit:
         commit = None
-        if request.operation_id is None and not request.uses and self.db.has_fast_writes:
-            commit = self._in_one_statement(request)
-        return self._in_a_transaction(request) if commit is None else commit
+        if request.operation_id is None and not request.uses and call.has_fast_writes:
+            commit = self._in_one_statement(request, call)
+        if commit is None:
+            commit = self.db.transaction(partial(self._commit_locked, request), call)
+        return commit
 
-    def _in_one_statement(self, request: StepRequest) -> StepCommit | None:
+    def _in_one_statement(self, request: StepRequest, call: Call) -> StepCommit | None:
         """Commit a step, or return ``None`` if it needs the portable form.
 
         Staged changes whose rows are unknown are read first if the handle staged something, or if the last
         step of this state promoted something; otherwise the statement returns them. A second statement then
         promotes them, if they have not changed.
         """
-        staged = self._staged_rows(request)
+        staged = self._staged_rows(request, call)
         if not (staged or request.staged):
-            commit, staged = self._try(request, request.encoded, ())
+            commit, staged = self._try(request, call, request.encoded, ())
             if not staged:
                 return commit
         try:
-            changes = decode_staged([row.payload for row in staged])
-            if request.staged:
-                request.require_staged(changes)
-            encoded = request.promote(changes)
+            encoded = request.promote_rows(staged)
         except HelixStoreError:
             # A change is gone or cannot be applied. First check whether the session is gone or stale.
             return None
-        return self._try(request, encoded, staged)[0]
+        return self._try(request, call, encoded, staged)[0]
 
-    def _staged_rows(self, request: StepRequest) -> list[StagedRow]:
+    def _staged_rows(self, request: StepRequest, call: Call) -> list[StagedRow]:
         if request.staged_rows:
             return sorted(request.staged_rows, key=lambda row: int(row.version.split(":")[0]))
         origin = origin_of(request.state)
@@ -200,10 +195,10 @@ class DatabaseSteps(DatabaseOperations):
             "session_id": request.session_id,
             "step_id": request.step.step_id,
         }
-        return [StagedRow(*row) for row in self.db.read(STAGED_ROWS, step)]
+        return [StagedRow(*row) for row in call.read(STAGED_ROWS, step)]
 
     def _try(
-        self, request: StepRequest, encoded: EncodedState, staged: Sequence[StagedRow]
+        self, request: StepRequest, call: Call, encoded: EncodedState, staged: Sequence[StagedRow]
     ) -> tuple[StepCommit | None, list[StagedRow]]:
         """Try to commit a step that promotes these rows, and return its commit or the rows staged instead."""
         at = moments.now()
@@ -246,7 +241,7 @@ class DatabaseSteps(DatabaseOperations):
             "keep": request.keep,
             **_message_parameters(request.messages),
         }
-        rows = self.db.try_write(statement, parameters)
+        rows = call.try_write(statement, parameters)
         if not rows or rows[0][0] is None:
             return None, [StagedRow(version, payload) for _, _, _, version, payload in rows]
         new_version, row_id, earlier_status, _, _ = rows[0]
@@ -255,10 +250,6 @@ class DatabaseSteps(DatabaseOperations):
             announce(self.db, request.session_id, signals_of_status(earlier_status, status, failure_reason))
         remember_step(request.state, stored, row_id, new_version, has_promoted=bool(staged))
         return StepCommit(request.checkpoint_id, new_version=new_version), []
-
-    @writes
-    def _in_a_transaction(self, request: StepRequest) -> StepCommit:
-        return self._commit_locked(request)
 
     def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
         """Lock the session, promote its staging, and write messages, checkpoint and head.
@@ -279,7 +270,8 @@ class DatabaseSteps(DatabaseOperations):
             return claims.earlier_commit
         if is_repeat and _may_be_pruned(head, request):
             raise OutcomeUnknown(request.name)
-        staged = _take_staged(self.db, head, request.step.step_id)
+        at = moments.now()
+        staged = _take_staged(self.db, head, request.step.step_id, at)
         if request.staged:
             # This comes before the guard: another worker may have staged the changes and made the step stale.
             request.require_staged(staged)
@@ -295,7 +287,6 @@ class DatabaseSteps(DatabaseOperations):
             mode=head.mode,
             ownership=head.client_tool_call_ownership,
         )
-        at = moments.now()
         encoded = request.promote(staged)
         given.custom_state = request.custom_state
         received = self._received(head, request, at) if claims.has_due_posts else []
@@ -349,10 +340,10 @@ class DatabaseSteps(DatabaseOperations):
         return receive_due(self.db, head, position=position, at=at)
 
 
-def _take_staged(db: Database, head: Session, step_id: str) -> list[StagedChanges]:
+def _take_staged(db: Database, head: Session, step_id: str, at: datetime) -> list[StagedChanges]:
     """Remove and return a step's staged changes, in staging order. The session must be locked."""
-    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": moments.now()})
-    return decode_staged(payload for _, payload in sorted(rows))
+    rows = db.execute(TAKE_STAGED, {"key": head.pk, "step_id": step_id, "at": at})
+    return decode_staged([payload for _, payload in sorted(rows)])
 
 
 def _checkpoint_columns(

@@ -31,8 +31,8 @@ from helix_store.engine.rows import update_row
 from helix_store.exceptions import ConflictError
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
+from helix_store.sessions.announcements import announce
 from helix_store.sessions.answers import Answer
-from helix_store.sessions.database.announcing import announce
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
@@ -41,7 +41,8 @@ from helix_store.sessions.database.locking import (
     missing_session,
     root_of,
 )
-from helix_store.sessions.database.rows import current_from, first_row
+from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.reading import current_from
 from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
     Suspension,
@@ -52,7 +53,6 @@ from helix_store.sessions.sql import CURRENT_COLUMNS
 from helix_store.sessions.tool_calls import (
     ToolCalls,
     claimed_ownership,
-    is_answered,
     owner_of,
     readable_due_calls,
     tree_of,
@@ -103,9 +103,8 @@ class DatabaseWaiting(DatabaseOperations):
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
         if outcome.is_stored:
-            columns = calls.columns(self.db.limits)
-            version = advance(self.db, owner, **columns)
-            if is_answered(columns["pending_client_tool_calls"]):
+            version = advance(self.db, owner, **calls.columns(self.db.limits))
+            if calls.is_answered:
                 announce(self.db, owner_id, [session_answered])
         return Submission(
             outcome=outcome,

@@ -33,7 +33,6 @@ from helix_store.sessions.rules import (
 from helix_store.sessions.tool_calls import (
     ToolCalls,
     claimed_ownership,
-    is_answered,
     owner_of,
     readable_due_calls,
     tree_of,
@@ -79,7 +78,7 @@ class MemoryWaiting:
                 version = None
                 if outcome.is_stored:
                     version = owner.write(**calls.columns(self._scope.limits))
-        if version is not None and is_answered(owner.columns["pending_client_tool_calls"]):
+        if version is not None and calls.is_answered:
             self._scope.announce(owner_id, [session_answered])
         return Submission(
             outcome=outcome,
