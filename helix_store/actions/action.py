@@ -1,8 +1,8 @@
 """The base class of all actions. An action changes a row, or a whole table, by calling a public store.
 
 The admin, the management commands and code run the same object. An action declares the Django permission that
-it needs, the column that protects a page from acting on an outdated row, the form of the admin and the
-options of the command.
+it needs, the guard column that detects an outdated page, the form of the admin and the options of the
+command.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Action:
         return "" if self.guard is None else str(getattr(row, self.guard))
 
     def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the form gave, with the user if the action stores who did it."""
+        """Return the form's values, with the user if the action stores who performed it."""
         return given
 
     def perform(
@@ -215,7 +215,8 @@ def in_words(error: HelixStoreError) -> StrOrPromise:
         )
     if isinstance(error, IdempotencyConflict):
         return _(
-            "Nothing was done: this form was sent before with other values. Reload the page to send it again."
+            "Nothing was done: this form has already been sent with other values. "
+            "Reload the page to send it again."
         )
     for kind, words in _WORDS.items():
         if isinstance(error, kind):

@@ -37,7 +37,7 @@ _LONGEST: Final = 255
 
 
 class LimitForm(forms.Form):
-    """All of a budget but its name. The checks are those of `set_budget`."""
+    """The fields of a budget except its name. The checks are those of `set_budget`."""
 
     scope = forms.ChoiceField(label=_("Caps"), choices=list(SCOPES.items()))
     value = forms.CharField(
@@ -88,7 +88,7 @@ class BudgetForm(LimitForm):
             self._refuse(error)
         else:
             if is_known:
-                self.add_error("name", _("This tenant has a budget of this name."))
+                self.add_error("name", _("This tenant already has a budget with this name."))
         return given
 
 

@@ -104,7 +104,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
     @property
     def alias(self) -> str:
-        """The database of the site, or the one that the router chooses."""
+        """The alias of the site's database, or of the one that the router chooses."""
         return getattr(self.admin_site, "database", None) or router.db_for_read(self.model)
 
     def rows(self, model: type[Model]) -> QuerySet[Any]:
@@ -167,7 +167,7 @@ class ReadOnlyAdmin(ModelAdmin):
         if row is not None:
             return row
         name = self.opts.verbose_name
-        words = format_lazy(_("This {name} does not exist; it may be deleted."), name=name)
+        words = format_lazy(_("This {name} does not exist; it may have been deleted."), name=name)
         self.message_user(request, str(words), messages.WARNING)
         return HttpResponseRedirect(self.list_url(self.model))
 

@@ -68,7 +68,7 @@ class MessageAdmin(SessionChildAdmin):
 
 
 def message_preview(start: str) -> str | None:
-    """Return what a message says in one line, or ``None``. ``start`` is the start of its stored text."""
+    """Return the text of a message in one line, or ``None``. ``start`` is the start of its stored text."""
     said = said_at_start(start)
     return None if said is None else one_line(said, PREVIEW_LENGTH)
 

@@ -77,7 +77,7 @@ def _words(view: SessionView) -> Any:
         count = len(awaited) if isinstance(awaited, list) else 0
         return ngettext("waits for %d sub-agent", "waits for %d sub-agents", count) % count
     if session.suspension_kind is not None:
-        return _("everything it waited for is answered; the agent has not gone on yet")
+        return _("everything it waited for is answered; the agent has not continued yet")
     if session.status == SessionStatus.INTERRUPTED:
         return _("was interrupted")
     return ""

@@ -95,7 +95,7 @@ class Table:
     ``follows`` names the record after which this one is exported. ``reference`` is a foreign key to a
     checkpoint of the same session. ``unit`` is the kind of unit that begins with the row or holds it, if it
     is not ``tenant_rows``. ``session_id`` is the column of a tenant's table that holds the id of a session,
-    or of a stream that is named like its session.
+    or of a stream with the same name as its session.
     """
 
     model: type[Model]
@@ -119,7 +119,7 @@ class Table:
 
     @property
     def is_own(self) -> bool:
-        """Whether this is a table of helix_store, not of another app."""
+        """True if this is a table of helix_store, not of another app."""
         return self.model._meta.app_label == APP
 
     @property
@@ -128,7 +128,7 @@ class Table:
 
     @property
     def names_tenant(self) -> bool:
-        """Whether a row holds the tenant itself: it belongs to a tenant, or outlives its session."""
+        """True if a row holds the tenant itself: it belongs to a tenant, or outlives its session."""
         return self.is_of_tenant or self.parent_field.null
 
     @property
@@ -145,7 +145,7 @@ class Table:
         """The fields that no record has.
 
         The position of a record in the export implies its key and its parent. A call id lets a call whose
-        reply was lost recognise its write, and no process waits for one in the other database.
+        reply was lost recognise its write, and in the other database no process waits for such a reply.
         """
         parent = None if self.unit == self.record else self.parent
         return frozenset(

@@ -85,7 +85,7 @@ def apply_retention(
     a tenant that is being moved to another database, is logged and counted in ``errors``.
 
     A dry run counts, in a few statements for each page. It does not roll back a real run: a rule must not
-    find what another one has deleted, so that would be one transaction, which locks all rows for minutes.
+    find what another rule has deleted, so the run would be one transaction that locks all rows for minutes.
 
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always use
     that clock. ``progress`` is called after each batch. Raise `InvalidQuery` for invalid arguments.
@@ -169,7 +169,7 @@ class Retention:
             if self._tenant is not None:
                 raise
             self._count(errors=1)
-            logger.warning("Tenant %r is moved to another database; its retention is left to later.", tenant)
+            logger.warning("Tenant %r is being moved to another database; retention is postponed.", tenant)
             yield self.report
 
     def _request_to_prune(self, age: timedelta) -> PruneRequest:

@@ -92,7 +92,7 @@ def expired_session_cleanup_batches(
     The sessions and calls behind the counts are added to ``report``, if one is given.
     """
     if using is not None and state_store is not None:
-        raise InvalidQuery("Give using or state_store, not both.", path="using")
+        raise InvalidQuery("Pass using or state_store, not both.", path="using")
     providers = configured_workspace_providers() if workspace_providers is None else workspace_providers
     for name, provider in providers.items():
         if not isinstance(provider, WorkspaceProvider):

@@ -68,8 +68,9 @@ class StorageWorkspaceProvider:
     a storage, it must belong to the provider: every folder in it is that of a session or tenant. Otherwise
     the provider uses a folder of the project's default storage.
 
-    Agents may write these folders. In a local folder a link is never followed, only removed. Folders deeper
-    than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are refused.
+    Agents may write to these folders. In a local folder a link is never followed, only removed. Folders
+    deeper than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are
+    refused.
     """
 
     def __init__(

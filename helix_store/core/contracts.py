@@ -461,7 +461,8 @@ class StateStore(Protocol):
 class PostStore(StateStore, Protocol):
     """A state store with posts. `helix_store.testing.PostContract` tests them.
 
-    Each method has an async counterpart with the prefix ``a``. A turn on a store without them has no posts.
+    Each method has an async counterpart with the prefix ``a``. A turn on a store without these methods
+    receives no posts.
     """
 
     def post_message(

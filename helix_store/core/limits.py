@@ -36,7 +36,7 @@ MAX_BIGINT = 2**63 - 1
 """The largest value of a ``bigint`` column."""
 
 UNLIMITED = 2**62
-"""A limit that nothing reaches, and to which small numbers can be added within a ``bigint``."""
+"""A limit that is never reached; small numbers can be added to it without exceeding a ``bigint``."""
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -98,4 +98,4 @@ class Limits:
 
 
 AS_STORED = Limits(max_state_bytes=UNLIMITED)
-"""For a stored state: a restore or branch must not fail because the limits have been lowered since."""
+"""Used for stored states: a restore or branch must not fail because the limits were lowered since."""

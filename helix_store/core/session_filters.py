@@ -52,7 +52,7 @@ def _with_parameters_of(
         @wraps(method)
         def call(self: Any, /, *args: P.args, **given: P.kwargs) -> R:
             if args or not given.keys() <= _DEFAULTS.keys():
-                _SIGNATURE.bind(self, *args, **given)  # Raises the TypeError of such a call.
+                _SIGNATURE.bind(self, *args, **given)  # raises the same TypeError as an ordinary call
             return method(self, **{**_DEFAULTS, **given})
 
         call.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # what `inspect.signature` returns

@@ -52,8 +52,8 @@ class CutText(str):
 class Part:
     """A part of a message. ``name`` and ``call_id`` belong to a tool call, or to the call of a result.
 
-    The ``text`` of a call holds its arguments. The ``text`` of a file says where it is or how long it is, and
-    its ``name`` is that of the file or of its media type.
+    The ``text`` of a call holds its arguments. The ``text`` of a file is its address or its length, and its
+    ``name`` is the name of the file or its media type.
     """
 
     kind: PartKind

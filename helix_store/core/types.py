@@ -172,9 +172,9 @@ class InterruptKind(StrEnum):
 
 class _WithMemory(Serializable):
     """A base that keeps private values which are not fields, as a model instance keeps its ``_state``.
-    ``_origin`` is where the state was read from, ``_cleared`` has the values that a resume returned and
-    cleared, and ``_intent`` replaces the state in the digest of an operation. ``_has_posts`` is whether posts
-    were waiting, and ``_is_capped`` whether budgets may apply to the session, when the state was read.
+    ``_origin`` is the place from which the state was read, ``_cleared`` has the values that a resume returned
+    and cleared, and ``_intent`` replaces the state in the digest of an operation. When the state was read,
+    ``_has_posts`` was true if posts were waiting, and ``_is_capped`` if budgets could apply to the session.
     """
 
     __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")

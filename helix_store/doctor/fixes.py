@@ -28,8 +28,8 @@ Fix = Callable[[Database, Any], None]
 def fix(db: Database, check: Check, rule: str, key: int, *, dry_run: bool) -> list[Fault]:
     """Fix a rule's faults in one row, in one transaction, and return the remaining faults.
 
-    The check is repeated under the row's lock, so a row that was fixed meanwhile is left alone. A dry run is
-    rolled back. It is safe to repeat.
+    The check is repeated under the row's lock, so a row that has been fixed in the meantime is left alone. A
+    dry run is rolled back. It is safe to repeat.
     """
 
     def mend() -> list[Fault]:

@@ -131,7 +131,7 @@ def _keeping_connections(call: Callable[[], R]) -> R:
 
 
 _is_pooled: Final[ContextVar[bool]] = ContextVar("helix_store_is_pooled", default=False)
-"""Set while a call runs in a pool: code in it, such as a signal receiver, must not wait for the same pool."""
+"""Set while a call runs in a pool: a signal receiver in the call, for example, must not wait for it."""
 
 
 def _releasing_connections(call: Callable[[], R]) -> R:

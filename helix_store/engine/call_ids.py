@@ -1,6 +1,6 @@
-"""The ids by which a one-statement write finds itself after its reply was lost. Each call generates a random
-id (`core.ids.new_call_id`) and stores it with what it writes. A row that many calls change keeps the ids of
-the last calls, newest first, so that a call can find its own id behind those of other writers.
+"""The ids by which a one-statement write is found after its reply was lost. Each call generates a random id
+(`core.ids.new_call_id`) and stores it with what it writes. A row that many calls change keeps the ids of the
+last calls, newest first, so that a call can find its own id behind those of other writers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Transactions whose COMMIT may get no reply, and how to find their outcome. On PostgreSQL each transaction
-of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to COMMIT is
-lost, another connection asks the server for the outcome of that number. A server that has crashed, or a
-promoted standby, may assign the number a second time. So the transaction also reads the time of the last
+"""Transactions whose COMMIT may get no reply, and the search for their outcome. On PostgreSQL each
+transaction of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to
+COMMIT is lost, another connection asks the server for the outcome of that number. A server that has crashed,
+or a promoted standby, may assign the number a second time. So the transaction also reads the time of the last
 statistics reset, which changes in both cases.
 """
 
@@ -78,13 +78,14 @@ class WatchedTransaction:
         return execute(*statement)
 
     def _stop_wrapping(self) -> None:
-        """Leave the statements after the first one alone."""
+        """Leave the statements after the first one unchanged."""
         if self._begin_first in self._connection.execute_wrappers:
             self._connection.execute_wrappers.remove(self._begin_first)
 
     def has_committed(self, lost: OutcomeUnknown) -> bool:
-        """Return whether a transaction whose COMMIT was ``lost`` is stored. Wait while the server does not
-        know. Raises `OutcomeUnknown` with the number of the transaction.
+        """Return whether a transaction was committed although the reply to its COMMIT was ``lost``. Wait
+        while the server does not know the outcome. Raises `OutcomeUnknown` with the number of the
+        transaction.
         """
         if not self._has_ended or self._mark is None:
             raise lost

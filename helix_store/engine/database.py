@@ -63,7 +63,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.01
 _UNCHANGED: Final = nullcontext()
 _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 _BEGIN: Final = Statement("BEGIN DEFERRED")
-# Until the end of the transaction: behind a pooler the connection then serves another client.
+# This lasts until the end of the transaction: behind a pooler, the connection then serves another client.
 _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
 # The lost transaction keeps its locks until the server notices that its client is gone, which can take hours.
 _WAIT_BRIEFLY: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '500ms', true)")
@@ -112,23 +112,24 @@ class Database:
 
     @property
     def is_postgresql(self) -> bool:
-        """For differences outside of a `Statement`: arrays as parameters, and NOTIFY."""
+        """Used for differences outside of a `Statement`: arrays as parameters, and NOTIFY."""
         return connections[self.alias].vendor == "postgresql"
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a write becomes part of a transaction of the caller."""
+        """True if a write becomes part of the caller's transaction."""
         return _is_in_transaction(connections[self.alias])
 
     @property
     def has_fast_reads(self) -> bool:
-        """Whether the forms that only PostgreSQL runs may be used for a read."""
+        """True if a read may use the forms that only PostgreSQL runs."""
         return _form(connections[self.alias]).has_fast_reads
 
     @property
     def has_fast_writes(self) -> bool:
-        """Whether a write may be one statement with all of its conditions. This needs PostgreSQL, where a
-        statement commits alone or is part of an ``atomic()`` block.
+        """True if a write may be one statement with all of its conditions.
+
+        This needs PostgreSQL, where a statement commits alone or is part of an ``atomic()`` block.
         """
         connection = self.connection
         if not _form(connection).has_fast_writes:
@@ -183,7 +184,7 @@ class Database:
                 return (_run_prepared if form.has_fast_writes else _run)(connection, statement, parameters)
         except Exception as exc:
             if not (is_alone and is_serialization_failure(exc)):
-                # After the connection is open, a connection error does not tell whether the statement was
+                # Once the connection is open, a connection error does not show whether the statement was
                 # committed.
                 raise_mapped(connection, exc, committing=is_alone, is_single_statement=is_alone)
                 raise
@@ -272,8 +273,9 @@ class Database:
         """Run ``body`` in one transaction.
 
         Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
-        Otherwise a transaction that the database aborted because of another one runs again, and so does one
-        whose COMMIT was lost on the way. If only the reply was lost, the transaction's result is returned.
+        Otherwise a transaction that the database aborted because of another one runs again, and so does a
+        transaction whose COMMIT did not reach the server. If only the reply was lost, the transaction's
+        result is returned.
         """
         return self._transaction(body, only_reads=False)
 
@@ -409,7 +411,8 @@ def _form(connection: BaseDatabaseWrapper) -> conf.Form:
 def _session_number(connection: BaseDatabaseWrapper) -> int:
     """Open the connection and return the number of its session on the server.
 
-    It is 0 on SQLite and with a driver that does not know it. Behind a pooler, the pooler makes it up.
+    It is 0 on SQLite and with a driver that does not know it. Behind a pooler, the number is made up by the
+    pooler.
     """
     if connection.vendor != "postgresql":
         return 0

@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 TENANT_MOVED: Final = "TM001"
-"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved. An SQLite trigger can only
-raise a text, which begins with this code.
+"""The SQLSTATE of the triggers that refuse writes to a tenant while it is being moved. An SQLite trigger can
+only raise a text, which begins with this code.
 """
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.

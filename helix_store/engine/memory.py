@@ -17,7 +17,10 @@ class MemoryTable:
         """Delete the data of a deleted session, as a foreign key would. The lock is held."""
 
     def saved(self) -> Callable[[], None]:
-        """Return a call that puts back what the table holds now. The lock is held by both."""
+        """Return a function that restores the current content of the table.
+
+        Both are called while the lock is held.
+        """
         raise NotImplementedError
 
 
@@ -58,7 +61,10 @@ class MemoryWorld:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the lock for a ``with`` block. An exception puts back what all tables held before."""
+        """Hold the lock for a ``with`` block.
+
+        After an exception, all tables are restored to their earlier content.
+        """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
             try:

@@ -108,7 +108,8 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table. ``cut`` says where a cell is shortened, and ``style`` receives the text of a cell.
+    """A column of a table. ``cut`` selects where a cell is shortened, and ``style`` receives the text of a
+    cell.
 
     A cell of ids (``id``) is cut at its end, but keeps enough to be told apart from the other rows' ids. A
     column that ``may_be_empty`` is left out if the first rows have no value for it.
@@ -293,8 +294,8 @@ def bars(
 class ProgressBar:
     """A context manager that reports the progress of a loop on stderr, beginning after one second.
 
-    In a terminal it redraws one line, at most ten times a second. Elsewhere (in a log of cron) it writes a
-    line every ten seconds. The last state stays on the screen.
+    In a terminal it redraws one line, at most ten times a second. Elsewhere (such as in cron's log) it writes
+    a line every ten seconds. The last state stays on the screen.
     """
 
     first_after: float = 1.0
@@ -332,11 +333,11 @@ class ProgressBar:
             self._show(end="\n")
 
     def advance(self, count: int = 1) -> None:
-        """Report that ``count`` more are done."""
+        """Report that ``count`` more items are done."""
         self.update(self.done + count)
 
     def update(self, done: int) -> None:
-        """Report that ``done`` are done in total."""
+        """Report that ``done`` items are done in total."""
         self.done = done
         now = self._clock()
         if not self._is_silent and now >= self._due:

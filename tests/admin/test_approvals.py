@@ -124,7 +124,7 @@ def test_two_users_approve(browser: Browser) -> None:
     _ask(browser, approvals=2)
     assert "0 of 2 approvals" in _waits(browser).text
     (message,) = _answer(browser)
-    assert message == "'call-1': approved; it needs the approval of somebody else too."
+    assert message == "'call-1': approved; it also needs the approval of somebody else."
     page = _waits(browser)
     assert f"1 of 2 approvals: {first.username}" in page.text
     assert "You have approved it." in page.text
@@ -203,7 +203,7 @@ def test_the_next_approver_sees_what_an_edit_changed(browser: Browser) -> None:
     )
     page = _waits(browser)
     assert "1 of 2 approvals: “ann”" in page.text
-    assert "Somebody has changed what was asked for" in page.text
+    assert "Somebody has changed the requested input" in page.text
     assert "Oslo" in page.text
 
 

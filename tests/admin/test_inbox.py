@@ -156,7 +156,7 @@ def test_a_waiting_post_is_withdrawn_once(browser: Browser) -> None:
     (refusal,) = told(browser, url, {"post_id": post_id})
     assert "does not wait any more" in refusal
     assert log_of(session) == [(CHANGE, "s", "Withdrew the post.")]
-    assert "No post waits here." in _inbox(browser).text
+    assert "No post is waiting." in _inbox(browser).text
 
 
 def test_a_session_that_has_ended_takes_no_posts_but_shows_them(browser: Browser) -> None:

@@ -244,7 +244,7 @@ class GraphCheckpointStore:
     ) -> list[StoredMessage]:
         """Append messages in order, all or none; each is a dict of the arguments of `add_message`.
 
-        One transaction; errors and repeats as of `add_message`.
+        One transaction; errors and repeats are the same as for `add_message`.
         """
         validation.identifier(session_id, "session_id")
         encoded = encode_messages(messages, self.limits)

@@ -55,7 +55,7 @@ def usage_of(
 def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
     """Record the responses in the ledger, each once, with the largest usage that its entries have.
 
-    The entries of one response may come in several batches. Entries of another session in the ledger stay.
+    The entries of one response may arrive in several batches. Entries of another session in the ledger stay.
     """
     if not usage:
         return

@@ -105,7 +105,10 @@ class _Value(NamedTuple):
 
 
 class _LangGraphConversation:
-    """The threads of LangGraph. The messages are the channel ``messages``, or one whose name ends so."""
+    """The threads of LangGraph.
+
+    The messages are in the channel ``messages``, or in one whose name ends with this word.
+    """
 
     name = "LangGraph"
     needs: tuple[type[Model], ...] = (LangGraphCheckpoint, LangGraphValue)

@@ -1,4 +1,4 @@
-"""Filters of a search: the database compares a part, and this module all of it."""
+"""Filters of a search: the database checks a part of a filter, and this module checks all of it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 
 class NewMemory(NamedTuple):
-    """A value to store. ``embedded`` are the parts of it that get a vector, by path."""
+    """A value to store. ``embedded`` maps the path of each part that gets a vector to its text."""
 
     text: str
     ttl_ms: int | None
@@ -122,7 +122,7 @@ class Memories:
     ) -> list[tuple[StoredMemory, float]]:
         """Return the memories under a namespace that meet a filter, nearest first, with their scores.
 
-        With a filter, this reads the distances of all of them, and then values until enough have matched.
+        With a filter, this reads the distances of all memories, and then values until enough have matched.
         """
         from helix_store.contrib.langgraph.vectors.rows import with_distance
 
@@ -179,7 +179,7 @@ class Memories:
     def put(self, memories: Mapping[Address, NewMemory], *, vectors: Mapping[str, str] | None = None) -> None:
         """Insert or replace, in the order of addresses, so that two writers do not wait for each other.
 
-        ``vectors`` are those of the texts in ``embedded``, and replace those of the former values.
+        ``vectors`` belong to the texts in ``embedded``, and replace the vectors of the former values.
         """
         time = moments.now()
         has_terms = any(memory.ttl_ms is not None for memory in memories.values())
@@ -264,7 +264,7 @@ class Memories:
 def sweep(db: Database, now: datetime) -> int:
     """Delete the memories of a tenant that have expired, and return their number.
 
-    Each thousand is a transaction. Those that another transaction has locked stay until the next time.
+    Each thousand is a transaction. Memories that another transaction has locked stay until the next time.
     """
     return _in_transactions(db, partial(Memories(db).delete_expired, now))
 

@@ -94,7 +94,7 @@ def every(
             except IntegrityFault as exc:
                 if place is not None:
                     raise
-                _logger.error("A list of all threads leaves out what cannot be read. %s", exc)
+                _logger.error("A list of all threads leaves out a checkpoint. %s", exc)
                 continue
             yield found
             left = None if left is None else left - 1

@@ -56,8 +56,8 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
     Safe in any thread: each call releases its connection. Your own call joins an open transaction of its
     thread. The threads of ``graph.invoke`` cannot: inside ``atomic()`` it raises `OutsideTransaction`,
-    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, the write finishes
-    before the task is told.
+    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, it is told after
+    the write has finished.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         allow: Iterable[tuple[str, str]] = (),
     ) -> None:
-        # None is strict; without the argument, the environment would decide.
+        # None means strict; without the argument, the environment would decide.
         super().__init__(serde=serde or StrictSerializer(allowed_msgpack_modules=list(allow) or None))
         self._adapter = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
         self._owned: _Owned | None = None
@@ -146,9 +146,9 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task wrote after a checkpoint, which may be stored later than its writes.
+        """Store a task's writes after a checkpoint, which may be stored later than its writes.
 
-        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a place stays;
+        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a position stays;
         errors, interrupts and resume values replace earlier ones. Raises as `put`.
         """
         place = Place.of(config)
@@ -174,7 +174,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         columns: dict[str, Any],
         locked: Any,
     ) -> None:
-        """Store by ``statement``; without one, in a transaction, whose number tells its outcome."""
+        """Store by ``statement``; without one, use a transaction, whose number reveals its outcome."""
         db, owned = self._adapter.db, self._owned
         if owned is not None and owned.session_id != place.session_id:
             reason = "this saver owns another thread; claim this one too"
@@ -190,7 +190,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             parameters = {**columns, **thread, "tenant": db.tenant}
             if db.try_write(statement, parameters):
                 return
-            # The thread is new or its user is not named, or the statement was aborted; the portable form
+            # The thread is new, its user is not yet named, or the statement was aborted; the portable form
             # tries again.
             self._adapter.ensure(place.session_id, **about)
             # Checked again, because this opens the connection that the previous call released.

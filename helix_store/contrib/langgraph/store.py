@@ -109,7 +109,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
     def delete_namespace(self, prefix: Sequence[str]) -> int:
         """Delete all items of a namespace and of those under it, and return their number.
 
-        Each thousand is a transaction; safe to repeat. Items that are put meanwhile may stay. Raises
+        Each thousand is a transaction; safe to repeat. Items that are put during the call may stay. Raises
         `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item can have.
         """
         if isinstance(prefix, str):

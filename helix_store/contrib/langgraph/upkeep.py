@@ -1,4 +1,7 @@
-"""Copying and deleting checkpoints. The caller's runs may continue; what they put meanwhile is kept."""
+"""Copying and deleting checkpoints.
+
+The caller's runs may continue; checkpoints that they put in the meantime are kept.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Branches:
         raise ValueError("No turn has this text.")
 
     async def switch_to_branch(self, branch_id: str) -> None:
-        """Switch to another branch. Raises `ValueError` for one without items, unless it is ``main``."""
+        """Switch to another branch. Raises `ValueError` for a branch without items, unless it is ``main``."""
         if lane_name(branch_id, "branch_id") != _MAIN and branch_id not in await self._log.alanes():
             raise ValueError(f"Branch {branch_id!r} does not exist.")
         self._log = self._log_of(branch_id)

@@ -106,7 +106,7 @@ class RunStateStore:
         return self._sessions.write(session_id_for(session_id), insert, user_id=self._user_id)
 
     def load(self, session_id: str, state_id: str) -> StoredRunState | None:
-        """Return a stored run with its text, or ``None``. One query; it takes no claim."""
+        """Return a stored run with its text, or ``None``. One query; it does not claim the run."""
         validation.identifier(state_id, "state_id")
         for row in self._sessions.db.read(sql.LOAD, self._names(session_id, state_id)):
             return _stored(session_id, row, text=_text(row[-1]))
@@ -206,9 +206,9 @@ class RunStateClaim:
         return self.expires_at
 
     def done(self) -> bool:
-        """Mark the run as resumed, so that no one can claim it again. In your transaction, both happen or
-        neither. This also works after the term. Returns ``False`` if the run was claimed again, released or
-        deleted.
+        """Mark the run as resumed, so that no one can claim it again. If you call it in the transaction of
+        the side effect, both happen or neither. This also works after the term. Returns ``False`` if the run
+        was claimed again, released or deleted.
         """
         return bool(self._write(sql.FINISH, {}))
 

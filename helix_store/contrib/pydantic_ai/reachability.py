@@ -32,8 +32,8 @@ _ENTRY: Final = table(ConversationEntry)
 
 def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
     """Delete the entries that only conversations of these sessions reach, before the sessions are deleted.
-    Call it in a transaction. It locks the families of the conversations: a fork that begins meanwhile waits
-    for the commit, and an earlier fork keeps the entries that it reaches.
+    Call it in a transaction. It locks the families of the conversations: a fork that begins now waits for the
+    commit, and an earlier fork keeps the entries that it reaches.
     """
     keys = list_parameter(db, list(sessions))
     families = _families_of(db, keys)

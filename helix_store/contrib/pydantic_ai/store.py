@@ -47,8 +47,8 @@ class DjangoConversationStore(ConversationStore):
     it. A save gives a session without a user ``user_id``, and raises `ConflictError` if the session belongs
     to another user. A fork is a branch of its source, and is erased with it. A save is one transaction: the
     record, its new entries and the usage that it adds to the ledger. If saves of one revision run
-    concurrently, one succeeds; the others raise ``ConversationConflict``. The caller of a cancelled save or
-    deletion is told after its transaction has ended. A deletion deletes the entries that no other
+    concurrently, one succeeds; the others raise ``ConversationConflict``. If a save or deletion is cancelled,
+    the caller is told after its transaction has ended. A deletion deletes the entries that no other
     conversation of the tenant reaches, even if the session is deleted in another way, such as by cleanup, the
     admin or an erasure. With a ``fencing_token``, a save or deletion of a conversation whose lock has a
     larger one raises `FencedOutError` and stores nothing.

@@ -80,7 +80,7 @@ class Command(ActingCommand):
             parts,
             "list",
             self._list,
-            help="List sessions, the last updated first. Filters are combined with AND.",
+            help="List sessions, the most recently updated first. Filters are combined with AND.",
             epilog="example: manage.py helix_sessions list --status active --user user-1",
         )
         parser.add_argument("--agent-type", help="Only of this agent type.")
@@ -199,7 +199,7 @@ class Command(ActingCommand):
             parts,
             "tree",
             self._tree,
-            help="Show a session and all sub-sessions below it, with the remote ones.",
+            help="Show a session and all sub-sessions below it, including remote ones.",
             epilog="example: manage.py helix_sessions tree trip-1",
         )
         parser.add_argument("session_id", metavar="ID")
@@ -256,7 +256,7 @@ class Command(ActingCommand):
             parts,
             "wake",
             self._wake,
-            help="Send the signal session_posted for each session whose due posts nobody picks up.",
+            help="Send the signal session_posted for each session whose due posts nobody has picked up.",
             epilog="example: manage.py helix_sessions wake",
         )
         parser.add_argument(
