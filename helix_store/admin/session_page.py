@@ -78,8 +78,7 @@ class SessionPage(OperatedList):
     def _confirmation(
         self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
-        """Show the form of an answer next to its call, where the input can be read, instead of on a separate
-        page.
+        """Show the form of an answer next to its call, where the input can be read, not on a separate page.
 
         A changed input has a page of its own, which shows the difference.
         """

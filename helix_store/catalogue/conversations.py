@@ -74,8 +74,7 @@ class ConversationPage:
 
 
 class Conversation(Protocol):
-    """The functions that read the rows of one adapter as messages. Both methods only read, and never all
-    rows.
+    """The functions that read one adapter's rows as messages. Both methods only read, and never all rows.
 
     ``name`` is the name of the framework, which is shown and must be unique. ``needs`` are the models whose
     rows are shown: people who may not view all of them do not see the conversation.

@@ -56,8 +56,7 @@ def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]
 
 
 def require_writable(db: Database, keys: Collection[int]) -> None:
-    """Write locked rows unchanged, so that a tenant that is being moved is refused before any irreversible
-    step.
+    """Write locked rows unchanged, so that a moving tenant is refused before any irreversible step.
 
     Its sessions may continue in another database, with the same snapshots. Raise `TenantMoved`.
     """

@@ -19,8 +19,8 @@ class PreparedForm(NamedTuple):
     """A statement as PostgreSQL prepares it.
 
     ``text`` has the placeholders ``$1``, ``$2``…, and ``parameters`` are their names in that order. ``name``
-    is a digest of the text: behind a pooler, where processes share a server connection, a name can only mean
-    the statement that it was made from.
+    is a digest of the text: behind a pooler, where processes share a server connection, a name can only refer
+    to one statement.
     """
 
     name: bytes
@@ -45,7 +45,7 @@ class Statement:
 
     @cached_property
     def prepared(self) -> PreparedForm:
-        """The form to prepare; for statements with named placeholders."""
+        """The form to prepare, for statements with named placeholders."""
         numbers: dict[str, int] = {}
 
         def number(match: re.Match[str]) -> str:

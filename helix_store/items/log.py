@@ -67,8 +67,8 @@ class ItemLog:
     ) -> int:
         """Add items at the end of the lane, all or none, and return how many were new.
 
-        An item is skipped if its key is already in the lane, so a repeat is safe. Raises `InvalidPayload` and
-        `LimitExceeded`: an item has at most ``max_state_bytes``.
+        An item is skipped if its key is already in the lane, so a repeat is safe. Raises `InvalidPayload`,
+        and `LimitExceeded` for an item of more than ``max_state_bytes``.
         """
         held = guard(fencing_token=fencing_token)
         items = encode_items(payloads, keys, conf.limits())

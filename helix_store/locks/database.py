@@ -109,7 +109,7 @@ class DatabaseLocks:
         return self.db.committed_once(release, look_too, operation_id=lambda: name)
 
     def force_release(self, name: str) -> bool:
-        # In a transaction, because no stored value tells who has ended a term.
+        # This needs a transaction, because no stored value shows who has ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 
     def is_locked(self, name: str) -> bool:

@@ -43,7 +43,7 @@ class KeepAlive:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether the lock is still refreshed, which ends when it is lost or `stop` is called."""
+        """True while the lock is refreshed: until it is lost or `stop` is called."""
         return not self._stopped.is_set() and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class Lock:
 
     @property
     def expires_at(self) -> datetime:
-        """The end of the term on the database's clock; a worker decides by `is_trusted` instead."""
+        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
         return self._expires_at
 
     @property
@@ -153,7 +153,8 @@ class Lock:
         with self._mutex:
             trusted_until = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:
-                # Another request was answered meanwhile. The order in which the database ran them is unknown.
+                # Another request was answered in the meantime. The order in which the database ran them is
+                # unknown.
                 trusted_until = min(trusted_until, self._trusted_until)
             self._changes += 1
             self._trusted_until = trusted_until

@@ -44,7 +44,7 @@ class Term:
 
 
 class LockOperations(Protocol):
-    """The operations of a back end. Arguments are checked already, and no operation waits for a lock.
+    """The operations of a back end. Arguments have already been checked, and no operation waits for a lock.
 
     A term is over when it is released, when its TTL has passed, or when a newer term has begun.
     """

@@ -108,8 +108,7 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table. ``cut`` selects where a cell is shortened, and ``style`` receives the text of a
-    cell.
+    """A column of a table. ``cut`` selects where a cell is shortened; ``style`` receives the text of a cell.
 
     A cell of ids (``id``) is cut at its end, but keeps enough to be told apart from the other rows' ids. A
     column that ``may_be_empty`` is left out if the first rows have no value for it.

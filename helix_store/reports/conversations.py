@@ -25,9 +25,9 @@ _PLACE: Final = ("tenant", "session_id", "pk")
 def conversations_of(
     db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
 ) -> list[Conversation]:
-    """Return the conversations that sessions with these keys may have. One statement, however many there are.
+    """Return the conversations that sessions with these keys may have. One statement in any case.
 
-    An adapter without rows for these sessions is left out, and one whose rows the user may not view.
+    Adapters without rows for these sessions, or whose rows the user may not view, are left out.
     """
     permitted = [each for each in conversations() if all(map(may_view, each.needs))]
     if not (keys and permitted):
@@ -104,7 +104,7 @@ def _last_messages(db: Database, counts: Mapping[int, int]) -> dict[int, Convers
 
 
 def line_of(parts: Iterable[Part]) -> str:
-    """Return what a message says, as one text without line breaks: also its calls, results and files."""
+    """Return the content of a message as one text without line breaks, including calls, results and files."""
     return " ".join(" ".join(_words(part)) for part in parts)
 
 

@@ -31,7 +31,7 @@ _ITEM: Final = table(Item)
 
 
 class Said(NamedTuple):
-    """What an item says. ``at`` replaces the time at which the item was stored."""
+    """The content of an item. ``at`` replaces the time at which the item was stored."""
 
     role: str
     parts: list[Part]
@@ -99,7 +99,7 @@ class ItemConversation:
     ) -> ConversationPage:
         total = items.count()
         start = max(1, total - limit + 1) if first is None else first
-        # From the end, where most pages are.
+        # Read from the end, where most pages are.
         skipped = max(0, total - (start + limit - 1))
         taken = max(0, min(limit, total - start + 1))
         columns = ("pk", "created_at", payload_start(_SOURCE))

@@ -64,9 +64,9 @@ class StagedRow(NamedTuple):
 
 
 class OpenedStep(NamedTuple):
-    """What a step begins with; the interrupt request is bound to its run.
+    """The data with which a step begins; the interrupt request is bound to its run.
 
-    If ``may_be_stopped`` is false, no budget of the session has been reached, and nothing is held.
+    If ``may_be_stopped`` is false, no budget of the session has been reached, and no amount is held.
     """
 
     state: SessionState
@@ -135,7 +135,7 @@ class NewSession:
 
 @dataclass(slots=True)
 class Reception:
-    """How a step of a turn receives due posts.
+    """The request of a turn's step to receive due posts.
 
     ``continued`` is the state that a step which finishes the session stores if posts are due. The commit sets
     ``is_continued``.
@@ -234,8 +234,8 @@ def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChang
 
 def dropped_staging(step_id: str) -> ConflictError:
     return ConflictError(
-        f"Another worker began the step {shown_id(step_id)} and dropped what this one had staged; "
-        "let one worker drive the session: take its lock, or use turn()."
+        f"Another worker began the step {shown_id(step_id)} and dropped this worker's staged changes; let "
+        "only one worker drive the session: take its lock, or use turn()."
     )
 
 

@@ -326,7 +326,7 @@ END_LOCKED_RUN: Final = {
 }
 """Keyed by whether the write has a fence."""
 
-# A new row version with the same values makes a single statement that waits for the row look again.
+# A new row version with the same values makes a waiting one-statement write check its conditions again.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
 
 
@@ -387,7 +387,7 @@ def end_run(*, is_fenced: bool) -> Statement:
 def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
     """Return the statement that starts the run of an active session, unless another run or request exists.
 
-    ``UNCHANGED`` guards that there is no request. A run that is started meanwhile is a conflict.
+    ``UNCHANGED`` guards that there is no request. A run that is started at the same time is a conflict.
     """
     conditions = [SESSION_BY_ID, "s.status = 'active'", UNCHANGED]
     conditions += ["s.version = %(expected_version)s"] if is_expected else []

@@ -31,7 +31,7 @@ class StepWrite:
     ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
     id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
     step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
-    either case, and records what the step spent. With a ``reception``, the commit receives due posts, if the
+    either case, and records the step's usage. With a ``reception``, the commit receives due posts, if the
     store has posts.
     """
 
@@ -55,13 +55,13 @@ class StepWrite:
         return commit.new_version <= self.expected_version
 
     def written_by(self, save: Callable[[StepWrite], CommittedStep]) -> CommittedStep:
-        """Call ``save``, and the calls that come after it."""
+        """Call ``save``, and then the calls that follow it."""
         committed = save(self)
         if not self.is_earlier(committed[0]):
             for call in self.after:
                 call()
         if self.record is not None:
-            # Counters of budgets are locked after every session, also after one that ``after`` locks.
+            # Counters of budgets are locked after every session, including a session that ``after`` locks.
             self.record()
         return committed
 
@@ -83,7 +83,7 @@ class Parts(HasParts):
     """The stores of one database and tenant, and their common transaction."""
 
     is_atomic = True
-    """Whether several calls can be one transaction, or are all lost if the process ends."""
+    """True if several calls can be one transaction, or if all are lost when the process ends."""
 
     sessions: StateStore
 
@@ -125,7 +125,10 @@ class Parts(HasParts):
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        """Read what a step begins with; ``None`` if the session does not exist. The id may be the default."""
+        """Return the data with which a step begins, or ``None`` if the session does not exist.
+
+        ``step_id`` may be the default id.
+        """
         state = self.sessions.load_state(session_id)
         if state is None:
             return None

@@ -34,7 +34,7 @@ class ExportFile:
     """An export in a binary file, which is read once from its start.
 
     After `units` has ended, ``problems`` lists missing or altered data, ``counts`` counts the units' records,
-    and ``is_complete`` tells whether the trailer was found and matches all lines.
+    and ``is_complete`` is true if the trailer was found and matches all lines.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -69,11 +69,11 @@ class Source(Protocol):
         ...
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units in order. Read the records of a unit before you ask for the next one."""
+        """Yield all units in order. Read the records of a unit before you request the next one."""
         ...
 
     def left_out(self, exported: Counts) -> Iterable[Problem]:
-        """Yield problems for requested or stored data in no unit; ``exported`` counts the read units."""
+        """Yield problems for requested or stored data outside all units; ``exported`` counts read units."""
         ...
 
 

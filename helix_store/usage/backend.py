@@ -59,7 +59,7 @@ class TimeSeriesQuery:
 
 
 class UsageOperations(Protocol):
-    """The operations of a back end. Arguments are checked already, and entries have ids and costs.
+    """The operations of a back end. Arguments have already been checked, and entries have ids and costs.
 
     The entries of a session id are those of the existing session, or the kept entries of a deleted session if
     it does not exist.

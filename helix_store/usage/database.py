@@ -99,7 +99,7 @@ class DatabaseUsage(DatabaseOperations):
 
     def __init__(self, db: Database) -> None:
         super().__init__(db)
-        self._counts = False  # whether the tenant has been seen to have budgets
+        self._counts = False  # true once the tenant was found to have budgets
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) != 1:
@@ -115,7 +115,7 @@ class DatabaseUsage(DatabaseOperations):
         self.db.committed_once(record, record, operation_id=lambda: entry.id)
 
     def _record_one(self, entry: UsageEntry) -> bool:
-        """Record in one statement; return ``False`` for what `insert_entry` does not insert."""
+        """Record in one statement; return ``False`` if `insert_entry` does not insert the entry."""
         columns = _columns_of(entry)
         parameters = {"tenant": self.db.tenant, **columns}
         return bool(self.db.write(sql.insert_entry(tuple(columns), counts=self._counts), parameters))
@@ -291,7 +291,7 @@ def _token_counts(counts: Iterable[int]) -> TokenCounts:
 
 
 def _spent(entry: UsageEntry, root_id: str, copied: Mapping[str, Any]) -> Spent:
-    """Return what an entry adds to counters; ``copied`` are the columns that it copies from its session."""
+    """Return the amounts that an entry adds to counters; ``copied`` are the columns from its session."""
     day = period_of(BudgetPeriod.DAY, validation.milliseconds_to_datetime(entry.timestamp))
     return Spent(
         Spender(root_id, copied["user_id"], copied["session_agent_type"]),

@@ -77,7 +77,7 @@ def usage_report(
 
 
 def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str = "") -> int:
-    """Count a session's token entries without a cost, without those of its sub-sessions."""
+    """Count a session's token entries without a cost, excluding its sub-sessions."""
     db = Database(using, validation.tenant(tenant), None)
     entries = UsageEntry.objects.using(db.alias).filter(
         session__tenant=db.tenant,

@@ -131,7 +131,7 @@ def test_two_users_approve(browser: Browser) -> None:
     assert APPROVE not in page.html
     assert 'value="reject"' in page.html
     (refusal,) = _answer(browser)
-    assert "you have approved this call already" in refusal
+    assert "you have already approved this call" in refusal
     second = browser.sign_in(superuser=True)
     assert APPROVE in _waits(browser).html
     assert _answer(browser) == ["'call-1': approved."]

@@ -151,6 +151,5 @@ def _message(payload: Any) -> Message:
         pass
     # Raised here, because the framework's error may hold the document and would become the context.
     raise IntegrityFault(
-        "The installed agent-framework-core cannot read a stored message; was it stored by another "
-        "version?"
+        "The installed agent-framework-core cannot read a stored message; was it stored by another version?"
     )

@@ -71,7 +71,7 @@ class Command(StoreCommand):
             self.progress(f"Stopped after {receipt.trees} session trees; run it again to continue.")
         if not receipt.complete:
             raise CommandError(
-                "The erasure is incomplete; run it again when nothing is in use.", returncode=PROBLEMS_FOUND
+                "The erasure is not complete; run it again when nothing is in use.", returncode=PROBLEMS_FOUND
             )
 
     def _erasure(self, options: dict[str, Any], *, dry_run: bool) -> Erasure:

@@ -49,7 +49,7 @@ class StepCalls(StoreCalls):
 
         Runs in one transaction under the same session lock as steps: a step that commits at the same time
         either promotes the whole change or leaves it staged. Safe to repeat: the same tool call replaces its
-        earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, also for a patch
+        earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, even for a patch
         that could not be applied to any state.
         """
         self._stage(session_id, step_id, staged)
@@ -162,8 +162,8 @@ class StepCalls(StoreCalls):
     ) -> tuple[StepCommit, dict[str, Any]]:
         """Commit a step, also for a handle, and return the custom state stored with its commit.
 
-        A handle passes what it ``staged`` and the approvals that it ``uses``, which it has read at the
-        expected version. Raises `ConflictError` if any of these changes is gone. A turn passes the
+        A handle passes the changes that it ``staged`` and the approvals that it ``uses``, which it has read
+        at the expected version. Raises `ConflictError` if any of these changes is gone. A turn passes the
         ``reception`` of posts.
         """
         info = step if isinstance(step, StepInfo) else StepInfo.from_dict(step)

@@ -101,7 +101,7 @@ class WaitingCalls(StoreCalls):
         )
 
     def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
-        """Return the version of the session and what was approved, for a step. Raises `NotApproved`."""
+        """Return the version of the session and the approved call, for a step. Raises `NotApproved`."""
         return self._backend.waiting.approved_call(
             session_id, validation.identifier(tool_call_id, "tool_call_id")
         )

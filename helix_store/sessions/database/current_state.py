@@ -83,7 +83,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     """Delete step checkpoints of a locked session and return their number; the current state is kept.
 
     If the newest checkpoint holds the current state, it is converted from a checkpoint to a plain state
-    stored in full. The bases that remaining checkpoints are deltas from are kept as bases.
+    stored in full. Bases that remaining checkpoints need for their deltas are kept as bases.
     """
     demoted = 0
     if head.current_is_checkpoint:

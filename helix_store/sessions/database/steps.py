@@ -393,9 +393,7 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
 
 
 class _Claims(NamedTuple):
-    """Whether the run of a request exists, the commit of an earlier call with the same operation id, and
-    whether there are due posts to receive.
-    """
+    """A step's checks: its run, an earlier commit with the same operation id, and due posts to receive."""
 
     run_exists: bool = False
     earlier_commit: StepCommit | None = None
@@ -452,7 +450,7 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
 
 
 def _may_be_pruned(head: Session, request: StepRequest) -> bool:
-    """Return whether as many later steps as are kept may have pruned the lost step's checkpoint."""
+    """Return whether so many later steps were stored that the lost step's checkpoint may have been pruned."""
     expected_version = request.guard.expected_version
     before = request.state.version if expected_version is None else expected_version
     return request.keep is not None and request.operation_id is None and head.version - before > request.keep
