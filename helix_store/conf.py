@@ -108,7 +108,7 @@ def page_size() -> int:
 
 
 def fast_paths() -> bool:
-    """Return whether the one-statement forms and prepared statements of PostgreSQL are used."""
+    """Return whether to use one-statement forms and prepared statements on PostgreSQL."""
     return bool(get("FAST_PATHS")) and not row_level_security()
 
 

@@ -165,7 +165,7 @@ class ConflictError(HelixStoreError):
 
 
 class SessionExists(ConflictError):
-    """A session with this id exists already; choose another id or load that session."""
+    """A session with this id already exists; choose another id or load that session."""
 
     code = "session_exists"
     session_id: str

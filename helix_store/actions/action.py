@@ -67,8 +67,9 @@ class NoInput(forms.Form):
 class Action:
     """An action on the rows of a model.
 
-    A destructive action must be confirmed: on a page that shows the ``warning``, or in a terminal that
-    shows the ``preview``. The admin offers actions with a ``label``, `helix_sessions` those with a ``help``.
+    A destructive action must be confirmed: on a page that shows the ``warning``, or in a terminal that shows
+    the ``preview``. The admin offers actions with a ``label``, and `helix_sessions` offers actions with a
+    ``help``.
     """
 
     name: ClassVar[str]
@@ -92,7 +93,10 @@ class Action:
         return bool(user.has_perm(f"{options.app_label}.{get_permission_codename(self.permission, options)}"))
 
     def is_possible(self, row: Any) -> bool:
-        """Return whether the page of a row offers the action. The store has the final say when it runs."""
+        """Return whether the page of a row offers the action.
+
+        The store makes the final decision when the action runs.
+        """
         return True
 
     def initial(self, row: Any) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ _LONGEST: Final = 255
 
 
 class LimitForm(forms.Form):
-    """The fields of a budget except its name. The checks are those of `set_budget`."""
+    """The fields of a budget except its name. `set_budget` checks them."""
 
     scope = forms.ChoiceField(label=_("Caps"), choices=list(SCOPES.items()))
     value = forms.CharField(
@@ -131,7 +131,7 @@ class DeleteBudget(Action):
     permission = "delete"
     guard = "updated_at"
     is_destructive = True
-    warning = _("Sessions are no longer capped by this budget. What they have spent stays in the ledger.")
+    warning = _("Sessions are no longer capped by this budget. Their usage stays in the ledger.")
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
         _store_of(row).delete_budget(row.name)

@@ -137,7 +137,7 @@ class SessionAdapter:
         """Delete what the adapter stored in a session.
 
         A session that an adapter of this ``agent_type`` created is deleted with all of its data; the result
-        is the number of sessions, including those of sub-agents. For any other session, only the rows of
+        is the number of sessions, including sessions of sub-agents. For any other session, only the rows of
         ``models`` are deleted, found by their foreign key ``session``, and the result is their number. One
         transaction; safe to repeat. Raises `FencedOutError`, like `write`.
         """

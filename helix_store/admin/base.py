@@ -68,7 +68,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """A page that never offers add, change or delete, whatever permissions the user has.
+    """A page that never offers add, change or delete, regardless of the user's permissions.
 
     Payloads may be megabytes long, so only pages that show them read them. Columns are not sortable, because
     most of them have no index. A list answers the lookups of its filters and links and refuses all others.
@@ -286,7 +286,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
-            # The list is allowed, so the key is a number and the user may view sessions.
+            # The lookup was allowed, so the key is a number and the user may view sessions.
             session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
             if session is not None and response.context_data is not None:
                 response.context_data["of_session"] = self.session_link(session)

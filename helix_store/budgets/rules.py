@@ -131,7 +131,7 @@ class BudgetOperations(Protocol):
         ...
 
     def settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
-        """Record what was spent, and release a hold in the same transaction."""
+        """Record usage, and release a hold in the same transaction."""
         ...
 
 

@@ -30,7 +30,7 @@ def cascades_of(model: type[Model]) -> list[Any]:
 
 
 def children_with_rows(db: Database, keys: Collection[int]) -> list[Any]:
-    """Return those of `children_of_sessions` that have a row of one of these sessions.
+    """Return the tables of `children_of_sessions` that have a row of one of these sessions.
 
     This takes one statement: most tables have no such rows, and each installed app may add tables.
     """

@@ -57,10 +57,10 @@ class ConversationStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationPage:
-    """A page of the messages of a conversation, in their order, and the number of all of them.
+    """A page of a conversation's messages in order, and the number of all messages.
 
     ``is_partial`` means that there are older messages than the first ``total`` that an adapter counts.
-    ``thread`` is the one of the session's ``threads`` that is shown, for frameworks that keep several in one
+    ``thread`` is the shown thread of the session's ``threads``, for frameworks that keep several in one
     session, such as branches and sub-agents. ``path`` lists the newest steps that led to the newest message,
     the newest first, for frameworks that store steps.
     """
@@ -77,7 +77,7 @@ class Conversation(Protocol):
     """The functions that read one adapter's rows as messages. Both methods only read, and never all rows.
 
     ``name`` is the name of the framework, which is shown and must be unique. ``needs`` are the models whose
-    rows are shown: people who may not view all of them do not see the conversation.
+    rows are shown: people who may not view all of these models do not see the conversation.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The declaration of a table: who owns its rows, and how each operation treats them."""
+"""The declaration of a table: the owner of its rows, and their treatment by each operation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Table:
     database. Both are called only for sessions with rows in this table.
 
     ``of_sessions`` takes the rows of a table of a tenant and the sessions that an export is limited to, and
-    returns the rows that these sessions need; without it, such an export includes none of the rows.
+    returns the rows that these sessions need; without it, such an export includes no rows of the table.
 
     ``sweep`` deletes the rows of one tenant that have expired at a time, and returns their number. A cleanup
     calls it for each tenant with rows in a table of tenants, outside a transaction.

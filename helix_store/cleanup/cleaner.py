@@ -124,7 +124,7 @@ class Cleaner:
     # An error in one session is counted and logged. It does not stop the cleanup of the others.
 
     def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
-        """Mark the sessions of a page, and yield those that are `BUSY`.
+        """Mark the sessions of a page, and yield the `BUSY` ones.
 
         The order is random, so that cleaners on the same page diverge. When they collide, the remaining
         sessions are read again.

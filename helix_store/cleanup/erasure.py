@@ -142,7 +142,8 @@ class Erasure:
             if self._request.is_of_tenant and self._request.dry_run:
                 yield from self._count_tenant(db)
             else:
-                # A dry run is one transaction: what one tree has deleted must not be found by the next.
+                # A dry run is one transaction: the next tree must not find rows that the previous one has
+                # deleted.
                 with db.rolled_back(dry_run=self._request.dry_run):
                     yield from self._erase_in(db)
         receipt = self.receipt
@@ -272,7 +273,7 @@ class Erasure:
         return _Erased(deleted, changed, len(snapshots))
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
-        """Count what the erasure of a tenant would delete or leave, trees page by page.
+        """Count the rows that the erasure of a tenant would delete or leave, trees page by page.
 
         Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for many minutes.
         """
@@ -342,7 +343,7 @@ class Erasure:
                 yield from self._delete_pages(db, _of_tenant(db, table.model))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
-        """Return the locks that nobody holds, or all of them with ``force``. Held locks are left."""
+        """Return the locks that nobody holds, or all locks with ``force``. Held locks are left."""
         if self._request.force:
             return locks
         now = db.query(db.now)

@@ -85,7 +85,8 @@ def apply_retention(
     a tenant that is being moved to another database, is logged and counted in ``errors``.
 
     A dry run counts, in a few statements for each page. It does not roll back a real run: a rule must not
-    find what another rule has deleted, so the run would be one transaction that locks all rows for minutes.
+    find rows that another rule has deleted, so the run would be one transaction that locks all rows for
+    minutes.
 
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always use
     that clock. ``progress`` is called after each batch. Raise `InvalidQuery` for invalid arguments.
@@ -106,7 +107,7 @@ def apply_retention(
 
 
 class Retention:
-    """One application of a policy, and its report so far. Its arguments are those of `apply_retention`."""
+    """One application of a policy, and its report so far. It takes the arguments of `apply_retention`."""
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class Retention:
             self._count("sessions", rows, trees=1)
 
     def _count_trees(self, db: Database, closed: Iterable[set[int]]) -> None:
-        """Count what `_delete` would do with these trees."""
+        """Count the trees and rows that `_delete` would delete."""
         distinct = set(map(frozenset, closed))
         used = trees.in_use(db, set().union(*distinct))
         free = [keys for keys in distinct if not keys & used]

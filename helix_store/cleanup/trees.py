@@ -46,7 +46,10 @@ def by_table(rows: Mapping[type[Model], int]) -> dict[str, int]:
 
 
 def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
-    """Return the tenants with rows in these tables. Each tenant takes one index lookup, whatever its size."""
+    """Return the tenants with rows in these tables.
+
+    Each tenant takes one index lookup, regardless of its size.
+    """
     alias = Database(using, "").alias
     return sorted({tenant for model in models for tenant in tenants_with_rows(model, alias)})
 

@@ -338,7 +338,7 @@ def _read_path(path: Any) -> list[_Segment]:
 
 
 def _is_same_or_inside(segments: list[_Segment], parent: list[_Segment]) -> bool:
-    """Return whether a path is ``parent`` or leads into it, in whichever form they are written."""
+    """Return whether a path is ``parent`` or leads into it, regardless of the form of the paths."""
     return [str(segment) for segment in segments[: len(parent)]] == [str(segment) for segment in parent]
 
 

@@ -67,7 +67,7 @@ def encode(
 ) -> str:
     """Return the exact JSON text of `value`, as it is stored.
 
-    `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is that of
+    `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is the value of
     ``max_state_bytes``, because nothing may grow without bounds. Raises `InvalidPayload`, whose path is
     `path` and a JSON pointer from there, or `LimitExceeded`.
     """
@@ -110,7 +110,7 @@ def within_one_call(texts: Iterable[str], *, limit: int) -> list[str]:
 
 
 def check_call_bytes(size: int, *, limit: int) -> None:
-    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` is that of a single value."""
+    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` applies to a single value."""
     most = max(limit, MAX_CALL_BYTES)
     if size > most:
         raise LimitExceeded(name="bytes in one call", limit=most, actual=size)

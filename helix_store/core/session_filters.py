@@ -62,4 +62,4 @@ def _with_parameters_of(
 
 
 takes_session_filters: Final = _with_parameters_of(_list_sessions)
-"""Give a method the parameters of ``list_sessions``; its body gets all of them by keyword."""
+"""Give a method the parameters of ``list_sessions``; its body gets every parameter by keyword."""

@@ -75,7 +75,7 @@ class StreamInfo(Serializable):
     """A stream without its chunks. ``chunk_count`` counts the stored chunks: after pruning it is less than
     ``last_sequence``.
 
-    ``run_id`` and ``agent_name`` are those of the newest writer.
+    ``run_id`` and ``agent_name`` belong to the newest writer.
     """
 
     stream_id: str

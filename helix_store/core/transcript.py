@@ -1,4 +1,4 @@
-"""The content of messages: texts, thinking, tool calls and their results, whichever framework wrote them.
+"""The content of messages: texts, thinking, tool calls and their results, from any framework.
 
 The known shapes are those of OpenAI (chat and responses), Anthropic, LangChain and Pydantic AI. Messages of
 any other shape lose nothing: an unknown part is shown as its JSON.

@@ -189,8 +189,8 @@ class _WithMemory(Serializable):
 class SessionState(_WithMemory):
     """The whole state of one session, without its messages.
 
-    The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores those
-    of the given state. ``expires_at`` is epoch milliseconds.
+    The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores their
+    values in the given state. ``expires_at`` is epoch milliseconds.
     """
 
     session_id: str
@@ -460,5 +460,5 @@ class CheckpointPage(Serializable, Page[CheckpointHead]):
 
 
 def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:
-    """Accept a value object or a dict of it."""
+    """Accept a value object or its dict."""
     return value if isinstance(value, cls) else cls.from_dict(value)  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ class _Examination:
                 raise SessionNotFound(session_id)
 
     def _examine(self) -> str | None:
-        """Run every check. If the examination was stopped, return how far it got."""
+        """Run every check. If the examination was stopped, return its progress."""
         checks = all_checks()
         for number, check in enumerate(checks):
             rows = 0

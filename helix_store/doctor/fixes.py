@@ -71,7 +71,7 @@ def _next_post(db: Database, head: Session) -> None:
 
 
 def _current(db: Database, head: Session) -> None:
-    """Clear the base key as well: without it the next step stores a full payload, which is always correct."""
+    """Also clear the base key: without it the next step stores a full payload, which is always correct."""
     current = (
         Checkpoint.objects.using(db.alias)
         .filter(pk=head.current_id or 0)

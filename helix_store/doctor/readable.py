@@ -90,7 +90,7 @@ def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def place_of(place: tuple[Any, ...]) -> str:
-    """Return the values that tell a row apart from the other rows of its owner."""
+    """Return the values that distinguish a row from the other rows of its owner."""
     return " ".join(map(str, place[1:]))
 
 

@@ -249,7 +249,7 @@ class Database:
 
     @contextmanager
     def rolled_back(self, *, dry_run: bool = True) -> Iterator[None]:
-        """Roll back whatever a ``with`` block does, so that it can count by doing the work.
+        """Roll back the work of a ``with`` block, so that a dry run can count by doing the work.
 
         The block is one transaction, which holds the locks of everything in it until the end. Functions that
         it passes to ``on_commit`` are not called. Unless it is a ``dry_run``, the block runs as usual.

@@ -124,7 +124,7 @@ def translate(
     `TransactionManagementError`, the error of a block that Django has marked as broken: a fault of the
     calling code, never to be retried.
 
-    ``committing`` says that COMMIT may have been sent. Then an error that leaves the outcome open becomes
+    ``committing`` means that COMMIT may have been sent. Then an error that leaves the outcome open becomes
     `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
     ``is_single_statement`` the transaction is one statement, which a timeout rolls back as a whole.
     """

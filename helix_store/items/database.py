@@ -231,7 +231,7 @@ def item_of(row: Row) -> StoredItem:
 
 
 def readable(rows: Sequence[Row]) -> Iterator[StoredItem]:
-    """Yield the items of rows, without those that cannot be read."""
+    """Yield the items of rows, except unreadable ones."""
     for row in rows:
         with suppress(IntegrityFault):
             yield item_of(row)

@@ -27,9 +27,9 @@ __all__ = ["DatabaseLockManager", "DatabaseLocks", "hold_fence"]
 class DatabaseLockManager(LockManagerBase):
     """Locks in a Django database, shared by every process that uses it.
 
-    ``using`` and ``tenant`` are those of the stores that the locks protect: a guarded write compares its
-    token with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens
-    only grow. Works through PgBouncer in transaction mode.
+    Pass the ``using`` and ``tenant`` of the stores that the locks protect: a guarded write compares its token
+    with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens only
+    grow. Works through PgBouncer in transaction mode.
 
     Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
     It returns ``None`` while another transaction writes to that session, as for a held name.

@@ -37,7 +37,7 @@ _LONGEST_HOST_NAME: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One period of holding a name. Its token is larger than those of all earlier terms of the name."""
+    """One period of holding a name. Its token is larger than the tokens of all earlier terms of the name."""
 
     fencing_token: int
     expires_at: datetime
@@ -70,11 +70,11 @@ class LockOperations(Protocol):
         ...
 
     def is_locked(self, name: str) -> bool:
-        """Return whether a term lasts now."""
+        """Return whether a term is active."""
         ...
 
     def active(self) -> list[LockInfo]:
-        """Return the terms that last now, by name."""
+        """Return the active terms, by name."""
         ...
 
 

@@ -222,7 +222,7 @@ def _least_width(column: Column, cells: Sequence[str], width: int) -> int:
     least = column.minimum
     if column.cut == "id":
         neighbours = pairwise(sorted(set(cells)))
-        # A sub-session's id often begins with its parent's id, so no start tells these two apart.
+        # A sub-session's id often begins with its parent's id, so no start distinguishes the two.
         apart = (pair for pair in neighbours if not pair[1].startswith(pair[0]))
         starts = (commonprefix(pair) for pair in apart)  # noqa: RUF071  of texts, not of paths
         least = max([least, *(min(width_of(start) + 2, _LONGEST_ID) for start in starts)])

@@ -32,7 +32,7 @@ __all__ = [
 
 MOST_COUNTERS: Final = sql.MOST_COUNTERS
 _COLUMNS: Final = 12
-"""The columns of `standing_of`; those of a statement's own follow."""
+"""The columns of `standing_of`; a statement's own columns follow."""
 _STOPPED: Final = "budget:"
 _BUDGETS_AT_ONCE: Final = 500
 
@@ -60,8 +60,8 @@ class LimitReport:
 class BudgetReport:
     """A budget with one of its counters. For a budget per value, the counter may be the highest one.
 
-    ``value_count`` is then the number of values with a counter now, at most one more than `MOST_COUNTERS`,
-    and ``status`` is the highest of them, or of as many of them.
+    ``value_count`` is then the number of values with a current counter, at most one more than
+    `MOST_COUNTERS`, and ``status`` is the highest of at most `MOST_COUNTERS` counters.
     """
 
     tenant: str

@@ -53,7 +53,7 @@ def outlines(
 def outlined(
     sessions: Collection[Session], alias: str, may_view: Callable[[type[Model]], bool]
 ) -> dict[int, Outline]:
-    """Return the outlines of all these sessions: of the store's own messages, or else those of an adapter.
+    """Return the outlines of all these sessions: of the store's own messages, or else of an adapter's.
 
     The number of statements does not depend on the number of sessions.
     """

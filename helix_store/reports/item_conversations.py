@@ -43,7 +43,7 @@ class Said(NamedTuple):
 class ItemConversation:
     """The conversation of an adapter that keeps its messages as items.
 
-    ``says`` reads the payload of an item, of which long texts may be cut off. It must not raise an error, and
+    ``says`` reads the payload of an item, in which long texts may be cut off. It must not raise an error, and
     returns ``None`` for an item that it cannot read. ``lane`` is the lane of the main conversation, and all
     other lanes of the session are its other threads; if it ends with ``/``, all lanes that begin with it are
     threads, and the first one is the main one. ``of`` is a table with a row for each session of the adapter:

@@ -21,7 +21,8 @@ _AT_ONCE: Final = 100
 
 
 def conversation_as_markdown(store: DatabaseStateStore, session_id: str) -> Iterator[str]:
-    """Yield a session's messages as blocks of Markdown: the store's own, then those of each adapter.
+    """Yield a session's messages as blocks of Markdown: the store's own messages, then the messages of each
+    adapter.
 
     An adapter's threads follow each other. Messages are read in pages, and an unreadable message of an
     adapter is named. Raises `SessionNotFound`, and `IntegrityFault` for an unreadable message of the store.

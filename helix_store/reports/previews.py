@@ -42,7 +42,7 @@ def payload_start(limit: int = PREVIEW_SOURCE) -> PayloadText:
 def start_text(start: str | bytes) -> str:
     """Return the start of a payload that a statement has read; on SQLite it must be cast to a blob.
 
-    SQLite stores any bytes as text, and fails to return those that are not UTF-8.
+    SQLite stores any bytes as text, and fails to return bytes that are not UTF-8.
     """
     return start if isinstance(start, str) else start.decode(errors="replace")
 
@@ -118,7 +118,7 @@ def message_start(start: str) -> dict[str, Any] | None:
 
 
 def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """Return the value at a position and the position after it, which is that of the end if it is cut off."""
+    """Return the value at a position and the position after it, which is the end if the value is cut off."""
     try:
         return _read_value(text, position)
     except ValueError:

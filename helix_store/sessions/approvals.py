@@ -50,7 +50,7 @@ expired_answers: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
 }
-"""The answers that the defaults of the same name give at a deadline."""
+"""The answers of the defaults with the same names at a deadline."""
 
 
 # --- Requirements of a call -----------------------------------------------------------------------

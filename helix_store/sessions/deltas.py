@@ -290,7 +290,7 @@ def delta_between(base: Entries, new: Entries) -> str | None:
     kept = iter(base)
     for key, entry in new.items():
         # The search continues after the last key found. Once a key is not found, no later key is: all keys
-        # after an appended key must be appended too.
+        # after an appended key must also be appended.
         if key in kept:
             if entry is not base[key] and entry.text != base[key].text:
                 changed.append(entry.text)

@@ -75,7 +75,7 @@ def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
     """Return the condition for one session; ``session_id`` is the name of a parameter.
 
     PostgreSQL assumes that a tenant added after its statistics has no sessions. Any index that begins with
-    the tenant then looks as good as that of the key, and a look-up could read all rows of the tenant. To hide
+    the tenant then looks as good as the key's index, and a look-up could read all rows of the tenant. To hide
     the value from the planner, the tenant is a subselect: ``tenant = (SELECT …)`` is planned for any tenant.
     """
     prefix = f"{alias}." if alias else ""

@@ -425,7 +425,7 @@ class Step(BothContexts):
         except Exception:
             _logger.warning("The staged changes of step %r were not discarded.", self.id, exc_info=True)
 
-    # For the steps of a turn
+    # Overridden by the steps of a turn
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
         """Read the data with which the step begins. Raises `SessionNotFound`."""

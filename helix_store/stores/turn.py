@@ -58,7 +58,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Turn(BothContexts):
-    """The lock of a session and one run of it, from `__enter__` to `__exit__`.
+    """The lock of a session and one run, from `__enter__` to `__exit__`.
 
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
     posts, and starts a run that supersedes the run of a worker that died. If the session has ended or still
@@ -285,7 +285,8 @@ class Turn(BothContexts):
                 self._settle(state)
                 return state
         self.results = rules.calls_of(state).answers
-        # A loaded state need not say whether posts are waiting or budgets exist; then assume both.
+        # A loaded state may lack the information whether posts are waiting or budgets exist; then assume
+        # both.
         may_be_capped = getattr(state, "_is_capped", True) and self.session._parts.is_atomic
         self._is_capped = may_be_capped and self._has_budget(state)
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)

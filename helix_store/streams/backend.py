@@ -44,7 +44,7 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """The arguments of pruning; ``older_than`` applies to ended and failed streams, by the storage's clock."""
+    """The arguments of pruning; ``older_than`` applies to ended streams, by the storage's clock."""
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None

@@ -65,7 +65,7 @@ _HEAD_COLUMNS = ("id", "generation", "status", "last_sequence", "floor")
 class DatabaseStreamManager(StreamManagerBase):
     """Streams in a Django database. Every process writes and reads them; no other server is needed.
 
-    ``using`` and ``tenant`` are those of the sessions that the streams belong to. ``poll_interval`` is in
+    Pass the ``using`` and ``tenant`` of the sessions that the streams belong to. ``poll_interval`` is in
     seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it
     they are kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
     notification misses.

@@ -51,7 +51,7 @@ def import_units(
     """Store units, each in one transaction, and return a summary. A repeat stores nothing twice.
 
     Units that are already stored are compared: an identical unit is skipped; a different one is a problem,
-    and nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
+    and nothing changes. Only the token of a free lock is raised to the unit's token. A unit that the database
     refuses is also a problem, and does not stop the import. With a ``tenant``, units of other tenants are
     left out. ``progress`` is called after each unit, and ``is_stopped`` before each. With ``reads_back``, a
     unit is stored only if it reads back as it was written. ``transact`` runs the transactions. Budgets count

@@ -95,7 +95,7 @@ class MoveReport(Serializable):
 
 
 def find_move(tenant: str) -> Fence | None:
-    """Return the move of a tenant that has begun and has not ended, in whichever database its fence is.
+    """Return the move of a tenant that has begun and has not ended, from the database with its fence.
 
     An unavailable database does not hide a move in progress between others.
     """

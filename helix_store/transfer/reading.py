@@ -180,7 +180,7 @@ class ExportFile:
 
 
 class _OpenUnit:
-    """The lines of a unit so far, in memory while there are few of them."""
+    """The lines of a unit so far, in memory while they are few."""
 
     def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
         self.kind = kind

@@ -55,7 +55,7 @@ class Problem(Serializable):
 class Source(Protocol):
     """A source of sessions: a database of this app, or a store of another one.
 
-    The records of a unit are those of `helix_store.transfer.layout`, in its order. The same data must always
+    A unit has the records of `helix_store.transfer.layout`, in the same order. The same data must always
     yield the same records, in the same order.
     """
 

@@ -84,7 +84,7 @@ _ENTRY_COLUMNS: Final = tuple(
 class DatabaseUsageStore(UsageStoreBase):
     """The usage ledger in a Django database: one row for each entry, summed by queries.
 
-    ``using`` and ``tenant`` are those of the state store with the sessions. Entries are deleted with their
+    Pass the ``using`` and ``tenant`` of the state store with the sessions. Entries are deleted with their
     session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
     """
 

@@ -112,7 +112,7 @@ def insert_entry(columns: tuple[str, ...], *, counts: bool) -> Statement:
 
 @lru_cache(16)
 def insert_entries(rows: int) -> Statement:
-    """Insert entries in order with all `COLUMNS`; the parameters are those of `rows_parameter`. With arrays,
+    """Insert entries in order with all `COLUMNS`; `rows_parameter` returns the parameters. With arrays,
     PostgreSQL takes a quarter of the time that it takes with a placeholder for every value.
 
     Return the id of each entry that was inserted, and whether its tenant has budgets.
@@ -254,7 +254,7 @@ def _report_postgresql(by: UsageReportGrouping, rows: str) -> str:
 
 
 def _report_sqlite(by: UsageReportGrouping, rows: str) -> str:
-    """Return the report for SQLite. Each sum has two columns, of which the lower has 32 bits."""
+    """Return the report for SQLite. Each sum has two columns; the lower one has 32 bits."""
     low = "SUM(e.{0} & 4294967295)"
     high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
     halves = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"

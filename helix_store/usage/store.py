@@ -134,7 +134,7 @@ class UsageStoreBase:
     ) -> UsagePage:
         """Return a page of entries of all sessions, kept entries included, by timestamp.
 
-        Filters are combined with AND. ``agent_type`` and ``user_id`` are those of the session at the time of
+        Filters are combined with AND. ``agent_type`` and ``user_id`` are the session's at the time of
         recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``limit`` is 1 to 200; a larger one
         means 200. For the next page pass ``next_cursor`` as ``cursor`` with the same filters. Raises
         `InvalidCursor` for any other cursor, and `InvalidQuery` for an invalid query.

@@ -29,7 +29,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
     raises `FencedOutError` if the session's lock has a larger one.
 
     The framework writes values that JSON cannot represent as pickles. They are only read with its restricted
-    reader, which creates objects of the framework's own types, of those that the application registers with
+    reader, which creates objects of the framework's own types, of types that the application registers with
     ``register_checkpoint_type``, and of ``allowed_checkpoint_types`` (``"module:qualname"``).
     """
 

@@ -34,13 +34,13 @@ _saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
 class DjangoHistoryProvider(HistoryProvider):
     """The messages of agents' sessions as items of sessions, in the database ``using`` and one tenant.
 
-    A session of the framework is one session here, and the messages of this provider are a lane of it. Saving
-    messages is one transaction under the session's lock: messages that are already stored are left out, as in
-    the framework's own providers, and the usage of the response is recorded in the usage ledger. ``model`` is
-    the name for responses that do not name their model; with ``None``, their usage is not recorded.
-    ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With a
-    ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. The other
-    options are those of the framework's providers.
+    A session of the framework is one session here, and the messages of this provider are one of its lanes.
+    Saving messages is one transaction under the session's lock: messages that are already stored are left
+    out, as in the framework's own providers, and the usage of the response is recorded in the usage ledger.
+    ``model`` is the name for responses that do not name their model; with ``None``, their usage is not
+    recorded. ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. The other
+    options are the same as for the framework's providers.
     """
 
     DEFAULT_SOURCE_ID: Final = "helix_store"

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Storage:
-    """Reads and writes items of sessions that belong to the user ``user_id``. Ids are those of this store."""
+    """Reads and writes items of sessions that belong to the user ``user_id``. Ids are ids of this store."""
 
     def __init__(
         self,

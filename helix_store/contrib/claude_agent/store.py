@@ -43,13 +43,13 @@ _PAGE: Final = 1_000
 class DjangoSessionStore(SessionStore):
     """Transcripts of the SDK as items of sessions, in the database ``using`` and one tenant.
 
-    A session of the SDK is one session here, and each transcript is a lane of it. An entry with a ``uuid`` is
-    stored once. The summary is folded under the session's lock, so that appends may overlap. A cancelled
-    write raises after its transaction has ended. The usage of the models' responses is recorded in the usage
-    ledger in the same transaction, unless ``record_usage`` is False. An append gives a session without a user
-    ``user_id``, and raises `ConflictError` if the session belongs to another user. With a ``fencing_token``,
-    a write raises `FencedOutError` if the session's lock has a larger one. Needs asyncio. Calls raise the
-    errors of this package.
+    A session of the SDK is one session here, and each transcript is one of its lanes. An entry with a
+    ``uuid`` is stored once. The summary is folded under the session's lock, so that appends may overlap. A
+    cancelled write raises after its transaction has ended. The usage of the models' responses is recorded in
+    the usage ledger in the same transaction, unless ``record_usage`` is False. An append sets ``user_id`` as
+    the user of a session without one, and raises `ConflictError` if the session belongs to another user. With
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. Needs
+    asyncio. Calls raise the errors of this package.
     """
 
     def __init__(

@@ -317,7 +317,9 @@ def _events(app_name: str) -> str:
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
-    """Raise ``StaleSessionError`` if a session lacks the newest event. Sessions that callers build have no marker."""
+    """Raise ``StaleSessionError`` if a session lacks the newest event. A session built by a caller has no
+    marker.
+    """
     if marker is not None:
         is_stale = marker != stored["marker"]
     else:

@@ -124,7 +124,7 @@ def encoded_checkpoint(
         for channel, version in checkpoint["channel_versions"].items()
         if channel in values and channel not in small
     }
-    # In the same order for all writers, so that two of them never wait for each other.
+    # All writers use the same order, so that two writers never wait for each other.
     stored = sorted(channel for channel in new_versions if channel in versions)
     known = get_checkpoint_metadata(config, metadata)
     named = [("checkpoint", {"checkpoint": rest, "metadata": known, "values": small})]

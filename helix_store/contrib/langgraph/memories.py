@@ -272,7 +272,7 @@ def sweep(db: Database, now: datetime) -> int:
 def delete_namespace(db: Database, prefix: str) -> int:
     """Delete the memories of a tenant under a namespace, and return their number; otherwise like `sweep`.
 
-    It waits for a transaction that has locked one of them.
+    It waits for a transaction that has locked one of these memories.
     """
     return _in_transactions(db, partial(Memories(db).delete_under, prefix))
 

@@ -48,11 +48,11 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
     A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
     with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. A later write
-    gives a thread without a user the config's, and raises `ConflictError` if the thread belongs to another
-    user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never interpreted.
-    The default serializer builds objects of the types that a graph's schema names, and reads other types as
-    plain data, whatever the environment says. ``allow`` names more types as (module, class name). Bytes that
-    are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
+    sets the config's user for a thread without one, and raises `ConflictError` if the thread belongs to
+    another user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never
+    interpreted. The default serializer builds objects of the types that a graph's schema names, and reads
+    other types as plain data, regardless of the environment. ``allow`` names more types as (module, class
+    name). Bytes that are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
 
     Safe in any thread: each call releases its connection. Your own call joins an open transaction of its
     thread. The threads of ``graph.invoke`` cannot: inside ``atomic()`` it raises `OutsideTransaction`,
@@ -157,7 +157,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
                 path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
             )
         columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
-        # A repeat of one statement could replace what another worker has stored since at such a position.
+        # A repeated statement could replace a value that another worker has since stored at such a position.
         replaces = any(position < 0 for position in columns["positions"])
         statement = None if replaces else sql.PUT_WRITES
         self._store(place, config, statement, columns, _put_writes_locked)

@@ -64,7 +64,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
     effect, as in LangGraph's stores; the first such search logs a warning.
 
     Each batch reads first and then writes, and its writes are one transaction. Safe for any number of
-    threads. Errors are those of `helix_store.exceptions`, and ``InvalidNamespaceError`` of LangGraph.
+    threads. Calls raise the errors of `helix_store.exceptions`, and LangGraph's ``InvalidNamespaceError``.
     """
 
     supports_ttl = True

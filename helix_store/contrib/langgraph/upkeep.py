@@ -47,7 +47,7 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
         return
 
     def ensure_and_copy() -> None:
-        # So that the erasure of a user also finds the copy.
+        # The user is copied so that an erasure of the user also finds the copy.
         adapter.ensure(target_id, **about_thread(found[0]))
         adapter.write(target_id, copy)
 

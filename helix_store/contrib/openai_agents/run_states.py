@@ -59,8 +59,8 @@ class StoredRunState:
 class RunStateStore:
     """The runs that wait, each in a row of its session. A text is returned exactly as it was saved:
     ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may hold
-    credentials; anyone who can read the table can read them. A save gives a session without a user
-    ``user_id``, and raises `ConflictError` if the session belongs to another user.
+    credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a session
+    without one, and raises `ConflictError` if the session belongs to another user.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "", user_id: UserId | None = None) -> None:

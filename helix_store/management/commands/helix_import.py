@@ -162,7 +162,7 @@ class Command(StoreCommand):
         return summary
 
     def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
-        """Write the summary. ``counts`` are those of the other store's rows."""
+        """Write the summary. ``counts`` counts the rows of the other store."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()

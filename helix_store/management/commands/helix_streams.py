@@ -46,7 +46,7 @@ _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
 
 
 class Command(StoreCommandWithParts):
-    help = "List streams, follow one of them, and remove old chunks."
+    help = "List streams, follow a stream, and remove old chunks."
 
     def add_parts(self, parts: Any) -> None:
         self._add_list(parts)

@@ -93,7 +93,7 @@ class StepCalls(StoreCalls):
         """Apply a step's staged changes to the custom state in staging order, clear them, return the version.
 
         Runs in one transaction. If no change is staged, the version does not change. Raises `PatchError` if a
-        patch cannot be applied: then no change is applied, and all of them stay staged.
+        patch cannot be applied: then no change is applied, and all changes stay staged.
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")

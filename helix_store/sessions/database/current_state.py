@@ -102,7 +102,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
 
 
 def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
-    """Drop all but the newest ``keep`` step checkpoints, or those of them made before a time.
+    """Drop the step checkpoints beyond the newest ``keep``, or only those made before a time.
 
     Return their number.
     """

@@ -64,7 +64,7 @@ class Index:
         self._fields = _checked_paths([fields] if isinstance(fields, str) else fields, "index/fields")
 
     def texts_of(self, value: Mapping[str, Any], index: Any) -> dict[str, str]:
-        """Return the texts of a value that get a vector, by path; ``index`` is that of the put."""
+        """Return the texts of a value that get a vector, by path; ``index`` is the put's ``index``."""
         if index is False:
             return {}
         texts = {}
