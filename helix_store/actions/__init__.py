@@ -23,6 +23,4 @@ SESSION_ACTIONS: Final[tuple[SessionAction, ...]] = (
     checkpoints.PRUNE_CHECKPOINTS,
     sessions.DELETE,
 )
-"""The session page offers actions that have a label; `helix_sessions` offers actions that have a help
-text.
-"""
+"""The session page offers actions with a label; `helix_sessions` offers actions with a help text."""

@@ -33,7 +33,7 @@ class PostForm(forms.Form):
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
     )
 
-    # A form that is sent twice posts once.
+    # Sending a form twice posts only once.
     key = forms.CharField(
         widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False, empty_value=None, initial=new_id
     )

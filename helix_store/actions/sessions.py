@@ -98,7 +98,7 @@ class SetStatus(SessionAction):
         "--expected": {
             "action": "append",
             "choices": _STATUSES,
-            "help": "Only if the session has this status now; may be repeated.",
+            "help": "Set it only if the session has this status now; may be repeated.",
         },
     }
 

@@ -52,7 +52,7 @@ def copied_by(statement: Statement) -> Callable[[type[Model], Branch], object]:
 class Part:
     """Some rows of an owner, in the order in which they are exported.
 
-    ``order`` has no ties. It ends with ``id`` if the order of insertion is data. ``only`` selects the rows.
+    ``order`` has no ties. It ends with ``id`` if the order of insertion matters. ``only`` selects the rows.
     """
 
     order: tuple[str, ...]
@@ -67,7 +67,7 @@ class Table:
     ``"tenant"`` if rows belong to a tenant and to no session.
 
     ``record`` is the name of a row in an export. ``order`` lists the columns that sort the rows of a parent:
-    they are unique within the parent, or end with the key if the order of insertion is data. For a table of a
+    they are unique within the parent, or end with the key if the order of insertion matters. For a table of a
     tenant, they distinguish each row from the others of its tenant, in every database. ``not_exported`` maps
     the columns that an export omits to the reason. The key and ``parent`` are always omitted.
 
@@ -77,7 +77,7 @@ class Table:
     each model it deleted. A dry run rolls it back, so use ``transaction.on_commit`` for changes outside the
     database. Both are called only for sessions with rows in this table.
 
-    ``of_sessions`` takes the rows of a table of a tenant and the sessions that an export is limited to, and
+    ``of_sessions`` takes the rows of a tenant's table and the sessions to which an export is limited, and
     returns the rows that these sessions need; without it, such an export includes no rows of the table.
 
     ``sweep`` deletes the rows of one tenant that have expired at a time, and returns their number. A cleanup

@@ -148,7 +148,7 @@ def check_search_path(
         Error(
             f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
             f'{dropped.asked}, but the server uses "{dropped.actual}": a pooler has dropped the option, '
-            "so that tables of another schema are read and written.",
+            "so tables of another schema are read and written.",
             hint="Use a database or a role for each schema: ALTER ROLE … SET search_path = ….",
             id="helix_store.E015",
         )

@@ -77,11 +77,11 @@ def erase(
 
     Each session tree is one transaction. It locks the rows of the tree, deletes the workspace snapshots
     through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
-    branches of its sessions (they copy the history), usage that outlived a session, and the data that other
-    sessions hold of the erased ones: sub-session refs and the ids in their usage. All usage entries of a user
-    are deleted, wherever they are. A user's posts in the sessions of others lose their author, and waiting
-    ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it. Erasure is safe to
-    repeat and to interrupt; a repeat continues.
+    branches of its sessions (they copy the history), usage that outlived a session, and the data about the
+    erased sessions that other sessions hold: sub-session refs and the ids in their usage. All usage entries
+    of a user are deleted, wherever they are. A user's posts in the sessions of others lose their author, and
+    waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it. Erasure is
+    safe to repeat and to interrupt; a repeat continues.
 
     Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is left. A
     tree whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With

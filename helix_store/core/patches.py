@@ -262,7 +262,10 @@ def _require_object(container: Any) -> None:
 
 
 def _truncate(items: list[Any], length: Any) -> None:
-    """Shorten a list as Immer's ``["list", "length"]`` does. JSON has no holes for a longer one."""
+    """Shorten a list as Immer's ``["list", "length"]`` does.
+
+    JSON cannot represent the holes of a longer one.
+    """
     if type(length) is not int or not 0 <= length <= len(items):
         raise _Refused("a new 'length' must be a whole number from 0 to the current length")
     del items[length:]

@@ -46,8 +46,8 @@ def _keys(row: str, root_id: str, agent_type: str) -> str:
 
 
 def may_be_stopped(session: str) -> str:
-    """Return the condition that a limit of a session's budgets has been reached or something is held: without
-    either, no budget stops a step that has no estimate. For PostgreSQL.
+    """Return the condition that a limit of a session's budgets has been reached, or that an amount is held:
+    otherwise no budget stops a step without an estimate. For PostgreSQL.
     """
     root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
     # Without OFFSET, PostgreSQL may read all budgets and counters of the tenant.

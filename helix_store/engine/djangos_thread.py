@@ -20,7 +20,7 @@ from asgiref.sync import AsyncToSync, SyncToAsync
 
 __all__ = ["DjangosThread", "find_djangos_thread"]
 
-# asgiref has no API that reports what its threads do, but the code that runs there is known.
+# asgiref has no API that reports what its threads do, but it is known which code they run.
 _RUNS_A_CALL: Final = SyncToAsync.thread_handler.__code__
 _IS_PARKED: Final = CurrentThreadExecutor.run_until_future.__code__
 

@@ -121,8 +121,8 @@ def translate(
 
     For an integrity error it is ``None``, because only the operation that wrote the row can interpret a
     violated constraint. A transaction that was aborted earlier (25P02) becomes Django's
-    `TransactionManagementError`, the error of a block that Django has marked as broken: a fault of the
-    calling code, never to be retried.
+    `TransactionManagementError`, the error of a block that Django has marked as broken. It is a fault of the
+    calling code and must not be retried.
 
     ``committing`` means that COMMIT may have been sent. Then an error that leaves the outcome open becomes
     `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
@@ -142,8 +142,8 @@ def translate(
 class mapped_errors:
     """Raise the translation of a database error; other errors propagate unchanged.
 
-    A function as ``committing`` is called after an error. Around the outermost transaction it distinguishes a
-    connection that broke in the body from one that broke at COMMIT::
+    If ``committing`` is a function, it is called after an error. Around the outermost transaction it
+    distinguishes a connection that broke in the body from one that broke at COMMIT::
 
         committing = False
         with mapped_errors(connection, committing=lambda: committing):

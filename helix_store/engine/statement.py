@@ -30,8 +30,8 @@ class PreparedForm(NamedTuple):
 
 class Statement:
     """An SQL statement with placeholders ``%(name)s`` or ``%s``; ``%%`` is a percent sign. Pass ``sqlite`` if
-    the text for PostgreSQL does not run on SQLite, and ``citus`` if it does not run on Citus: a list of
-    statements that run in order instead, see `engine.citus`.
+    the text for PostgreSQL does not run on SQLite, and ``citus`` if it does not run on Citus; ``citus`` is a
+    list of statements that run in order instead (see `engine.citus`).
     """
 
     def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:

@@ -99,8 +99,8 @@ def process_owner(nonce: str) -> str:
 
 def retry_pauses(timeout_ms: int) -> Iterator[float]:
     """Yield the seconds to pause between attempts, which grow and are jittered so that waiters spread out.
-    The last pause ends at the timeout, after which the caller makes one more attempt. A timeout of 0 has no
-    pauses.
+    The last pause ends at the timeout, after which the caller makes one more attempt. With a timeout of 0,
+    there are no pauses.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     longest = _FIRST_PAUSE_SECONDS

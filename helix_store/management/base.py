@@ -195,7 +195,11 @@ class StoreCommand(BaseCommand):
 
     def add_confirmation_argument(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="Do not ask; do it."
+            "--no-input",
+            "--noinput",
+            action="store_false",
+            dest="interactive",
+            help="Do not ask for confirmation.",
         )
 
     def confirm(self, question: str, *, is_interactive: bool) -> None:

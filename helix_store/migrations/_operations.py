@@ -97,7 +97,8 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
 
 
 def index_documents(model_name: str, column: str, *, name: str, empty: str) -> migrations.RunPython:
-    """Return an operation that creates a GIN index for JSON containment on PostgreSQL. No model names it.
+    """Return an operation that creates a GIN index for JSON containment on PostgreSQL. It is not declared in
+    a model.
 
     Documents equal to ``empty`` are left out, so they add no cost to writes. Each search reads the pending
     list of new entries, so the list is kept small.

@@ -115,7 +115,7 @@ class Session(models.Model):
     # delta. It is not a row id, because a rollback or a restored backup may assign that to other content.
     base_key = models.BigIntegerField(null=True, editable=False)
     call_ids = CallIdsField()
-    # When the first waiting post is due. Posts change it without a new version.
+    # The time at which the first waiting post is due. Posts change it without a new version.
     next_post_at = MomentField(null=True, blank=True, editable=False)
 
     objects = SessionQuerySet.as_manager()

@@ -69,9 +69,9 @@ def outlined(
 def outlines_of_heads(
     db: Database, listed: Collection[tuple[str, SessionHead]]
 ) -> list[tuple[str, Outline] | None]:
-    """Return the outline that an adapter has of each session, with the name of its framework, and `None` for
-    sessions with messages of the store or without a conversation. The number of statements does not depend on
-    the number of sessions.
+    """Return an adapter's outline of each session, with the name of its framework, or `None` if the session
+    has messages of the store or no conversation. The number of statements does not depend on the number of
+    sessions.
     """
     places = [(tenant, head.session_id) for tenant, head in listed if not head.message_count]
     if not places:

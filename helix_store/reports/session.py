@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class SessionReport:
-    """The parts of a session. An unreadable part is ``None``; see ``problems``. Messages have their sequence.
+    """The parts of a session. An unreadable part is ``None``; see ``problems``. Messages include their
+    sequence.
 
     ``conversations`` holds the conversations that adapters keep with the session, by the name of the
     framework. ``unpriced`` counts the token entries without a cost; the sum of ``usage`` lacks them.

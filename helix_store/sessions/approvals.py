@@ -93,7 +93,7 @@ def current_call(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_calls(pending: dict[str, Any]) -> dict[str, Any]:
-    """Return pending calls for a reader: `current_call` of each open one that has a digest."""
+    """Return pending calls for a reader, with `current_call` applied to each open call that has a digest."""
     return {
         key: current_call(call)
         if type(call) is dict and "digest" in call and "submitted_at" not in call

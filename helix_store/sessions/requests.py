@@ -150,7 +150,7 @@ class StepRequest:
     """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps.
 
     For a step of a handle, ``staged`` holds the changes that it staged itself, by tool call id, and
-    ``staged_rows`` their rows, if all of them are known.
+    ``staged_rows`` holds their rows, if all rows are known.
     """
 
     session_id: str

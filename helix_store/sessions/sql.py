@@ -387,7 +387,7 @@ def end_run(*, is_fenced: bool) -> Statement:
 def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
     """Return the statement that starts the run of an active session, unless another run or request exists.
 
-    ``UNCHANGED`` guards that there is no request. A run that is started at the same time is a conflict.
+    ``UNCHANGED`` ensures that there is no request. A run that is started at the same time is a conflict.
     """
     conditions = [SESSION_BY_ID, "s.status = 'active'", UNCHANGED]
     conditions += ["s.version = %(expected_version)s"] if is_expected else []

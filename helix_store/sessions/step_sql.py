@@ -1,6 +1,6 @@
 """The step in one statement, and the statements that read its input.
 
-Each of its conditions decides on a column of the locked row, as every statement of `sql` does, or through
+Each of its conditions decides on a column of the locked row, like every statement of `sql`, or uses
 ``UNCHANGED``: the row is the version that existed at the start.
 """
 
@@ -118,11 +118,11 @@ def step_statement(
     ``head`` decides, and every other part takes its rows from there. On the locked row it checks the mode,
     the owners of calls, whether posts are due, the version (the expected one, or else that the row is
     `UNCHANGED`), and for a delta the key of its base. While the fence is held, it checks the token.
-    `UNCHANGED` guards the status before the end. `UNCHANGED` or the version guards that the run exists, that
-    no state waits between checkpoints, and which changes are staged: a promote, a restore or a save changes
-    the version, and discarding touches the row. Changes that are staged in the meantime wait for the next
-    promotion. If the step prunes, this also guards which checkpoints exist: deleting one touches the row, as
-    long as steps prune.
+    `UNCHANGED` ensures that the status before the end is correct. `UNCHANGED` or the version ensures that the
+    run exists, that no state waits between checkpoints, and that the staged changes are the same: a promote,
+    a restore or a save changes the version, and discarding touches the row. Changes that are staged in the
+    meantime wait for the next promotion. If the step prunes, this also ensures that the same checkpoints
+    exist: deleting one touches the row, as long as steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [UNCHANGED]

@@ -29,7 +29,7 @@ class StepWrite:
     """A step to commit for a handle, and the calls that belong to it.
 
     ``staged`` holds the step's own staged changes and ``uses`` the approvals that it uses, both by tool call
-    id; ``staged_rows`` are the rows of these changes, if all of them are known. ``after`` is called once the
+    id; ``staged_rows`` holds the rows of these changes, if all rows are known. ``after`` is called once the
     step is written, unless an earlier step with the same operation id was found; ``record`` is called last in
     either case, and records the step's usage. With a ``reception``, the commit receives due posts, if the
     store has posts.

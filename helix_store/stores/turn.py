@@ -400,7 +400,7 @@ class Turn(BothContexts):
             # Its keep-alive has stopped, so the lock expires by itself.
             _logger.warning("The lock of session %r was not released.", self.session.id, exc_info=True)
 
-    # For the steps of the turn
+    # Called by the steps of the turn
 
     def _has_budget(self, state: SessionState) -> bool:
         """Return whether a budget applies to the session. The tenant has at least one budget."""

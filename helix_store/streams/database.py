@@ -274,7 +274,7 @@ class DatabaseStreams(DatabaseOperations):
     def _repeatable_write(
         self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
     ) -> Rows:
-        """Run one statement that has the same effect twice."""
+        """Run one idempotent statement."""
         of_stream = {**self._row(stream_id), **parameters}
         write = partial(self._write_with_fence, statement, stream_id, of_stream, guard)
         return self.db.committed_once(write, write, operation_id=lambda: stream_id)

@@ -115,7 +115,10 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         return put_back
 
     def forget(self, stream_id: str) -> bool:
-        """Delete a stream and wake its readers; return ``False`` if it does not exist. The lock is held."""
+        """Delete a stream and wake its readers; return ``False`` if it does not exist.
+
+        The caller holds the lock.
+        """
         stream = self.pop(stream_id, None)
         if stream is not None:
             self.watchers.wake(stream.key)

@@ -123,7 +123,7 @@ class _Poller:
         self._watchers.remove(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] -= 1
-            # Intervals that no watcher uses are removed.
+            # Drop the intervals that no watcher uses.
             self._intervals = +self._intervals
         self._intervals_changed.set()
 

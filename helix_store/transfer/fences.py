@@ -1,7 +1,7 @@
 """The fence around a tenant that is being moved: database triggers that refuse every write to its rows.
 
-Before the fence, in the phase ``copying``, other triggers let writers through and log what they change, in
-the same transaction, so that the move copies it again. The log names sessions, streams and rows of tenants.
+Before the fence, in the phase ``copying``, other triggers let writers through and log their changes, in the
+same transaction, so that the move copies them again. The log names sessions, streams and rows of tenants.
 
 The triggers exist only while a tenant is moved; the statements of the stores know nothing about them.
 Creating a trigger waits for the writers of its table, so that after the commit every write meets it. The

@@ -411,7 +411,7 @@ class TenantMove:
     def _compared(self) -> dict[str, int]:
         """Return the number of rows of each table. Raises `_Incomplete` if the target has other numbers.
 
-        Each unit was compared when it was copied. The numbers show rows that the source never had.
+        Each unit was compared when it was copied. The counts reveal rows that the source never had.
         """
         source, target = (_counted(db) for db in (self._source, self._target))
         if source != target:
@@ -449,7 +449,7 @@ class TenantMove:
 
 
 class _Incomplete(Exception):
-    """The copy cannot continue now. The phase of the move stays."""
+    """The copy cannot continue now. The phase of the move does not change."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)

@@ -51,7 +51,7 @@ def test_an_unknown_checkpoint_is_named_as_it_was_given(store: DatabaseStateStor
 def test_an_erasure_of_nothing_names_the_options(store: DatabaseStateStore) -> None:
     ended = run(store.alias, "helix_erase", "--no-input")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "Give --user, --session or --tenant."
+    assert ended.err == "Pass --user, --session or --tenant."
 
 
 def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None:

@@ -1,4 +1,4 @@
-"""The SQL that reads sessions of ADK. One statement reads a session, so its parts fit together."""
+"""The SQL that reads sessions of ADK. One statement reads a session, so its parts are consistent."""
 
 from __future__ import annotations
 

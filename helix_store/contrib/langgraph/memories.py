@@ -159,7 +159,7 @@ class Memories:
         while page := list(rows.filter(namespace__gt=after)[:_LARGEST_PAGE]):
             for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
                 yield labels
-            # All namespaces below this depth are cut to it.
+            # Deeper namespaces are cut to this depth.
             after = page[-1] if len(labels) < depth else namespaces.end_of(namespaces.namespace_text(labels))
 
     def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
@@ -223,7 +223,10 @@ class Memories:
             self._rows().filter(_is_one_of(some)).delete()
 
     def renew(self, memories: Collection[StoredMemory]) -> None:
-        """Restart the terms of memories that were read. A memory that was replaced since keeps its term."""
+        """Restart the terms of memories that were read.
+
+        A memory that has been replaced since then keeps its term.
+        """
         by_term = defaultdict(set)
         for memory in memories:
             if memory.ttl_ms is not None:
@@ -264,7 +267,8 @@ class Memories:
 def sweep(db: Database, now: datetime) -> int:
     """Delete the memories of a tenant that have expired, and return their number.
 
-    Each thousand is a transaction. Memories that another transaction has locked stay until the next time.
+    One transaction deletes a thousand memories. Memories that another transaction has locked stay until the
+    next time.
     """
     return _in_transactions(db, partial(Memories(db).delete_expired, now))
 

@@ -1,4 +1,4 @@
-"""Reading checkpoints: one statement returns a page of them with their values and pending writes."""
+"""Reading checkpoints: one statement returns a page of checkpoints with their values and pending writes."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer in a Django database, for sync and async graphs.
 
     A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
-    with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. A later write
-    sets the config's user for a thread without one, and raises `ConflictError` if the thread belongs to
+    with agent type ``langgraph``, and with the ``user_id`` and ``title`` in the config's metadata. A later
+    write sets the config's user for a thread without one, and raises `ConflictError` if the thread belongs to
     another user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never
     interpreted. The default serializer builds objects of the types that a graph's schema names, and reads
     other types as plain data, regardless of the environment. ``allow`` names more types as (module, class
@@ -265,7 +265,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         self._adapter.delete(session_id, LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs, with their writes, and the values that no other one refers to.
+        """Delete the checkpoints of runs, with their writes, and values that no other checkpoint refers to.
 
         One transaction for each thread. A `DeltaChannel` needs the writes of earlier checkpoints: do not
         delete a run of a thread that uses one and continues.

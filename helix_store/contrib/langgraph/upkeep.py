@@ -39,7 +39,7 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
         for statement in (sql.COPY,) if session.db.is_postgresql else sql.COPY_PARTS:
             session.db.execute(statement, parameters)
 
-    # A copy of nothing must not create a session.
+    # An empty copy must not create a session.
     checkpoints = LangGraphCheckpoint._base_manager.using(adapter.db.alias)
     of_source = checkpoints.filter(session__tenant=adapter.tenant, session__session_id=source_id)
     about = of_source.values(user_id=F("session__user_id"), title=F("session__title"))[:1]

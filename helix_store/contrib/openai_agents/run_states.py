@@ -77,10 +77,9 @@ class RunStateStore:
         deadline: datetime | None = None,
     ) -> str:
         """Store a run that waits, and return its id, by default a new one. Only ``owner`` may claim it, if
-        there is one, and no one after ``deadline``. The first row creates the session. Raises `ConflictError`
-        if the session has the id with another text, so a repeat is safe; `InvalidPayload`, for example for a
-        text that is not a JSON object, from which no run could continue; and `LimitExceeded` beyond
-        ``max_state_bytes``.
+        there is one, and no one after ``deadline``. The first row creates the session. A repeat is safe; the
+        same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for a text that
+        is not a JSON object and could not be resumed, and `LimitExceeded` beyond ``max_state_bytes``.
         """
         text = state if isinstance(state, str) else _written(state)
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")

@@ -147,7 +147,7 @@ class Command(ActingCommand):
             "--expected-version",
             type=at_least(1),
             metavar="N",
-            help="Only if the session is at this version.",
+            help="Restore only if the session is at this version.",
         )
         self.add_confirmation_argument(parser)
 

@@ -61,8 +61,8 @@ class Command(StoreCommand):
             nargs=2,
             metavar=("STORE", "ADDRESS"),
             help=f"Read the tables of {' or '.join(SOURCES)}. The address is the connection string of a "
-            "PostgreSQL database, which needs no password where ~/.pgpass or a service file has one, or the "
-            "path of an SQLite file.",
+            "PostgreSQL database, which needs no password if ~/.pgpass or a service file contains it, or "
+            "the path of an SQLite file.",
         )
         store.add_argument("--schema", help="The schema of the tables (default: the store's own).")
         store.add_argument("--table", help="The table, if the store lets you name it (default: its own).")

@@ -64,7 +64,9 @@ class Command(StoreCommandWithParts):
             epilog="example: manage.py helix_streams list --status ended --limit 20",
         )
         parser.add_argument(
-            "--status", choices=[status.value for status in StreamStatus], help="Only with this status."
+            "--status",
+            choices=[status.value for status in StreamStatus],
+            help="Only streams with this status.",
         )
         parser.add_argument(
             "--limit", type=at_least(1), default=50, help="At most this many streams (default: %(default)s)."

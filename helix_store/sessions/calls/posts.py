@@ -82,8 +82,8 @@ class PostCalls(StoreCalls):
     ) -> list[Message]:
         """Move due posts into the history, and return their messages in order of due time and sequence.
 
-        One transaction and one version; without due posts, nothing is written. Open tool calls do not
-        matter. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
+        One transaction and one version; without due posts, nothing is written. Open tool calls do not prevent
+        this. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
         """
         validation.identifier(session_id, "session_id")
         if limit is not None:

@@ -263,8 +263,8 @@ class DatabaseSteps(DatabaseOperations):
     def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
         """Lock the session, promote its staging, and write messages, checkpoint and head.
 
-        The number of statements does not depend on the length of the history. One more reads a run or an
-        operation id, one more records the operation, and up to five more prune.
+        The number of statements does not depend on the length of the history. A run or an operation id takes
+        one more statement, recording the operation takes another, and pruning takes up to five.
         """
         more_columns = ("approved_tool_calls",) if request.uses else ()
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, *more_columns)
