@@ -61,7 +61,7 @@ class LimitForm(forms.Form):
         return given
 
     def _refuse(self, error: InvalidPayload | LimitExceeded) -> None:
-        """Show the error of a store at the field that it names."""
+        """Attach a store's error to the form field that the error names."""
         if isinstance(error, LimitExceeded):
             self.add_error(None, str(error))
             return

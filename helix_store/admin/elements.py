@@ -1,4 +1,4 @@
-"""Building blocks of pages. `format_html` or `printable` escapes stored text, so it is only ever text."""
+"""Building blocks of pages. `format_html` or `printable` escapes stored text, so it never becomes markup."""
 
 from __future__ import annotations
 

@@ -163,7 +163,10 @@ class Retention:
             yield from rule(Database(self._using, tenant))
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionReport]) -> Iterator[RetentionReport]:
-        """Run the steps for one of several tenants. If it is being moved, the others are still handled."""
+        """Run the steps for one of several tenants.
+
+        If the tenant is being moved, the other tenants are still handled.
+        """
         try:
             yield from steps
         except TenantMoved:

@@ -140,7 +140,7 @@ class Database:
         return bool(connection.autocommit)
 
     def read_if_fast(self, statement: Statement, parameters: Parameters) -> Rows | None:
-        """Run a read that only PostgreSQL runs; return ``None`` unless the database has fast reads."""
+        """Run a read that only PostgreSQL supports; return ``None`` unless the database has fast reads."""
         connection = self.connection
         form = _form(connection)
         return self._read(connection, form, statement, parameters) if form.has_fast_reads else None

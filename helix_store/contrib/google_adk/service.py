@@ -118,7 +118,7 @@ class DjangoSessionService(BaseSessionService):
         newest = config.num_recent_events if config is not None else None
         session = await in_thread(partial(self._read, app_name, user_id, session_id.strip(), newest=newest))
         if session is not None and config is not None and config.after_timestamp is not None:
-            # As in ADK, the events after the last one that is too old.
+            # As in ADK, return the events after the last one that is too old.
             old = [event.timestamp < config.after_timestamp for event in session.events]
             first = len(old) - old[::-1].index(True) if True in old else 0
             session.events = session.events[first:]

@@ -11,7 +11,7 @@ __all__ = ["name_user", "user_columns"]
 
 
 def user_columns(user_id: str | None) -> tuple[str, ...]:
-    """Return the columns that `name_user` needs of the locked session."""
+    """Return the columns of the locked session that `name_user` needs."""
     return () if user_id is None else ("user_id",)
 
 
