@@ -97,7 +97,7 @@ def test_a_user_does_not_answer_an_own_request(browser: Browser) -> None:
     _ask(browser, requester=f"user:{user.pk}")
     page = _waits(browser)
     assert f"Requested by {user.username}, who may not answer it" in page.text
-    assert "it needs somebody other than who asked for it" in page.text
+    assert "somebody other than the requester must answer it" in page.text
     assert APPROVE not in page.html
     (refusal,) = _answer(browser)
     assert "you may not answer this call" in refusal
