@@ -415,7 +415,7 @@ class TenantMove:
         """
         source, target = (_counted(db) for db in (self._source, self._target))
         if source != target:
-            raise _Incomplete(["The two databases differ; the tenant stays where it is."])
+            raise _Incomplete(["The content of the two databases differs; the tenant stays where it is."])
         return source
 
     def _fingerprint(self, db: Database) -> ExportSummary:
