@@ -176,7 +176,7 @@ def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the budget that ended the newest run, and its current remainder."""
+    """Return the budget that ended the newest run, and the amounts left in it now."""
     name = None if run is None else budget_that_stopped(run["reason"])
     if name is None or view.session.status not in NON_TERMINAL_STATUSES:
         return None

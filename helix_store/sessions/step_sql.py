@@ -32,7 +32,8 @@ _STAGED: Final = table(StagedChange)
 _RUN: Final = table(Run)
 
 # True if the step writes the recorded value, and at most appends to it: JSON keeps the order of keys. Other
-# calls record owners without a new version. The portable form merges what they recorded since the load.
+# calls record owners without a new version. The portable form merges the owners that they have recorded since
+# the load.
 _KEEPS_OWNERS: Final = """(s.client_tool_call_ownership IS NULL OR starts_with(
                 %(client_tool_call_ownership)s::text, left(s.client_tool_call_ownership, -1)))"""
 
