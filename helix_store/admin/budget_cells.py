@@ -30,7 +30,7 @@ _EACH: Final = {BudgetScope.USER: _("each user"), BudgetScope.AGENT_TYPE: _("eac
 
 
 def capped(scope: str, value: str) -> SafeString:
-    """Return a text for what a budget caps; ``value`` is the budget's value."""
+    """Return the name of a budget's scope; ``value`` is the budget's value."""
     kind = BudgetScope(scope)
     if not value:
         return format_html("{}", _EACH.get(kind, _ONE[kind]))

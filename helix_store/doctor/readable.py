@@ -41,7 +41,7 @@ _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
 def can_read(read: Callable[[], Any]) -> bool:
-    """Return whether a function that raises `IntegrityFault` for faulty text can read a stored text."""
+    """Return whether ``read``, which raises `IntegrityFault` for faulty text, can read a stored text."""
     try:
         read()
     except IntegrityFault:

@@ -129,9 +129,9 @@ class Lock:
         return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
 
     def is_trusted(self) -> bool:
-        """Return whether the term certainly lasts, without a statement. It is true until nine tenths of the
-        TTL have passed on this process's monotonic clock since the last successful request was sent. It is
-        always false after `release` or a `LockLostError`.
+        """Return whether the term is certain to be active, without querying the database. It is true until
+        nine tenths of the TTL have passed on this process's monotonic clock since the last successful request
+        was sent. It is always false after `release` or a `LockLostError`.
         """
         return time.monotonic() < self._trusted_until
 

@@ -35,7 +35,7 @@ __all__ = [
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
 _LONGEST_ID: Final = 40
-"""The most cells that an id may claim. A UUID has 36."""
+"""The maximum number of cells for an id. A UUID has 36."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 

@@ -222,7 +222,9 @@ class StepRequest:
 
 
 def set_intent(state: SessionState, intent: str | None) -> None:
-    """Make a text represent a state in the digest of its step, because a repeat starts from a later state."""
+    """Use a text in place of a state in the digest of its step, because a repeat starts from a later
+    state.
+    """
     state._intent = intent
 
 
