@@ -222,9 +222,7 @@ class StepRequest:
 
 
 def set_intent(state: SessionState, intent: str | None) -> None:
-    """Use a text in place of a state in the digest of its step, because a repeat starts from a later
-    state.
-    """
+    """Let a text represent a state in the digest of its step: a repeat starts from a later state."""
     state._intent = intent
 
 
