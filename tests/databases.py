@@ -89,10 +89,12 @@ def forget_statistics(alias: str) -> None:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'")
         if cursor.fetchone() is None:
             return
+        # The table stays behind. A deletion would wait for a thread or process that is still writing.
+        cursor.execute("SELECT 1 FROM sqlite_stat1 LIMIT 1")
+        if cursor.fetchone() is None:
+            return
         cursor.execute("DELETE FROM sqlite_stat1")
-        are_deleted = cursor.rowcount > 0
-    if are_deleted:
-        close_connections()
+    close_connections()
 
 
 def close_connections(*, only_unclean: bool = False) -> None:

@@ -17,7 +17,7 @@ PUBLIC_NAMES = {
         Claim GraphCheckpointStore InMemorySnapshotCheckpointer SnapshotCheckpointer""",
     "helix_store.checkpointers.graph.types": "GraphContinuation GraphPage GraphSessionSummary",
     "helix_store.cleanup": """
-        CleanupReport CleanupSummary ErasureReceipt erase expired_session_cleanup
+        CleanupDetails CleanupSummary ErasureReceipt erase expired_session_cleanup
         expired_session_cleanup_batches""",
     "helix_store.contrib.agent_framework": (
         "DjangoCheckpointStorage DjangoHistoryProvider DjangoSessionStore"
@@ -87,7 +87,7 @@ RE_EXPORTED_NAMES = {
     ("helix_store.reports", "helix_store.streams"): "list_streams",
     ("helix_store.reports", "helix_store.usage"): "usage_report",
     ("helix_store.retention", "helix_store.streams"): "prune_streams",
-    ("helix_store.retention", "helix_store.cleanup"): "RetentionReport apply_retention",
+    ("helix_store.retention", "helix_store.cleanup"): "RetentionSummary apply_retention",
     ("helix_store.retention", "helix_store.core"): "RetentionPolicy",
     ("helix_store.sessions.database.posts", "helix_store.sessions"): "announce_due_posts",
     ("helix_store.stores", "helix_store.budgets"): "DatabaseBudgetStore InMemoryBudgetStore",

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LONG_PATH_ONLY = {
     "helix_store.admin": ALL_NAMES["helix_store.admin", "helix_store.admin"],
     "helix_store.checkpointers.graph.types": "GraphContinuation GraphPage GraphSessionSummary",
-    "helix_store.cleanup": "CleanupReport ErasureReceipt expired_session_cleanup_batches",
+    "helix_store.cleanup": "CleanupDetails ErasureReceipt expired_session_cleanup_batches",
     "helix_store.core.contracts": "require_state_store",
     "helix_store.core.dicts": ALL_NAMES["helix_store.core.dicts", "helix_store.core.dicts"],
     "helix_store.core.manager_contracts": "ChunkReader ChunkWriter HeldLock StreamManager",
@@ -28,7 +28,7 @@ LONG_PATH_ONLY = {
     "helix_store.doctor": "diagnose",
     "helix_store.models.fields": ALL_NAMES["helix_store.models.fields", "helix_store.models.fields"],
     "helix_store.reports": "ItemConversation Said SessionDirectory list_streams usage_report",
-    "helix_store.retention": "RetentionPolicy RetentionReport apply_retention",
+    "helix_store.retention": "RetentionPolicy RetentionSummary apply_retention",
     "helix_store.testing.state_store": "MessageContract SessionContract",
     "helix_store.transfer": ALL_NAMES["helix_store.transfer", "helix_store.transfer"],
     **{path: names for (path, _), names in ALL_NAMES.items() if path.startswith("helix_store.contrib.")},

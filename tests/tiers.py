@@ -56,6 +56,7 @@ LEFT_OUT: Final[dict[str, str]] = {
     "tests/frameworks/test_extras.py": "each framework alone",
     "tests/frameworks/test_killed_imports.py": "killed processes",
     "tests/frameworks/test_plans.py": "plans of statements",
+    "tests/frameworks/test_the_example.py": "the agents of the example project",
     "tests/handles/test_killed_workers.py": "killed processes",
     "tests/items/test_item_log_races.py": "races of processes",
     "tests/migrations/test_changed_prefix.py": "migrations forwards and backwards, killed and at once",
@@ -88,12 +89,9 @@ ON_ONE_DATABASE: Final[tuple[str, ...]] = (
     "tests/adapters",
     "tests/admin",
     "tests/checkpointers",
-    "tests/cleanup",
     "tests/commands",
-    "tests/doctor",
     "tests/frameworks",
     "tests/transfer",
-    "tests/usage",
 )
 """Files and folders that the quick tier runs on PostgreSQL only."""
 

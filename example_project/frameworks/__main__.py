@@ -1,6 +1,6 @@
 """Run the agents of all frameworks once on the project's database: ``python -m example_project.frameworks``.
 
-Their sessions are then in the admin.
+Their sessions are then in the admin, all of the user ada.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run_langgraph() -> None:
     saver = DjangoSaver()
     saver.delete_thread("langgraph-example")
     config: RunnableConfig = {
-        "configurable": {"thread_id": "langgraph-example"},
+        "configurable": {"thread_id": "langgraph-example", "user_id": "ada"},
         "callbacks": [UsageRecorder()],
     }
     agent = travel_agent(saver, "A flight to Lisbon for 120 euros.", "It is booked.")
@@ -35,7 +35,7 @@ async def run_claude_agent() -> None:
     from example_project.frameworks.claude_agent import key_of, talk
     from helix_store.contrib.claude_agent import DjangoSessionStore
 
-    store = DjangoSessionStore()
+    store = DjangoSessionStore(user_id="ada")
     await store.delete(key_of("claude-example"))
     await talk(store, "claude-example", "What is in this folder?", "An app.")
     print(len(await store.load(key_of("claude-example")) or []), "entries")
@@ -45,7 +45,7 @@ def run_strands() -> None:
     from example_project.frameworks.strands import agent_of
     from helix_store.contrib.strands import DjangoSessionRepository
 
-    print(agent_of("strands-example", DjangoSessionRepository())("How is Lisbon?"))
+    print(agent_of("strands-example", DjangoSessionRepository(user_id="ada"))("How is Lisbon?"))
 
 
 async def run_google_adk() -> None:

@@ -65,7 +65,7 @@ async def main() -> None:
     from helix_store.contrib.openai_agents import DjangoSession, RunStateStore
 
     set_tracing_disabled(True)
-    session = DjangoSession("openai-agents-example")
+    session = DjangoSession("openai-agents-example", user_id="ada")
     await session.clear_session()
     guide: Agent[Any] = Agent(name="guide", model=ScriptedModel("Paris.", "The Seine."))
     for question in ("What is the capital of France?", "And its river?"):
@@ -73,7 +73,7 @@ async def main() -> None:
         await session.store_run_usage(result)
     print(len(await session.get_items()), "items,", await session.get_session_usage())
 
-    states = RunStateStore()
+    states = RunStateStore(user_id="ada")
     waiting = await Runner.run(banker, "Send 5 dollars to Bob")
     state_id = await states.asave(session.session_id, waiting.to_state(), owner="alice")
     claim = await states.aclaim(session.session_id, state_id, resumer="example", owner="alice")

@@ -20,7 +20,7 @@ from helix_store.cleanup.backend import (
     known_outcome,
 )
 from helix_store.cleanup.snapshots import MissingProvider, Snapshot, owned_snapshots
-from helix_store.cleanup.summary import CleanupReport, CleanupSummary
+from helix_store.cleanup.summary import CleanupDetails, CleanupSummary
 from helix_store.cleanup.workspaces import WorkspaceProvider
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import Submission, SubmissionOutcome
@@ -44,32 +44,32 @@ class Cleaner:
         providers: Mapping[str, WorkspaceProvider],
         now: datetime,
         page_size: int,
-        report: CleanupReport | None,
+        details: CleanupDetails | None,
     ) -> None:
         self.backend = backend
         self.providers = providers
         self.now = now
         self.page_size = page_size
-        self.report = report
+        self.details = details
         self.summary = CleanupSummary()
         self.missing_providers: Counter[str] = Counter()
 
     def detect(self, limit: int | None) -> Iterator[CleanupSummary]:
-        """Count expired sessions. A report also lists them and the overdue calls of other sessions.
+        """Count expired sessions. ``details`` also lists them and the overdue calls of other sessions.
 
         This does not roll back a real run, because stores of other packages may have no transactions.
         """
         for keys in self._expired_pages(limit):
             self._count(detected=len(keys))
-            if self.report is not None:
-                self.report.expired.extend(keys)
+            if self.details is not None:
+                self.details.expired.extend(keys)
             yield self.summary
-        if self.report is not None:
-            would_fail = set(self.report.expired)
+        if self.details is not None:
+            would_fail = set(self.details.expired)
             for keys in self._pages(partial(self.backend.overdue, self.now)):
                 for key in keys:
                     if key not in would_fail:
-                        self._add_overdue(key, self.report)
+                        self._add_overdue(key, self.details)
                 yield self.summary
 
     def clean(self, limit: int | None, delete_before: datetime | None) -> Iterator[CleanupSummary]:
@@ -220,14 +220,14 @@ class Cleaner:
             self._count_problem(key)
             logger.exception("Some overdue calls of session %r did not get their default.", key.session_id)
 
-    def _add_overdue(self, key: SessionKey, report: CleanupReport) -> None:
+    def _add_overdue(self, key: SessionKey, details: CleanupDetails) -> None:
         try:
             _, calls = self.backend.overdue_calls(key, self.now)
         except Exception:
             self._count_problem(key)
             logger.exception("Overdue calls of session %r cannot be read.", key.session_id)
         else:
-            report.overdue.extend((key, call) for call in calls)
+            details.overdue.extend((key, call) for call in calls)
 
     def _delete(self, key: SessionKey, before: datetime) -> None:
         try:
@@ -241,14 +241,14 @@ class Cleaner:
             self._count(swept=sweep.delete(self.now))
         except Exception:
             self._count(errors=1)
-            if self.report is not None:
-                self.report.not_swept.add(sweep.record)
+            if self.details is not None:
+                self.details.not_swept.add(sweep.record)
             logger.exception("Expired rows of %s of tenant %r were not deleted.", sweep.record, sweep.tenant)
 
     def _count_problem(self, key: SessionKey) -> None:
         self._count(errors=1)
-        if self.report is not None:
-            self.report.with_problems.add(key)
+        if self.details is not None:
+            self.details.with_problems.add(key)
 
     def _count(self, **numbers: int) -> None:
         sums = {name: getattr(self.summary, name) + number for name, number in numbers.items()}

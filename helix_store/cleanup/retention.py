@@ -32,7 +32,7 @@ from helix_store.stores.database import DatabaseStateStore
 from helix_store.streams.backend import PruneRequest
 from helix_store.streams.pruning import prune_batches, would_empty
 
-__all__ = ["Retention", "RetentionReport", "apply_retention"]
+__all__ = ["Retention", "RetentionSummary", "apply_retention"]
 
 logger = logging.getLogger("helix_store.cleanup")
 
@@ -43,7 +43,7 @@ Rows = Counter[type[Model]]
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionReport(Serializable):
+class RetentionSummary(Serializable):
     """The numbers of rows, by table, that each rule deleted or anonymised, or would in a dry run.
 
     ``trees`` counts deleted session trees, ``in_use`` idle trees with a live lock, a running run or a stream
@@ -72,8 +72,8 @@ def apply_retention(
     page_size: int | None = None,
     now: Timestamp | None = None,
     dry_run: bool = False,
-    progress: Callable[[RetentionReport], object] | None = None,
-) -> RetentionReport:
+    progress: Callable[[RetentionSummary], object] | None = None,
+) -> RetentionSummary:
     """Apply a policy, by default the one in the settings, to one tenant or to all of them.
 
     A session tree is deleted as a whole, children first, if each of its sessions is idle by the rule of its
@@ -100,14 +100,14 @@ def apply_retention(
         now=now,
         dry_run=dry_run,
     )
-    for report in retention.batches():
+    for summary in retention.batches():
         if progress is not None:
-            progress(report)
-    return retention.report
+            progress(summary)
+    return retention.summary
 
 
 class Retention:
-    """One application of a policy, and its report so far. It takes the arguments of `apply_retention`."""
+    """One application of a policy, and its summary so far. It takes the arguments of `apply_retention`."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class Retention:
         self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
         self._now = None if now is None else validation.aware_datetime(now, "now")
         self._dry_run = dry_run
-        self.report = RetentionReport(dry_run=dry_run)
+        self.summary = RetentionSummary(dry_run=dry_run)
         days = self._policy.streams_ended_days
         self._prune_request = None if days is None else self._request_to_prune(timedelta(days=days))
         # The rows that a dry run counted with their sessions, so that no other rule counts them again.
         self._doomed: Counter[str] = Counter()
 
-    def batches(self) -> Iterator[RetentionReport]:
+    def batches(self) -> Iterator[RetentionSummary]:
         """Apply the policy batch by batch. Stop iterating to stop it between two batches."""
         if self._policy.keeps_everything:
             return
@@ -145,7 +145,7 @@ class Retention:
             self._now = db.query(db.now)
         given = self._tenant
         tenants = trees.tenants_of(self._using, [Session, UsageEntry]) if given is None else [given]
-        rules: list[Callable[[Database], Iterator[RetentionReport]]] = []
+        rules: list[Callable[[Database], Iterator[RetentionSummary]]] = []
         if self._policy.sessions_idle_days:
             rules.append(self._delete_idle_sessions)
         if self._policy.checkpoints_keep is not None:
@@ -157,12 +157,12 @@ class Retention:
         yield from self._prune_streams()
 
     def _apply(
-        self, rules: Sequence[Callable[[Database], Iterator[RetentionReport]]], tenant: str
-    ) -> Iterator[RetentionReport]:
+        self, rules: Sequence[Callable[[Database], Iterator[RetentionSummary]]], tenant: str
+    ) -> Iterator[RetentionSummary]:
         for rule in rules:
             yield from rule(Database(self._using, tenant))
 
-    def _unless_moved(self, tenant: str, steps: Iterator[RetentionReport]) -> Iterator[RetentionReport]:
+    def _unless_moved(self, tenant: str, steps: Iterator[RetentionSummary]) -> Iterator[RetentionSummary]:
         """Run the steps for one of several tenants.
 
         If the tenant is being moved, the other tenants are still handled.
@@ -174,7 +174,7 @@ class Retention:
                 raise
             self._count(errors=1)
             logger.warning("Tenant %r is being moved to another database; retention is postponed.", tenant)
-            yield self.report
+            yield self.summary
 
     def _request_to_prune(self, age: timedelta) -> PruneRequest:
         return PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
@@ -184,15 +184,15 @@ class Retention:
         return self._now - timedelta(days=days)
 
     def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
-        sums: dict[str, Any] = {name: getattr(self.report, name) + number for name, number in numbers.items()}
+        sums: dict[str, Any] = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
         if rows is not None:
-            total = Counter(getattr(self.report, rule)) + Counter(trees.by_table(rows))
+            total = Counter(getattr(self.summary, rule)) + Counter(trees.by_table(rows))
             sums[rule] = dict(sorted(total.items()))
-        self.report = replace(self.report, **sums)
+        self.summary = replace(self.summary, **sums)
 
     # --- Idle sessions ------------------------------------------------------------------------------
 
-    def _delete_idle_sessions(self, db: Database) -> Iterator[RetentionReport]:
+    def _delete_idle_sessions(self, db: Database) -> Iterator[RetentionSummary]:
         for status, days in self._policy.sessions_idle_days.items():
             for page in self._idle_pages(db, str(status), self._before(days)):
                 closed = self._closed_trees(db, list(page))
@@ -201,7 +201,7 @@ class Retention:
                 else:
                     for top in closed:
                         self._delete(db, page[top])
-                yield self.report
+                yield self.summary
 
     def _idle_pages(self, db: Database, status: str, before: datetime) -> Iterator[dict[int, str]]:
         """Yield ids by key of idle sessions without a parent, in the order of the index by status."""
@@ -310,7 +310,7 @@ class Retention:
 
     # --- Checkpoints ----------------------------------------------------------------------------------
 
-    def _prune_checkpoints(self, db: Database) -> Iterator[RetentionReport]:
+    def _prune_checkpoints(self, db: Database) -> Iterator[RetentionSummary]:
         keep = self._policy.checkpoints_keep
         store = DatabaseStateStore(self._using, tenant=db.tenant)
         after = ""
@@ -324,14 +324,14 @@ class Retention:
                     pruned = store.prune_checkpoints(session_id, keep=keep or 1)
                 self._count("checkpoints", {Checkpoint: pruned})
             if rows:
-                yield self.report
+                yield self.summary
             if len(rows) < self._page_size:
                 return
             after = rows[-1][0]
 
     # --- Streams --------------------------------------------------------------------------------------
 
-    def _prune_streams(self) -> Iterator[RetentionReport]:
+    def _prune_streams(self) -> Iterator[RetentionSummary]:
         if self._prune_request is None:
             return
         try:
@@ -343,18 +343,18 @@ class Retention:
             for tenant in trees.tenants_of(self._using, [Stream]):
                 yield from self._unless_moved(tenant, self._prune_streams_of(tenant, self._prune_request))
 
-    def _prune_streams_of(self, tenant: str | None, request: PruneRequest) -> Iterator[RetentionReport]:
-        before = self.report
+    def _prune_streams_of(self, tenant: str | None, request: PruneRequest) -> Iterator[RetentionSummary]:
+        before = self.summary
         for pruned in prune_batches(Database(self._using, tenant or ""), tenant, request):
-            self.report = before
+            self.summary = before
             chunks = self._without_doomed("chunks", pruned.chunks)
             failed = self._without_doomed("lost", pruned.failed)
             self._count("streams", {StreamChunk: chunks}, streams_failed=failed)
-            yield self.report
+            yield self.summary
 
     # --- Usage ----------------------------------------------------------------------------------------
 
-    def _reduce_usage(self, db: Database) -> Iterator[RetentionReport]:
+    def _reduce_usage(self, db: Database) -> Iterator[RetentionSummary]:
         drop, anonymise = self._policy.usage_drop_days, self._policy.usage_anonymise_days
         entries = UsageEntry.objects.using(db.alias).filter(tenant=db.tenant)
         dropped = entries.none()
@@ -370,11 +370,11 @@ class Retention:
 
     def _in_pages(
         self, db: Database, rule: str, entries: Any, change: Callable[[Database, list[int]], int]
-    ) -> Iterator[RetentionReport]:
+    ) -> Iterator[RetentionSummary]:
         """Change entries in the order of the index by time."""
         if self._dry_run:
             self._count(rule, {UsageEntry: db.query(entries.count)})
-            yield self.report
+            yield self.summary
             return
         ordered = entries.order_by("timestamp", "pk").values_list("pk", "timestamp")
         after: Any = None
@@ -384,7 +384,7 @@ class Retention:
             if rows:
                 keys = [key for key, _ in rows]
                 self._count(rule, {UsageEntry: db.transaction(partial(change, db, keys))})
-                yield self.report
+                yield self.summary
             if len(rows) < _USAGE_PER_TRANSACTION:
                 return
             after = {"timestamp": rows[-1][1], "id": rows[-1][0]}

@@ -10,7 +10,7 @@ from helix_store.cleanup.any_store import StateStoreCleanup
 from helix_store.cleanup.backend import CleanupBackend
 from helix_store.cleanup.cleaner import Cleaner
 from helix_store.cleanup.database import DatabaseCleanup
-from helix_store.cleanup.summary import CleanupReport, CleanupSummary
+from helix_store.cleanup.summary import CleanupDetails, CleanupSummary
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store
@@ -84,11 +84,11 @@ def expired_session_cleanup_batches(
     now: Timestamp | None = None,
     dry_run: bool = False,
     delete_after: timedelta | float | None = None,
-    report: CleanupReport | None = None,
+    details: CleanupDetails | None = None,
 ) -> Iterator[CleanupSummary]:
     """Run `expired_session_cleanup` as a generator of the counts after each page. It can be stopped.
 
-    The sessions and calls behind the counts are added to ``report``, if one is given.
+    The sessions and calls behind the counts are added to ``details``, if one is given.
     """
     if using is not None and state_store is not None:
         raise InvalidQuery("Pass using or state_store, not both.", path="using")
@@ -103,7 +103,7 @@ def expired_session_cleanup_batches(
 
     def clean(backend: CleanupBackend, limit: int | None) -> Iterator[CleanupSummary]:
         at = backend.now() if time is None else time
-        cleaner = Cleaner(backend, providers, at, page_size, report)
+        cleaner = Cleaner(backend, providers, at, page_size, details)
         return cleaner.detect(limit) if dry_run else cleaner.clean(limit, None if age is None else at - age)
 
     return _one_after_the_other(_backends(using, state_store), clean, limit)

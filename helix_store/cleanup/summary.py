@@ -8,7 +8,7 @@ from helix_store.cleanup.backend import SessionKey
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import PendingToolCall
 
-__all__ = ["CleanupReport", "CleanupSummary"]
+__all__ = ["CleanupDetails", "CleanupSummary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class CleanupSummary(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class CleanupReport:
-    """The sessions and calls behind the counts. Several cleanups may share a report.
+class CleanupDetails:
+    """The sessions and calls behind the counts. Several cleanups may share them.
 
     A dry run adds the ``expired`` sessions and the ``overdue`` calls of other sessions. Every cleanup adds
     the sessions ``with_problems``; a session with repeated problems is only added once. ``not_swept`` holds

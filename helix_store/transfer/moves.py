@@ -74,7 +74,7 @@ from helix_store.transfer.records import Unit
 from helix_store.transfer.summary import ExportSummary, ImportSummary
 from helix_store.transfer.writing import write_export
 
-__all__ = ["MoveReport", "TenantMove", "find_move"]
+__all__ = ["MoveSummary", "TenantMove", "find_move"]
 
 _ROWS: Final = 100
 _ATTEMPTS: Final = 5
@@ -83,7 +83,7 @@ _Chosen: TypeAlias = tuple[Table, Q]
 
 
 @dataclass(slots=True)
-class MoveReport(Serializable):
+class MoveSummary(Serializable):
     """The progress of a move. ``records`` counts the rows of both databases, if they are equal."""
 
     tenant: str
@@ -141,12 +141,12 @@ class TenantMove:
         self._say = progress or (lambda text: None)
         self._is_stopped = is_stopped or (lambda: False)
 
-    def copy(self) -> MoveReport:
+    def copy(self) -> MoveSummary:
         """Copy the tenant's rows to the target, and then refuse its writers and copy their last changes.
 
         Before that, all rows are read once: if a session is damaged, nothing begins.
 
-        When the copy is complete, the phase is ``copied``. Otherwise the report lists the problems, and the
+        When the copy is complete, the phase is ``copied``. Otherwise the summary lists the problems, and the
         tenant stays in the source.
         """
         fence = fence_of(self._source)
@@ -154,7 +154,7 @@ class TenantMove:
             self._require_a_start()
             if damaged := self._fingerprint(self._source).problems:
                 # Nothing is copied: repair the sessions first.
-                return self._report(problems=[str(problem) for problem in damaged])
+                return self._summary(problems=[str(problem) for problem in damaged])
             self._close_target()
             try:
                 put_up(self._source, self._target.alias, COPYING)
@@ -166,7 +166,7 @@ class TenantMove:
                 f"The tenant is already being moved to {fence.target!r}; abort that move first.", path="to"
             )
         elif fence.phase == "copied":
-            return self._report()
+            return self._summary()
         phase = self._require_phase(COPYING, FENCED)
         self._close_target()
         try:
@@ -177,12 +177,12 @@ class TenantMove:
             self._copy_changes()
             records = self._compared()
         except _Incomplete as exc:
-            return self._report(problems=exc.problems)
+            return self._summary(problems=exc.problems)
         self._open_target()
         self._advance("copied", after=(FENCED,))
-        return self._report(records=records)
+        return self._summary(records=records)
 
-    def finish(self) -> MoveReport:
+    def finish(self) -> MoveSummary:
         """Delete the tenant's rows in the source. The fence remains and refuses late writers."""
         self._require_phase("copied", "deleting", "moved")
         if not self._force and alias_of(self.tenant) == self._source.alias:
@@ -196,9 +196,9 @@ class TenantMove:
         self._open_target()
         if self._delete(self._source):
             self._advance("moved", after=("deleting",))
-        return self._report()
+        return self._summary()
 
-    def abort(self) -> MoveReport:
+    def abort(self) -> MoveSummary:
         """Delete the copy in the target, and let writers use the source again.
 
         With ``force``, the target need not be reachable; rows copied there then remain in it.
@@ -206,7 +206,7 @@ class TenantMove:
         phase = self._require_phase(COPYING, FENCED, "copied", "aborting")
         if self._force and not self._can_reach_target():
             take_down(self._source)
-            return self._report(
+            return self._summary(
                 problems=[f"{self._target.alias!r} cannot be reached: it still contains the copied rows."]
             )
         if not self._force and alias_of(self.tenant) == self._target.alias:
@@ -234,13 +234,13 @@ class TenantMove:
         if self._delete(self._target):
             self._leave_target()
             take_down(self._source)
-        return self._report()
+        return self._summary()
 
-    def release(self) -> MoveReport:
+    def release(self) -> MoveSummary:
         """Remove the fence of an ended move, once no process uses the router's old answer."""
         self._require_phase("moved")
         take_down(self._source)
-        return self._report()
+        return self._summary()
 
     # --- Phases --------------------------------------------------------------------------------------
 
@@ -323,10 +323,10 @@ class TenantMove:
         if not set_phase(self._source, phase, after=after):
             raise InvalidQuery("Another process has changed the phase of the move.", path="tenant")
 
-    def _report(self, **given: Any) -> MoveReport:
+    def _summary(self, **given: Any) -> MoveSummary:
         fence = fence_of(self._source)
         phase = "none" if fence is None else fence.phase
-        return MoveReport(self.tenant, self._source.alias, self._target.alias, phase, **given)
+        return MoveSummary(self.tenant, self._source.alias, self._target.alias, phase, **given)
 
     # --- Rows ----------------------------------------------------------------------------------------
 

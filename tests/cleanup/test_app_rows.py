@@ -10,7 +10,7 @@ import pytest
 from django.test.utils import CaptureQueriesContext
 
 from helix_store.catalogue.registry import _tables
-from helix_store.cleanup import CleanupReport, CleanupSummary, expired_session_cleanup
+from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup
 from helix_store.cleanup.run import expired_session_cleanup_batches
 from helix_store.contrib.langgraph import DjangoStore
 from helix_store.contrib.langgraph.models import LangGraphMemory
@@ -91,10 +91,10 @@ def test_a_sweep_that_fails_is_told_and_stops_no_other_tenant(
     describe_sweep(monkeypatch, sweep)
     for tenant in ("a", "b"):
         remember(empty_db, tenant, expired=1)
-    report = CleanupReport()
-    *_, summary = expired_session_cleanup_batches(using=empty_db.alias, report=report)
+    details = CleanupDetails()
+    *_, summary = expired_session_cleanup_batches(using=empty_db.alias, details=details)
     assert summary == CleanupSummary(errors=1, swept=1)
-    assert (report.not_swept, report.with_problems) == ({"langgraph_memory"}, set())
+    assert (details.not_swept, details.with_problems) == ({"langgraph_memory"}, set())
     assert "Expired rows of langgraph_memory of tenant 'a' were not deleted." in caplog.text
 
 

@@ -21,7 +21,7 @@ from helix_store.cleanup import ErasureReceipt, erase
 from helix_store.conf import table_name
 from helix_store.core import moments
 from helix_store.models import Session, Stream, UsageEntry
-from helix_store.retention import RetentionPolicy, RetentionReport, apply_retention
+from helix_store.retention import RetentionPolicy, RetentionSummary, apply_retention
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -41,7 +41,7 @@ _POLICY: Final = RetentionPolicy(
     sessions_idle_days={"completed": 30}, checkpoints_keep=1, streams_ended_days=7, usage_anonymise_days=7
 )
 
-Report = ErasureReceipt | RetentionReport
+Report = ErasureReceipt | RetentionSummary
 Run = Callable[[str, str, Path], Report]
 
 
@@ -54,7 +54,7 @@ def erase_user(alias: str, tenant: str, folder: Path) -> ErasureReceipt:
     return erase(using=alias, tenant=tenant, user_id="ada", workspace_providers=providers)
 
 
-def retain(alias: str, tenant: str, folder: Path) -> RetentionReport:
+def retain(alias: str, tenant: str, folder: Path) -> RetentionSummary:
     providers = {"folder": FolderProvider(folder)}
     return apply_retention(
         using=alias, tenant=tenant, policy=_POLICY, workspace_providers=providers, page_size=2

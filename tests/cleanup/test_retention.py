@@ -24,7 +24,7 @@ from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.engine.database import Database
 from helix_store.models import Session, Stream, StreamChunk
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.retention import RetentionPolicy, RetentionReport, apply_retention
+from helix_store.retention import RetentionPolicy, RetentionSummary, apply_retention
 from helix_store.stores import (
     DatabaseLockManager,
     DatabaseStateStore,
@@ -68,7 +68,7 @@ def link(store: DatabaseStateStore, owner: str, session_id: str) -> None:
     store.add_sub_session_refs(owner, [ref])
 
 
-def retain(store: DatabaseStateStore, policy: RetentionPolicy, **options: Any) -> RetentionReport:
+def retain(store: DatabaseStateStore, policy: RetentionPolicy, **options: Any) -> RetentionSummary:
     return apply_retention(using=store.alias, policy=policy, **options)
 
 
@@ -89,10 +89,10 @@ def test_sessions_go_by_the_idle_age_of_their_status(store: DatabaseStateStore) 
         if session_id == "failed":
             store.update_status(session_id, "failed")
         age(store, session_id, by=by)
-    report = retain(store, IDLE)
+    summary = retain(store, IDLE)
     assert known(store) == {"young", "used", "failed"}
-    assert report.trees == 2
-    assert report.sessions == {"checkpoint": 2, "message": 1, "session": 2}
+    assert summary.trees == 2
+    assert summary.sessions == {"checkpoint": 2, "message": 1, "session": 2}
 
 
 def test_every_tenant_or_one(store: DatabaseStateStore) -> None:
@@ -112,9 +112,9 @@ def test_a_tree_goes_as_a_whole_or_not_at_all(store: DatabaseStateStore) -> None
         link(store, root, f"{root}-linked")
         age(store, root, f"{root}-child", f"{root}-linked", by=LONG)
     age(store, "used-child", by=DAY)
-    report = retain(store, IDLE)
+    summary = retain(store, IDLE)
     assert known(store) == {"used", "used-child", "used-linked"}
-    assert (report.trees, report.sessions["session"]) == (1, 3)
+    assert (summary.trees, summary.sessions["session"]) == (1, 3)
 
 
 def test_a_session_that_another_tree_has_too_stays(store: DatabaseStateStore) -> None:
@@ -152,8 +152,8 @@ def test_a_tree_in_use_is_left_alone(
     age(store, "old", "old-child", by=LONG)
     before = everything(store)
     for dry_run in (True, False):
-        report = retain(store, IDLE, dry_run=dry_run)
-        assert (report.trees, report.in_use) == (0, 1)
+        summary = retain(store, IDLE, dry_run=dry_run)
+        assert (summary.trees, summary.in_use) == (0, 1)
     assert everything(store) == before
 
 
@@ -173,7 +173,7 @@ def test_a_session_used_between_the_look_and_the_deletion_stays(store: DatabaseS
             super()._delete(db, session_id)
 
     retention = Interrupted(using=store.alias, policy=IDLE)
-    assert [report.trees for report in retention.batches()] == [0]
+    assert [summary.trees for summary in retention.batches()] == [0]
     assert store.session_exists("old")
 
 
@@ -185,7 +185,7 @@ def test_a_child_made_between_the_look_and_the_deletion_saves_its_tree(store: Da
             store.create_session("new", agent_type="agent", parent_session_id=session_id)
             super()._delete(db, session_id)
 
-    assert [report.trees for report in Interrupted(using=store.alias, policy=IDLE).batches()] == [0]
+    assert [summary.trees for summary in Interrupted(using=store.alias, policy=IDLE).batches()] == [0]
     assert known(store) == {"old", "new"}
 
 
@@ -215,9 +215,9 @@ def test_snapshots_go_through_their_providers(store: DatabaseStateStore) -> None
     providers = {"memory": provider}
     assert retain(store, IDLE, workspace_providers=providers, dry_run=True).snapshots_deleted == 0
     assert provider.deleted == []
-    report = retain(store, IDLE, workspace_providers=providers)
+    summary = retain(store, IDLE, workspace_providers=providers)
     assert sorted(provider.deleted) == ["a", "b", "c"]
-    assert (report.snapshots_deleted, report.trees, report.errors) == (3, 1, 1)
+    assert (summary.snapshots_deleted, summary.trees, summary.errors) == (3, 1, 1)
     assert known(store) == {"lost"}
 
 
@@ -232,8 +232,8 @@ def test_the_newest_checkpoints_stay(store: DatabaseStateStore) -> None:
     assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire("locked")
     policy = RetentionPolicy(checkpoints_keep=2)
     for dry_run in (True, False):
-        report = retain(store, policy, dry_run=dry_run, page_size=1)
-        assert report.checkpoints == {"checkpoint": 3}
+        summary = retain(store, policy, dry_run=dry_run, page_size=1)
+        assert summary.checkpoints == {"checkpoint": 3}
     counts = {name: len(store.list_checkpoints(name).items) for name in ("many", "few", "locked")}
     assert counts == {"many": 2, "few": 2, "locked": 5}
     state = store.load_state("many")
@@ -287,9 +287,9 @@ def test_usage_is_kept_anonymised_or_dropped_by_its_age(store: DatabaseStateStor
     assert retain(store, RetentionPolicy(streams_ended_days=1)).usage_dropped == {}
     policy = RetentionPolicy(usage_anonymise_days=30, usage_drop_days=400)
     for dry_run in (True, False):
-        report = retain(store, policy, dry_run=dry_run)
-        assert report.usage_dropped == {"usage_entry": 1}
-        assert report.usage_anonymised == {"usage_entry": 1}
+        summary = retain(store, policy, dry_run=dry_run)
+        assert summary.usage_dropped == {"usage_entry": 1}
+        assert summary.usage_anonymised == {"usage_entry": 1}
     columns = ("user_id", "session_id", "recorded_for", "run_id", "sub_session_id")
     old, young = rows(store, UsageRow).order_by("timestamp").values(*columns, "entry_id", "agent_type")
     assert {name: old[name] for name in columns} == {**dict.fromkeys(columns), "recorded_for": ""}
@@ -297,8 +297,8 @@ def test_usage_is_kept_anonymised_or_dropped_by_its_age(store: DatabaseStateStor
     assert (old["agent_type"], young["user_id"], young["entry_id"]) == ("search", "ada", "open-young")
     usage = DatabaseUsageStore(store.alias, tenant=store.tenant)
     assert [entry.id for entry in usage.query_usage().entries] == [young["entry_id"], old["entry_id"]]
-    report = retain(store, policy)
-    assert (report.usage_dropped, report.usage_anonymised) == ({}, {})
+    summary = retain(store, policy)
+    assert (summary.usage_dropped, summary.usage_anonymised) == ({}, {})
 
 
 def test_usage_outlives_its_session(store: DatabaseStateStore) -> None:
@@ -343,7 +343,7 @@ def test_a_dry_run_says_what_the_run_then_does_and_changes_nothing(store: Databa
     assert said.sessions["stream_chunk"] == 1
     assert said.streams == {"stream_chunk": 1}
     assert replace(said, dry_run=False) == retain(store, policy)
-    assert RetentionReport.from_dict(said.to_dict()) == said
+    assert RetentionSummary.from_dict(said.to_dict()) == said
 
 
 def test_a_dry_run_does_not_count_the_writer_of_a_stream_that_goes_with_its_session(

@@ -1,4 +1,4 @@
-"""``helix_retention``: the policy of the settings, its report as JSON and as a table, exit codes, a stop."""
+"""``helix_retention``: the policy of the settings, its summary as JSON and as a table, exit codes, a stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django.test import override_settings
 
 from helix_store.core import moments
 from helix_store.models import Session
-from helix_store.retention import RetentionReport
+from helix_store.retention import RetentionSummary
 from helix_store.stores import DatabaseStateStore
 from tests.databases import CommittedDatabase
 
@@ -68,7 +68,7 @@ def test_the_dry_run_and_the_run_print_the_same_report(store: DatabaseStateStore
         "streams_failed": 0,
         "errors": 0,
     }
-    assert RetentionReport.from_dict(done).trees == 3
+    assert RetentionSummary.from_dict(done).trees == 3
     assert store.list_sessions().total == 0
 
 

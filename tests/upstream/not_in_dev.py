@@ -19,6 +19,7 @@ _TESTS: Final = (
     "tests/frameworks/agent_framework",
     "tests/frameworks/google_adk",
     "tests/frameworks/test_extras.py",
+    "tests/frameworks/test_the_example.py",
     "tests/test_layout.py",
     "tests/example/test_frameworks.py",
     "tests/docs/test_examples.py::test_the_examples_of_a_page_run[agent-framework.md]",

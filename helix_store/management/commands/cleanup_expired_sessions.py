@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
 from helix_store import conf
-from helix_store.cleanup import CleanupReport, CleanupSummary, expired_session_cleanup_batches
+from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup_batches
 from helix_store.cleanup.backend import SessionKey
 from helix_store.core.types import PendingToolCall
 from helix_store.management.base import (
@@ -61,9 +61,9 @@ class Command(StoreCommand):
             raise CommandError(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.", returncode=USAGE)
         with_problems = self._with_problems[options["database"]]
         not_swept = self._not_swept[options["database"]]
-        report = CleanupReport(with_problems=with_problems, not_swept=not_swept)
-        summary = self._clean_up(options, report)
-        self._write(summary, report, options)
+        details = CleanupDetails(with_problems=with_problems, not_swept=not_swept)
+        summary = self._clean_up(options, details)
+        self._write(summary, details, options)
         # Close the connection before the pause, because a database may drop an idle one.
         connections[options["database"]].close_if_unusable_or_obsolete()
         problems = [f"{len(with_problems)} sessions had a problem"] if with_problems else []
@@ -81,11 +81,11 @@ class Command(StoreCommand):
         while options["loop"] is not None and not self.stop.wait(options["loop"]):
             yield
 
-    def _clean_up(self, options: dict[str, Any], report: CleanupReport) -> CleanupSummary:
+    def _clean_up(self, options: dict[str, Any], details: CleanupDetails) -> CleanupSummary:
         """Run one round, or its batches until a signal stops the command."""
         summary = CleanupSummary()
         said = None
-        for summary in self._batches(options, report):
+        for summary in self._batches(options, details):
             if self.stop.is_set():
                 self.progress(f"Stopped after {summary.detected} sessions; run it again to continue.")
                 break
@@ -95,13 +95,13 @@ class Command(StoreCommand):
             said = progress
         return summary
 
-    def _write(self, summary: CleanupSummary, report: CleanupReport, options: dict[str, Any]) -> None:
+    def _write(self, summary: CleanupSummary, details: CleanupDetails, options: dict[str, Any]) -> None:
         data = summary.to_dict()
         if not options["dry_run"]:
             self.write_data(data, form=options["format"])
             return
-        sessions = [{"tenant": key.tenant, "session_id": key.session_id} for key in report.expired]
-        calls = [_overdue(key, call) for key, call in report.overdue]
+        sessions = [{"tenant": key.tenant, "session_id": key.session_id} for key in details.expired]
+        calls = [_overdue(key, call) for key, call in details.overdue]
         if options["format"] == "json":
             self.write_data({**data, "expired_sessions": sessions, "overdue_calls": calls}, form="json")
             return
@@ -112,7 +112,7 @@ class Command(StoreCommand):
                 self.write_text(f"{heading}:\n{cells}\n\n")
         self.write_data(data, form="table")
 
-    def _batches(self, options: dict[str, Any], report: CleanupReport) -> Any:
+    def _batches(self, options: dict[str, Any], details: CleanupDetails) -> Any:
         try:
             return expired_session_cleanup_batches(
                 using=options["database"],
@@ -120,7 +120,7 @@ class Command(StoreCommand):
                 limit=options["limit"],
                 dry_run=options["dry_run"],
                 delete_after=options["delete_after"],
-                report=report,
+                details=details,
             )
         except ImproperlyConfigured as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from helix_store.exceptions import InvalidQuery
 from helix_store.management.base import PROBLEMS_FOUND, StoreCommand
-from helix_store.transfer.moves import MoveReport, TenantMove, find_move
+from helix_store.transfer.moves import MoveSummary, TenantMove, find_move
 
 __all__ = ["Command"]
 
@@ -64,20 +64,20 @@ class Command(StoreCommand):
         parser.epilog = "example: manage.py helix_move acme"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        report = self._run(options)
-        self.write_data(report.to_dict(), form=options["format"])
-        for problem in report.problems:
+        summary = self._run(options)
+        self.write_data(summary.to_dict(), form=options["format"])
+        for problem in summary.problems:
             self.progress(problem)
-        self.progress(_NEXT[report.phase].format(target=report.target))
-        if report.problems or report.phase in ("copying", "fenced", "deleting", "aborting"):
+        self.progress(_NEXT[summary.phase].format(target=summary.target))
+        if summary.problems or summary.phase in ("copying", "fenced", "deleting", "aborting"):
             raise CommandError("The move is not complete.", returncode=PROBLEMS_FOUND)
 
-    def _run(self, options: dict[str, Any]) -> MoveReport:
+    def _run(self, options: dict[str, Any]) -> MoveSummary:
         tenant, found = options["tenant"], find_move(options["tenant"])
         step = next((name for name in ("finish", "abort", "release") if options[name]), None)
         if options["to"] is None:
             if found is None and step is None:
-                return MoveReport(tenant, options["database"], "", "none")
+                return MoveSummary(tenant, options["database"], "", "none")
             if found is None:
                 raise InvalidQuery("The tenant is not being moved. Begin with --to ALIAS.", path="tenant")
             source, target = found.source, found.target
@@ -96,6 +96,6 @@ class Command(StoreCommand):
         if options["to"] is not None:
             return move.copy()
         if step is None:
-            return MoveReport(tenant, source, target, found.phase if found else "none")
-        report: MoveReport = getattr(move, step)()
-        return report
+            return MoveSummary(tenant, source, target, found.phase if found else "none")
+        summary: MoveSummary = getattr(move, step)()
+        return summary

@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store import conf
-from helix_store.cleanup.retention import Retention, RetentionReport
+from helix_store.cleanup.retention import Retention, RetentionSummary
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
 from helix_store.management.output import Column, pairs, table
 
@@ -54,15 +54,15 @@ class Command(StoreCommand):
         if conf.retention().keeps_everything:
             self.progress('HELIX_STORE["RETENTION"] has no rule: everything is kept.')
         is_stopped = self._apply(retention)
-        self._write(retention.report, form=options["format"])
+        self._write(retention.summary, form=options["format"])
         if is_stopped:
-            trees = retention.report.trees
+            trees = retention.summary.trees
             self.progress(
                 f"Stopped between two batches, after {trees} session trees; run it again to continue."
             )
-        if retention.report.errors:
+        if retention.summary.errors:
             raise CommandError(
-                f"{retention.report.errors} sessions or tenants had a problem and were left unchanged; see "
+                f"{retention.summary.errors} sessions or tenants had a problem and were left unchanged; see "
                 "the log of helix_store.cleanup.",
                 returncode=PROBLEMS_FOUND,
             )
@@ -70,24 +70,24 @@ class Command(StoreCommand):
     def _apply(self, retention: Retention) -> bool:
         """Apply the policy, and return whether a signal stopped it."""
         with self.progress_bar("rows") as progress:
-            for report in retention.batches():
-                progress.update(sum(sum(getattr(report, rule).values()) for rule in _RULES))
+            for summary in retention.batches():
+                progress.update(sum(sum(getattr(summary, rule).values()) for rule in _RULES))
                 if self.stop.is_set():
                     return True
         return False
 
-    def _write(self, report: RetentionReport, *, form: str) -> None:
+    def _write(self, summary: RetentionSummary, *, form: str) -> None:
         if form == "json":
-            self.write_data(report.to_dict(), form=form)
+            self.write_data(summary.to_dict(), form=form)
             return
         rows = [
             (text, name, f"{count:,}")
             for rule, text in _RULES.items()
-            for name, count in getattr(report, rule).items()
+            for name, count in getattr(summary, rule).items()
         ]
-        heading = "rows that would change" if report.dry_run else "rows"
+        heading = "rows that would change" if summary.dry_run else "rows"
         columns = [Column(heading="rule"), Column(heading="table"), Column(heading=heading, right=True)]
         if rows:
             self.write_text(f"{table(columns, rows, width=self.width, colours=self.colours)}\n\n")
-        counts = ((name.replace("_", " "), getattr(report, name)) for name in _COUNTS)
+        counts = ((name.replace("_", " "), getattr(summary, name)) for name in _COUNTS)
         self.write_text(pairs(counts, width=self.width, colours=self.colours))
