@@ -184,7 +184,9 @@ class Retention:
         return self._now - timedelta(days=days)
 
     def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
-        sums: dict[str, Any] = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
+        sums: dict[str, Any] = {
+            name: getattr(self.summary, name) + number for name, number in numbers.items()
+        }
         if rows is not None:
             total = Counter(getattr(self.summary, rule)) + Counter(trees.by_table(rows))
             sums[rule] = dict(sorted(total.items()))
