@@ -1,7 +1,7 @@
 """Durable agent sessions in your own Django database.
 
-What an agent's loop needs can be imported from here; other public names have their package. A module is
-imported when one of its names is first used, so that the import of the package imports no model: it may stand
+Import the names that an agent's loop needs from here, and other public names from their packages. A module is
+imported when one of its names is first used. Importing the package therefore imports no models, and is safe
 in settings and in ``apps.py``.
 """
 
@@ -176,7 +176,7 @@ _HOMES: Final = {name: home for home, names in _NAMES_BY_HOME.items() for name i
 __all__ = sorted({*_HOMES, "__version__"})
 
 
-if not TYPE_CHECKING:  # A type checker that sees it takes every misspelt name for a public one.
+if not TYPE_CHECKING:  # If a type checker sees this function, it accepts every misspelt name as a public one.
 
     def __getattr__(name: str) -> Any:
         home = _HOMES.get(name)

@@ -60,7 +60,7 @@ def configured() -> dict[str, Any]:
 
 
 def get(name: str) -> Any:
-    """Return the unchecked value of one key, or its default. For the system checks."""
+    """Return the unchecked value of one key, or its default. Used by the system checks."""
     return configured().get(name, DEFAULTS[name])
 
 
@@ -108,7 +108,7 @@ def page_size() -> int:
 
 
 def fast_paths() -> bool:
-    """Return whether the one-statement forms and prepared statements of PostgreSQL are used."""
+    """Return whether to use one-statement forms and prepared statements on PostgreSQL."""
     return bool(get("FAST_PATHS")) and not row_level_security()
 
 
@@ -120,13 +120,13 @@ def row_level_security() -> bool:
 
 
 class Form(NamedTuple):
-    """The forms of statements that a database gets."""
+    """The forms of statements that a database receives."""
 
     tells_tenant: bool = False
-    """Whether each transaction sets the tenant first, for the policies of the database."""
+    """True if each transaction sets the tenant first, for the policies of the database."""
     is_citus: bool = False
     has_fast_reads: bool = False
-    """Whether reads are prepared and may use the forms that only PostgreSQL runs."""
+    """True if reads are prepared and may use the forms that only PostgreSQL runs."""
     has_fast_writes: bool = False
 
 

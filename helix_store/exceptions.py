@@ -110,7 +110,7 @@ def _rebuild(cls: type[HelixStoreError], message: str, attributes: dict[str, Any
 
 
 class NotFoundError(HelixStoreError):
-    """There is nothing with this id."""
+    """Nothing exists with this id."""
 
     code = "not_found"
 
@@ -165,7 +165,7 @@ class ConflictError(HelixStoreError):
 
 
 class SessionExists(ConflictError):
-    """A session with this id exists already; choose another id or load that session."""
+    """A session with this id already exists; choose another id or load that session."""
 
     code = "session_exists"
     session_id: str
@@ -235,7 +235,7 @@ class ApprovalUsed(ConflictError):
 
 
 class SessionEnded(ConflictError):
-    """The session has ended and takes no posts; nothing was stored."""
+    """The session has ended and accepts no posts; nothing was stored."""
 
     code = "session_ended"
     session_id: str
@@ -243,7 +243,7 @@ class SessionEnded(ConflictError):
 
     def __init__(self, session_id: str, status: str) -> None:
         super().__init__(
-            f"The session {shown_id(session_id)} is {status} and takes no posts; nothing was stored.",
+            f"The session {shown_id(session_id)} is {status} and accepts no posts; nothing was stored.",
             session_id=session_id,
             status=status,
         )
@@ -290,7 +290,7 @@ class LockLostError(HelixStoreError):
 
 
 class TurnInterrupted(HelixStoreError):
-    """Somebody asked this turn to stop; leave it, and the session can go on in another turn."""
+    """Somebody asked this turn to stop; leave it, and the session can continue in another turn."""
 
     code = "turn_interrupted"
     kind: str
@@ -303,7 +303,8 @@ class TurnInterrupted(HelixStoreError):
 class BudgetExceeded(TurnInterrupted):
     """A budget does not allow this step; raise its limit, or wait until it resets.
 
-    ``limit`` and ``spent`` are dollars or tokens, like the limit; ``held`` is what other sessions hold.
+    ``limit`` and ``spent`` are in the limit's unit, dollars or tokens; ``held`` is the total that other
+    sessions hold.
     """
 
     code = "budget_exceeded"
@@ -429,7 +430,7 @@ class StoreBusy(HelixStoreError):
 
 
 class SessionBusy(StoreBusy):
-    """Another worker drives the session with this id; nothing was changed, try again later."""
+    """Another worker is driving the session with this id; nothing was changed, try again later."""
 
     code = "session_busy"
     session_id: str
@@ -445,14 +446,14 @@ class StoreTimeout(HelixStoreError):
 
 
 class StoreUnavailable(HelixStoreError):
-    """The database cannot be reached or does not accept writes now; try again later."""
+    """The database cannot be reached or does not accept writes at the moment; try again later."""
 
     code = "store_unavailable"
     retryable = True
 
 
 class TenantMoved(HelixStoreError):
-    """The tenant is moved to another database; try again with a new store, which asks the router again."""
+    """The tenant is being moved; try again with a new store, which asks the router for the database."""
 
     code = "tenant_moved"
     retryable = True

@@ -15,7 +15,7 @@ LATEST_VERSION = 7
 def current_version(using: str | None = None) -> int:
     """The schema version (1 to 7) of a database by its applied migrations; 0 without any.
 
-    Without ``using`` it is the database of the stores. Runs one query. Raises the errors of a read.
+    The default for ``using`` is the database of the stores. Runs one query. Raises the errors of a read.
     Source: the migrations table of the PostgreSQL store document.
     """
     db = Database(using, tenant="")

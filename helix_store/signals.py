@@ -1,8 +1,8 @@
 """Signals of sessions, sent after the commit of the write that causes them.
 
 A receiver gets ``session_id``, ``tenant`` and ``using``, the database alias, which is ``None`` for an
-in-memory store; ``alias`` is the same value under the name that stores use for it. ``sender`` is ``None``. An
-error in a receiver is logged. It does not undo the write and does not reach the caller.
+in-memory store. ``alias`` is the same value under the name that stores use. ``sender`` is ``None``. An error
+in a receiver is logged. It does not undo the write and does not reach the caller.
 """
 
 from django.dispatch import Signal

@@ -10,5 +10,5 @@ __all__ = ["app_name", "urlpatterns"]
 
 app_name = "helix_store"
 
-# Ids are opaque: they may hold slashes.
+# Ids are opaque, so they may contain slashes.
 urlpatterns = [path("streams/<path:stream_id>/", stream_events, name="stream")]

@@ -1,4 +1,4 @@
-"""Workspace providers; a door to `helix_store.cleanup.workspaces`."""
+"""Workspace providers; the public path of `helix_store.cleanup.workspaces`."""
 
 from helix_store.cleanup.workspaces import (
     StorageWorkspaceProvider,

@@ -23,4 +23,4 @@ SESSION_ACTIONS: Final[tuple[SessionAction, ...]] = (
     checkpoints.PRUNE_CHECKPOINTS,
     sessions.DELETE,
 )
-"""The session page offers the actions that have a label, and `helix_sessions` those that have a help text."""
+"""The session page offers actions with a label; `helix_sessions` offers actions with a help text."""

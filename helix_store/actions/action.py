@@ -1,8 +1,8 @@
 """The base class of all actions. An action changes a row, or a whole table, by calling a public store.
 
 The admin, the management commands and code run the same object. An action declares the Django permission that
-it needs, the column that protects a page from acting on an outdated row, the form of the admin and the
-options of the command.
+it needs, the guard column that detects an outdated page, the form of the admin and the options of the
+command.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class NoInput(forms.Form):
 class Action:
     """An action on the rows of a model.
 
-    A destructive action must be confirmed: on a page that shows the ``warning``, or in a terminal that
-    shows the ``preview``. The admin offers actions with a ``label``, `helix_sessions` those with a ``help``.
+    A destructive action must be confirmed: on a page that shows the ``warning``, or in a terminal that shows
+    the ``preview``. The admin offers actions with a ``label``, and `helix_sessions` offers actions with a
+    ``help``.
     """
 
     name: ClassVar[str]
@@ -92,7 +93,10 @@ class Action:
         return bool(user.has_perm(f"{options.app_label}.{get_permission_codename(self.permission, options)}"))
 
     def is_possible(self, row: Any) -> bool:
-        """Return whether the page of a row offers the action. The store has the final say when it runs."""
+        """Return whether the page of a row offers the action.
+
+        The store makes the final decision when the action runs.
+        """
         return True
 
     def initial(self, row: Any) -> Mapping[str, Any]:
@@ -116,7 +120,7 @@ class Action:
         return "" if self.guard is None else str(getattr(row, self.guard))
 
     def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the form gave, with the user if the action stores who did it."""
+        """Return the form's values, with the user if the action stores who performed it."""
         return given
 
     def perform(
@@ -215,7 +219,8 @@ def in_words(error: HelixStoreError) -> StrOrPromise:
         )
     if isinstance(error, IdempotencyConflict):
         return _(
-            "Nothing was done: this form was sent before with other values. Reload the page to send it again."
+            "Nothing was done: this form has already been sent with other values. "
+            "Reload the page to send it again."
         )
     for kind, words in _WORDS.items():
         if isinstance(error, kind):

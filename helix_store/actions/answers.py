@@ -47,23 +47,23 @@ _ANSWERED: Final = {
     REJECT: _("rejected"),
     RESULT: _("answered with a result"),
     ERROR: _("answered with an error"),
-    RECORDED: _("approved; it needs the approval of somebody else too"),
+    RECORDED: _("approved; it also needs the approval of somebody else"),
 }
 _NOT_ANSWERED: Final = {
     SubmissionOutcome.ALREADY_COMPLETED: (
-        _("Nothing was done: somebody answered this call before."),
+        _("Nothing was done: somebody has already answered this call."),
         "The call {call} was answered before; nothing was changed.",
     ),
     SubmissionOutcome.ALREADY_RECORDED: (
-        _("Nothing was done: you have approved this call already; it needs somebody else too."),
-        "This actor has approved the call {call} already; nothing was changed.",
+        _("Nothing was done: you have already approved this call; it also needs somebody else."),
+        "This actor has already approved the call {call}; nothing was changed.",
     ),
     SubmissionOutcome.CHANGED: (
         _("Nothing was done: the call has changed since this page was shown. Look at it again."),
         "The call {call} has another digest; nothing was changed.",
     ),
     SubmissionOutcome.UNKNOWN_TOOL_CALL: (
-        _("Nothing was done: the session has ended, or does not wait for this call any more."),
+        _("Nothing was done: the session has ended, or no longer waits for this call."),
         "The call {call} is unknown, or its session has ended; nothing was changed.",
     ),
 }
@@ -91,7 +91,7 @@ class AnswerForm(ReasonForm):
         required=False,
         max_length=_LONGEST_VALUE,
         widget=forms.Textarea(attrs={"rows": 3}),
-        help_text=_("JSON. A text that is not JSON is taken as a text."),
+        help_text=_("JSON. A text that is not JSON is used as it is."),
     )
     edit = forms.CharField(
         label=_("Input to approve instead, as JSON"),
@@ -135,7 +135,7 @@ class AnswerForm(ReasonForm):
 
 
 class Answer(SessionAction):
-    """The answer of a user in the admin, or of the ``actor`` that is given."""
+    """An answer by a user in the admin, or by the given ``actor``."""
 
     name = "answer"
     label = _("Answer")
@@ -157,7 +157,7 @@ class Answer(SessionAction):
         },
         "--reason": {"help": "The reason of an approval or a rejection."},
         "--as": {"dest": "user", "metavar": "USER", "help": "The name of the Django user who answers."},
-        "--actor": {"help": "Who answers, if it is no Django user: a text that is kept with the answer."},
+        "--actor": {"help": "Who answers, if not a Django user: a text that is stored with the answer."},
         "--digest": {"help": "Answer only the call with this digest."},
         "--input": {"metavar": "JSON", "help": "Approve an editable call with this input instead."},
     }

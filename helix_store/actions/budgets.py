@@ -37,7 +37,7 @@ _LONGEST: Final = 255
 
 
 class LimitForm(forms.Form):
-    """All of a budget but its name. The checks are those of `set_budget`."""
+    """The fields of a budget except its name. `set_budget` checks them."""
 
     scope = forms.ChoiceField(label=_("Caps"), choices=list(SCOPES.items()))
     value = forms.CharField(
@@ -61,7 +61,7 @@ class LimitForm(forms.Form):
         return given
 
     def _refuse(self, error: InvalidPayload | LimitExceeded) -> None:
-        """Show the error of a store at the field that it names."""
+        """Attach a store's error to the form field that the error names."""
         if isinstance(error, LimitExceeded):
             self.add_error(None, str(error))
             return
@@ -88,7 +88,7 @@ class BudgetForm(LimitForm):
             self._refuse(error)
         else:
             if is_known:
-                self.add_error("name", _("This tenant has a budget of this name."))
+                self.add_error("name", _("This tenant already has a budget with this name."))
         return given
 
 
@@ -131,7 +131,7 @@ class DeleteBudget(Action):
     permission = "delete"
     guard = "updated_at"
     is_destructive = True
-    warning = _("Sessions are no longer capped by this budget. What they have spent stays in the ledger.")
+    warning = _("Sessions are no longer capped by this budget. Their usage stays in the ledger.")
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
         _store_of(row).delete_budget(row.name)

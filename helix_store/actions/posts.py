@@ -1,4 +1,4 @@
-"""Actions on the posts of a session: post a message, withdraw one that waits."""
+"""Actions on the posts of a session: post a message, withdraw a waiting post."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PostForm(forms.Form):
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
     )
 
-    # A form that is sent twice posts once.
+    # Sending a form twice posts only once.
     key = forms.CharField(
         widget=forms.HiddenInput, max_length=_LONGEST_ID, required=False, empty_value=None, initial=new_id
     )
@@ -41,7 +41,7 @@ class PostForm(forms.Form):
     not_named = ("key",)
 
     def clean_not_before(self) -> datetime | None:
-        """Return an aware time, in projects without time zones too."""
+        """Return an aware time, even in projects without time zones."""
         at: datetime | None = self.cleaned_data["not_before"]
         return at if at is None or timezone.is_aware(at) else timezone.make_aware(at)
 
@@ -51,7 +51,7 @@ class WithdrawForm(forms.Form):
 
 
 class PostMessage(SessionAction):
-    """The post of a user in the admin, or of the ``author`` that is given."""
+    """A post by a user in the admin, or by the given ``author``."""
 
     name = "post"
     label = _("Post a message")
@@ -60,11 +60,11 @@ class PostMessage(SessionAction):
     needs_open_session = True
     has_own_place = True
     form = PostForm
-    help = "Post a message of a user to a session, also while an agent works on it."
+    help = "Post a message of a user to a session, even while an agent is working on it."
     example = "trip-1 'And vegetarian, please.' --author ada"
     options = {
         "text": {"metavar": "TEXT", "help": "The content of the message."},
-        "--author": {"help": "Who posts it; text like a user id."},
+        "--author": {"help": "Who posts it: text, for example a user id."},
         "--key": {"help": "Makes the post idempotent: a repeat under this key stores nothing."},
         "--not-before": {"metavar": "TIME", "help": "When the post is due (default: now)."},
     }
@@ -90,7 +90,7 @@ class WithdrawPost(SessionAction):
     model = Post
     has_own_place = True
     form = WithdrawForm
-    help = "Withdraw a post of a session that waits."
+    help = "Withdraw a waiting post of a session."
     example = "trip-1 POST_ID"
     options = {"post_id": {"metavar": "POST", "help": "The id of the post."}}
 
@@ -98,11 +98,11 @@ class WithdrawPost(SessionAction):
         post_id = given["post_id"]
         is_withdrawn = store.withdraw_post(session_id, post_id)
         return Outcome(
-            message=_("Withdrew the post.") if is_withdrawn else _("The post does not wait any more."),
+            message=_("Withdrew the post.") if is_withdrawn else _("The post is no longer waiting."),
             is_done=is_withdrawn,
             level=levels.SUCCESS if is_withdrawn else levels.WARNING,
             data={"session_id": session_id, "post_id": post_id, "withdrawn": is_withdrawn},
-            problem=f"No post {post_id} waits in this session; nothing was changed.",
+            problem=f"No post {post_id} is waiting in this session; nothing was changed.",
         )
 
 

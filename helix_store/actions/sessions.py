@@ -45,7 +45,7 @@ class Interrupt(SessionAction):
     example = "trip-1 --reason 'costs too much'"
     options = {
         "--abort": {"action": "store_true", "help": "Stop for good (default: so that it can continue)."},
-        "--reason": {"help": "Told to the run."},
+        "--reason": {"help": "A reason that the run can read."},
         "--run": {"dest": "run_id", "metavar": "RUN", "help": "Only this run."},
     }
 
@@ -84,7 +84,7 @@ class ClearInterrupt(SessionAction):
         if store.clear_interrupt(session_id):
             return Outcome(message=_("Withdrew the request to stop."))
         return Outcome(
-            message=_("There is no request to stop any more."), is_done=False, level=levels.WARNING
+            message=_("The request to stop no longer exists."), is_done=False, level=levels.WARNING
         )
 
 
@@ -98,7 +98,7 @@ class SetStatus(SessionAction):
         "--expected": {
             "action": "append",
             "choices": _STATUSES,
-            "help": "Only if the session has this status now; may be repeated.",
+            "help": "Set it only if the session has this status now; may be repeated.",
         },
     }
 
@@ -129,7 +129,9 @@ class MarkFailed(SetStatus):
     form = ReasonForm
     guard = "status"
     is_destructive = True
-    warning = _("The session ends with the status failed. An agent that still works on it is not stopped.")
+    warning = _(
+        "The session ends with the status failed. An agent that is still working on it is not stopped."
+    )
     help = ""
 
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
@@ -148,7 +150,7 @@ class Delete(SessionAction):
     form = DeleteForm
     guard = "version"
     is_destructive = True
-    warning = _("The session, all that belongs to it, and all sessions below it are deleted.")
+    warning = _("The session, all of its data, and all sessions below it are deleted.")
     command = "delete"
     help = "Delete a session with all its data and all sub-sessions below it."
     example = "trip-1 --no-input"

@@ -1,4 +1,4 @@
-"""A record of how much of a call's input a person has read. An unread input cannot be approved.
+"""A record of the part of a call's input that a person has read. An unread input cannot be approved.
 
 The page shows an input of up to `WHOLE` characters beside its form. It splits a longer one into parts: each
 part has a signed mark that the next part requires, and an approval requires the mark of the last part. A mark

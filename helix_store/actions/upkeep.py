@@ -21,7 +21,7 @@ from helix_store.streams.pruning import prune_streams
 __all__ = ["CLEAN_UP", "FORCE_RELEASE", "PRUNE_STREAMS"]
 
 _SESSIONS_AT_ONCE: Final = 1_000
-"""A browser's request must end soon, so the admin works within this limit. The command has no limit."""
+"""A browser's request must end soon, so the admin applies this limit. The command has no limit."""
 
 
 class ForceRelease(Action):
@@ -38,7 +38,7 @@ class ForceRelease(Action):
     def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
         locks = DatabaseLockManager(router.db_for_write(Lock, instance=row), tenant=row.tenant)
         if locks.force_release(row.name):
-            return Outcome(message=_("Released the lock. Its former holder can write no more."))
+            return Outcome(message=_("Released the lock. Its former holder can no longer write."))
         return Outcome(message=_("Nobody holds this lock any more."), is_done=False, level=levels.WARNING)
 
 
@@ -72,7 +72,7 @@ class CleanUp(Action):
 
 class AgeForm(forms.Form):
     days = forms.IntegerField(
-        label=_("Streams that ended so many days ago"), min_value=0, max_value=36_500, initial=7
+        label=_("Streams that ended this many days ago"), min_value=0, max_value=36_500, initial=7
     )
 
 

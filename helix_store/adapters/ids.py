@@ -21,9 +21,9 @@ def session_id_for(*parts: str) -> str:
     """Return the session id for a framework's id, which is the same in every process.
 
     A single part that is a valid session id is used unchanged. Everything else becomes a readable form of at
-    most 80 characters, ``~`` and 32 hexadecimal digits of the SHA-256 of the parts; so does one part of that
-    form, so that no one can choose an id that collides with another. Raises `InvalidPayload` without parts,
-    and for a part that is not a text.
+    most 80 characters, ``~`` and 32 hexadecimal digits of the SHA-256 of the parts. A single part that
+    already looks like this is also converted, so that no one can choose an id that collides with another.
+    Raises `InvalidPayload` without parts, and for a part that is not a text.
     """
     for index, part in enumerate(parts):
         if type(part) is not str:

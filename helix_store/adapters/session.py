@@ -80,7 +80,7 @@ class SessionAdapter:
         """
         validation.identifier(session_id, "session_id")
         new = self._new_session(session_id, user_id=user_id, title=title, metadata=metadata)
-        # Checked before the first statement, even if the session exists.
+        # These arguments are checked before the first statement, even if the session exists.
         made = new()
 
         def find_or_insert() -> bool:
@@ -137,9 +137,9 @@ class SessionAdapter:
         """Delete what the adapter stored in a session.
 
         A session that an adapter of this ``agent_type`` created is deleted with all of its data; the result
-        is the number of sessions, including those of sub-agents. For any other session, only the rows of
+        is the number of sessions, including sessions of sub-agents. For any other session, only the rows of
         ``models`` are deleted, found by their foreign key ``session``, and the result is their number. One
-        transaction; safe to repeat. Raises `FencedOutError` as `write`.
+        transaction; safe to repeat. Raises `FencedOutError`, like `write`.
         """
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
@@ -165,7 +165,7 @@ class SessionAdapter:
     aread = async_twin(read)
 
     def _mark_written(self, head: Session) -> None:
-        """Update the time by which idle sessions expire; statements that wait for the row check again."""
+        """Update the time from which idleness is measured; statements that wait for the row recheck it."""
         Session.objects.using(self.db.alias).filter(pk=head.pk).update(updated_at=moments.now())
 
     def _new_session(self, session_id: str, **fields: Any) -> Callable[[], NewSession]:

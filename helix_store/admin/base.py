@@ -68,7 +68,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """A page that never offers add, change or delete, whatever permissions the user has.
+    """A page that never offers add, change or delete, regardless of the user's permissions.
 
     Payloads may be megabytes long, so only pages that show them read them. Columns are not sortable, because
     most of them have no index. A list answers the lookups of its filters and links and refuses all others.
@@ -104,7 +104,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
     @property
     def alias(self) -> str:
-        """The database of the site, or the one that the router chooses."""
+        """The alias of the site's database, or of the one that the router chooses."""
         return getattr(self.admin_site, "database", None) or router.db_for_read(self.model)
 
     def rows(self, model: type[Model]) -> QuerySet[Any]:
@@ -167,7 +167,7 @@ class ReadOnlyAdmin(ModelAdmin):
         if row is not None:
             return row
         name = self.opts.verbose_name
-        words = format_lazy(_("This {name} does not exist; it may be deleted."), name=name)
+        words = format_lazy(_("This {name} does not exist; it may have been deleted."), name=name)
         self.message_user(request, str(words), messages.WARNING)
         return HttpResponseRedirect(self.list_url(self.model))
 
@@ -286,7 +286,7 @@ class SessionChildAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         response = super().changelist_view(request, extra_context)
         if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
-            # The list is allowed, so the key is a number and the user may view sessions.
+            # The lookup was allowed, so the key is a number and the user may view sessions.
             session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
             if session is not None and response.context_data is not None:
                 response.context_data["of_session"] = self.session_link(session)

@@ -30,7 +30,7 @@ _EACH: Final = {BudgetScope.USER: _("each user"), BudgetScope.AGENT_TYPE: _("eac
 
 
 def capped(scope: str, value: str) -> SafeString:
-    """Return what a budget caps; ``value`` is that of the budget."""
+    """Return the name of a budget's scope; ``value`` is the budget's value."""
     kind = BudgetScope(scope)
     if not value:
         return format_html("{}", _EACH.get(kind, _ONE[kind]))
@@ -46,7 +46,7 @@ def renewal(period: str, status: BudgetStatus | None) -> SafeString:
 
 
 def bars(report: BudgetReport) -> SafeString:
-    """Return each limit of a budget: in words, which also a screen reader reads, and as a bar."""
+    """Return each limit of a budget, in words for screen readers and as a bar."""
     return format_html_join("", "{}", ((_bar(limit),) for limit in report.limits))
 
 
@@ -62,7 +62,7 @@ def _bar(limit: LimitReport) -> SafeString:
 
 
 def limit_words(limit: LimitReport) -> str:
-    """Return what was spent of a limit."""
+    """Return how much of a limit was spent."""
     given = {"spent": limit.amount(limit.spent), "limit": limit.amount(limit.limit)}
     if limit.unit == "usd":
         return gettext("{spent} of {limit}").format(**given)

@@ -1,4 +1,4 @@
-"""The admin of budgets: bars of what was spent and is held, and the values of a budget for each of them."""
+"""The admin of budgets: bars for what is spent and held, and the spenders of a budget per user or type."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class BudgetAdmin(OperatedList):
     def used(self, budget: Any) -> SafeString:
         report: BudgetReport | None = budget.report
         if report is None:
-            return note(gettext("What is held cannot be read."))
+            return note(gettext("The held amounts cannot be read."))
         highest = _highest(report) if report.is_for_each and report.status.value is not None else ""
         return format_html('<div class="helix-used">{}{}</div>', highest, bars(report))
 

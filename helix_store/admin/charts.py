@@ -31,7 +31,7 @@ def bar(value: float, *, maximum: float) -> SafeString:
 
 
 def meter(spent: float, held: float, *, limit: float) -> SafeString:
-    """Return a bar of what was spent, and behind it what is held, up to a limit."""
+    """Return a bar for a limit: the amount spent, followed by the amount held."""
     full = min(spent, limit) / limit if limit > 0 else 1
     kept = min(held, limit - min(spent, limit)) / limit if limit > 0 else 0
     return format_html(

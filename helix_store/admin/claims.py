@@ -18,7 +18,7 @@ _OWNER_LENGTH: Final = 60
 
 
 def claim_of(snapshot: Checkpoint) -> SafeString:
-    """Return whether a snapshot is free, claimed (and by whom, until when) or resumed."""
+    """Return a text that shows if a snapshot is free, claimed (by whom and until when) or resumed."""
     if snapshot.claim_done_at is not None:
         status, words, when = "resumed", "{when}", snapshot.claim_done_at
     elif snapshot.claim_expires_at is None:

@@ -1,4 +1,4 @@
-"""Building blocks of pages. `format_html` or `printable` escapes stored text, so it is only ever text."""
+"""Building blocks of pages. `format_html` or `printable` escapes stored text, so it never becomes markup."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tone(status: str) -> str:
 
 
 def badge(label: str) -> SafeString:
-    """Return a status as a coloured label. An unknown status is grey."""
+    """Return a status as a coloured label. Unknown statuses are grey."""
     return format_html(
         '<span class="helix-badge helix-badge-{}">{}</span>',
         tone(label),
@@ -147,7 +147,8 @@ def note(text: str) -> SafeString:
 def json_block(stored: str | None, *, shown: Callable[[Any], Any] | None = None) -> SafeString | str:
     """Return a stored document, folded if it is long and cut if it is very long.
 
-    ``shown`` returns the part of the document that may be shown. If the text cannot be read, return a note.
+    ``shown`` is a function that returns the part of the document that may be shown. If the text cannot be
+    read, return a note.
     """
     if stored is None:
         return NOTHING

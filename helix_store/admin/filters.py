@@ -112,7 +112,7 @@ class TenantFilter(SimpleListFilter):
         return _text_choice(self, changelist) if self.template == TEXT_FILTER else super().choices(changelist)
 
     def needs_tenants(self, request: HttpRequest) -> bool:
-        """Return whether the rows have to be found by an index that begins with the tenant."""
+        """Return whether the rows can only be found by an index that begins with the tenant."""
         return not self._keeps_order.issuperset(request.GET)
 
 
@@ -130,7 +130,10 @@ class EntryTenantFilter(TenantFilter):
 
 
 class AgentTypeFilter(SimpleListFilter):
-    """A filter that offers the agent types of the newest sessions. Those of all sessions need a full scan."""
+    """A filter that offers the agent types of the newest sessions.
+
+    Collecting the types of all sessions would need a full scan.
+    """
 
     title = _("agent type")
     parameter_name = "agent_type"

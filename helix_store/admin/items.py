@@ -37,7 +37,7 @@ class ItemAdmin(SessionChildAdmin):
     readonly_fields = ("of_session", "lane_name", "item_key", "written_at", "document")
 
     def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
-        """Show the newest items first, but order those of one session by lane and insertion."""
+        """Show the newest items first, but order the items of one session by lane and insertion."""
         return ("session_id", "lane", "pk") if OF_SESSION in request.GET else self.ordering
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

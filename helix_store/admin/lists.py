@@ -42,7 +42,7 @@ class OperatedList(OperatedAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {
-            # The operations use the stores of the project, whichever database this site shows.
+            # The operations use the stores of the project, regardless of the database that this site shows.
             "table_buttons": []
             if hasattr(self.admin_site, "database")
             else self.buttons(request, None, self.table_operations),

@@ -41,7 +41,7 @@ class MessageAdmin(SessionChildAdmin):
     readonly_fields = ("of_session", "written_at", "said", "document")
 
     def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
-        """Show the newest messages first, but order those of one session by sequence."""
+        """Show the newest messages first, but order the messages of one session by sequence."""
         return ("session_id", "sequence") if OF_SESSION in request.GET else self.ordering
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -68,7 +68,7 @@ class MessageAdmin(SessionChildAdmin):
 
 
 def message_preview(start: str) -> str | None:
-    """Return what a message says in one line, or ``None``. ``start`` is the start of its stored text."""
+    """Return the text of a message in one line, or ``None``. ``start`` is the start of its stored text."""
     said = said_at_start(start)
     return None if said is None else one_line(said, PREVIEW_LENGTH)
 

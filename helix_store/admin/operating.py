@@ -172,7 +172,7 @@ class OperatedAdmin(ReadOnlyAdmin):
 def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
     """Return the address's values for the hidden fields, which identify the operation's subject.
 
-    A person fills in the other fields. A link must not fill them in.
+    The user fills in the other fields. A link must not fill them in.
     """
     fields = operation.form.base_fields
     return {
@@ -233,5 +233,5 @@ def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]]
 
 
 def _expected_of(row: Any) -> str:
-    """Return the name of the field that keeps the guard of a row."""
+    """Return the name of the form field that contains the guard of a row."""
     return f"{EXPECTED}-{row.pk}"

@@ -78,7 +78,7 @@ class SessionPage(OperatedList):
     def _confirmation(
         self, request: HttpRequest, operation: Action, row: Any, form: forms.Form
     ) -> HttpResponse:
-        """Show the form of an answer next to its call, where the input can be read, not on its own page.
+        """Show the form of an answer next to its call, where the input can be read, not on a separate page.
 
         A changed input has a page of its own, which shows the difference.
         """
@@ -103,7 +103,7 @@ class SessionPage(OperatedList):
 
 
 def _content(section: Section, view: SessionView) -> dict[str, Any]:
-    """Return a section's context, or why it is unreadable: a damaged part must not hide the others."""
+    """Return a section's context, or why it is unreadable: a damaged section must not hide the others."""
     try:
         return {"section": section.context(view), "section_problem": ""}
     except HelixStoreError as error:

@@ -77,7 +77,7 @@ def _words(view: SessionView) -> Any:
         count = len(awaited) if isinstance(awaited, list) else 0
         return ngettext("waits for %d sub-agent", "waits for %d sub-agents", count) % count
     if session.suspension_kind is not None:
-        return _("everything it waited for is answered; the agent has not gone on yet")
+        return _("everything it waited for is answered; the agent has not continued yet")
     if session.status == SessionStatus.INTERRUPTED:
         return _("was interrupted")
     return ""
@@ -107,7 +107,7 @@ def _facts(view: SessionView, run: dict[str, Any] | None) -> Any:
 
 
 def _message_count(view: SessionView) -> int:
-    """Return the number of messages: the store's own ones, or else those of an adapter."""
+    """Return the number of messages: the store's own messages, or else an adapter's."""
     key, count = view.session.pk, view.session.message_count
     found = {} if count else outlines(view.db, [key], view.may_view)
     return found[key][1].count if key in found else count
@@ -176,7 +176,7 @@ def _failure(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the budget that ended the newest run, and what remains of it now."""
+    """Return the budget that ended the newest run, and the amounts left in it now."""
     name = None if run is None else budget_that_stopped(run["reason"])
     if name is None or view.session.status not in NON_TERMINAL_STATUSES:
         return None

@@ -58,7 +58,8 @@ class SessionTable(OperatedList):
         request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
         if found.keys is None:
             return queryset, False
-        # Omit the conditions, which these sessions meet: with them, SQLite would search a tenant's index.
+        # Omit the conditions, which these sessions meet anyway: with them, SQLite would search a tenant's
+        # index.
         sessions = self.get_queryset(request).filter(pk__in=found.keys)
         return sessions.order_by(*queryset.query.order_by), False
 

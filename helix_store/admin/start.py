@@ -102,7 +102,7 @@ def _readable(sessions: QuerySet[Any]) -> QuerySet[Any]:
 def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     tenants = known_tenants(Session, sessions.db)
     waiting = waiting_for_person(Session.objects.using(sessions.db))
-    if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read: it is small.
+    if len(tenants) <= MOST_TENANTS:  # Otherwise the whole index of waiting sessions is read, which is small.
         waiting = of_tenants(waiting, tenants)
     by_deadline = sessions.filter(pk__in=waiting.values("pk")).order_by(
         F("pending_deadline").asc(nulls_last=True), "pk"
@@ -115,7 +115,7 @@ def _waiting(page: ReadOnlyAdmin, sessions: Any) -> Tile:
         url=page.list_url(Session, waiting="person"),
         rows=[(_session_link(page, session), _deadline(session)) for session in shown],
         is_urgent=True,
-        empty=_("No session waits for a person."),
+        empty=_("No session is waiting for a person."),
     )
 
 
@@ -134,7 +134,7 @@ def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
     overdue = [(each.key, as_utc(each.due_at)) for each in due if as_utc(each.due_at) <= latest]
     shown = sessions.in_bulk([key for key, _due_at in overdue[:_ROWS_SHOWN]])
     return Tile(
-        title=_("Posts that nobody receives"),
+        title=_("Posts that nobody has received"),
         figure=_bounded(len(overdue)),
         url="",
         rows=[
@@ -264,7 +264,7 @@ def oldest_held_lock(using: str | None = None) -> Lock | None:
         running = list(runs.values_list("session_id", flat=True)[:_MOST_COUNTED])
         of_runs = Session.objects.using(using).filter(pk__in=running)
         sessions = list(of_runs.values_list("tenant", "session_id"))
-        # A tenant and a name from different sessions may find another held lock, which does no harm.
+        # A tenant and a name from different sessions may match an unrelated held lock, which is harmless.
         tenants, names = ({each[place] for each in sessions} for place in (0, 1))
         found.append(held.filter(tenant__in=tenants, name__in=names).first())
     locks = [lock for lock in found if lock is not None and lock.acquired_at is not None]

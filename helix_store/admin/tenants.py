@@ -38,7 +38,10 @@ def _tenants(model: type[Model]) -> Statement:
 
 
 def known_tenants(model: type[Model], using: str) -> list[str]:
-    """Return the tenants of a table in order, at most `MOST_TENANTS` plus one. This takes one statement."""
+    """Return the tenants of a table in order: up to one more than `MOST_TENANTS`.
+
+    This takes one statement.
+    """
     return [tenant for (tenant,) in Database(using, "").read(_tenants(model), {})]
 
 

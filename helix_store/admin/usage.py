@@ -106,7 +106,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
-        # This needs no lookup: the key is that of a session, or null after the session is deleted.
+        # This needs no lookup: the key refers to a session, or is null after the session is deleted.
         return (
             NOTHING
             if entry.session_id is None

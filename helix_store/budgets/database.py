@@ -1,7 +1,7 @@
 """Budgets in the database.
 
-The ledger looks for budgets in the statement that writes it. Whoever creates or deletes a budget therefore
-locks the ledger's table for a moment: every writer has then either ended, or sees the budget.
+The ledger looks for budgets in the statement that writes it. Creating or deleting a budget therefore locks
+the ledger's table for a moment: every writer has then either ended, or sees the budget.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _LOCK_TIMEOUT: Final = "500ms"
-"""While somebody waits for the ledger, its other writers wait too."""
+"""While a call waits for the ledger, other writers also wait."""
 _ATTEMPTS: Final = 3
 _ROWS: Final = 1_000
 
@@ -141,14 +141,14 @@ class DatabaseBudgets(DatabaseOperations):
     def _hold_locked(
         self, given: dict[str, Any], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Hold | None:
-        """Hold an estimate in counters that others use at the same time, or instead of an earlier hold."""
+        """Hold an estimate if others use the counters at the same time, or if it replaces an earlier hold."""
         lock_session(self.db, session_id, Guard(fencing_token=fencing_token))
         return self._hold_as_read(self._locked_rows(given), fencing_token, estimate)
 
     def _hold_as_read(self, rows: Rows, fencing_token: int, estimate: Amounts) -> Hold | None:
         """Hold an estimate, or return ``None`` if any of the counters has changed since it was read.
 
-        Which holds are live was decided by that read. A statement that waits for a counter could not decide:
+        That read also determined which holds are live. A statement that waits for a counter could not decide:
         it sees the new counter, but old locks. Raises `BudgetExceeded`.
         """
         changes = []
@@ -156,10 +156,10 @@ class DatabaseBudgets(DatabaseOperations):
             own = row[_OWN]
             standing, counter, holds = standing_of(row, own=own)
             require_allowed(standing, estimate)
-            # What is written replaces holds of workers that died.
+            # The written value replaces the holds of workers that died.
             holds[str(own)] = [fencing_token, *estimate]
             changes.append([counter, *standing.spent, row[_STORED_HOLDS], json.dumps(holds)])
-        # The session may have been deleted meanwhile.
+        # The session may have been deleted in the meantime.
         if not changes or own is None:
             return None
         if not self.db.write(sql.SET_HOLDS, {"changes": json.dumps(changes)}):
@@ -174,7 +174,7 @@ class DatabaseBudgets(DatabaseOperations):
             rows = self.db.read(sql.STANDINGS_OF_KEYS, given)
             if all(row[_COUNTER] in locked for row in rows):
                 return rows
-            # A counter is missing in its first step, and in the first step of a period.
+            # A counter does not exist before its first step, or before the first step of a period.
             self.db.write(sql.CREATE_COUNTERS, given)
         return [row for row in rows if row[_COUNTER] in locked]
 
@@ -191,7 +191,7 @@ class DatabaseBudgets(DatabaseOperations):
                 record()
             self.db.write(sql.RELEASE_HOLDS, parameters)
 
-        # A commit needs no savepoint of its own for this.
+        # This needs no separate savepoint in a commit.
         write() if self.db.in_transaction else self.db.transaction(write)
 
     def _given(self, keys: Sequence[Key], session_id: str = "") -> dict[str, Any]:
@@ -270,7 +270,7 @@ def _rows_of(db: Database) -> QuerySet[BudgetRow]:
 
 
 def _lock_ledger(db: Database) -> None:
-    """Wait for all writers of the ledger. Those that follow see what this transaction commits."""
+    """Wait for all current writers of the ledger. Later writers see what this transaction commits."""
     if not db.has_row_locks:
         return
     ((timeout,),) = db.execute(sql.LOCK_TIMEOUT, {})
@@ -308,7 +308,7 @@ def _count_locked(db: Database, name: str) -> None:
 
 
 def counters_of(db: Database, name: str) -> dict[tuple[str, str], Amounts]:
-    """Return the stored counters of a budget by value and period, except those that it no longer changes."""
+    """Return a budget's stored counters by value and period, except those that it no longer changes."""
     counted_from = _rows_of(db).filter(name=name).values("counted_from")[:1]
     rows = _counters_of(db, name).filter(period__gte=Subquery(counted_from))
     return {(row.value, row.period): Amounts(cost_units(row.spent_usd), row.spent_tokens) for row in rows}

@@ -1,4 +1,4 @@
-"""Budgets in memory. Nothing is counted ahead: each check adds up the ledger."""
+"""Budgets in memory. There are no stored counters: each check adds up the ledger."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Definition:
 
 
 class Standing(NamedTuple):
-    """A budget with one counter at one moment, and what is held, except by the session that asks."""
+    """A budget with one counter at one moment, and what sessions other than the caller's hold."""
 
     definition: Definition
     value: str
@@ -94,7 +94,7 @@ class Standing(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What a step holds, in which counters; the back end knows what ``owner`` and ``counters`` are."""
+    """The hold of a step; ``owner`` and ``counters`` have a meaning only for the back end."""
 
     owner: Any
     fencing_token: int
@@ -102,7 +102,7 @@ class Hold(NamedTuple):
 
 
 class BudgetOperations(Protocol):
-    """The operations of a back end. Arguments are checked already."""
+    """The operations of a back end. Arguments have already been checked."""
 
     def set(self, definition: Definition) -> Budget: ...
 
@@ -123,7 +123,7 @@ class BudgetOperations(Protocol):
     def hold(
         self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Hold | None:
-        """Hold an estimate in every budget with one of these keys, instead of what the session held.
+        """Hold an estimate in every budget with one of these keys, and replace the session's earlier hold.
 
         Return ``None`` if the session holds nothing afterwards. Raises `BudgetExceeded`, `FencedOutError` and
         `SessionNotFound`, and then holds nothing new.
@@ -131,7 +131,7 @@ class BudgetOperations(Protocol):
         ...
 
     def settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
-        """Record what was spent, and release a hold in the same transaction."""
+        """Record usage, and release a hold in the same transaction."""
         ...
 
 

@@ -75,7 +75,7 @@ _COUNTER_OF_BUDGET: Final = f"""{_COUNTER} AS c ON c.tenant = b.tenant AND c.nam
 
 
 def _live_holds(clock: Clock) -> str:
-    """Return the holds of a counter whose lock lasts and was not taken over, as JSON."""
+    """Return a counter's holds whose lock has not expired and was not taken over, as JSON."""
     if clock is SQLITE:
         found = "json_group_object(h.key, json(h.value))"
         holds = "json_each(c.holds) AS h"
@@ -94,9 +94,10 @@ def _live_holds(clock: Clock) -> str:
 
 
 def _of_rows(is_sqlite: bool) -> str:
-    """Return the budgets ``b`` with these keys. Of one for each value, the counter is the highest one.
+    """Return the budgets ``b`` with these keys. For a budget per value, the counter is the highest one.
 
-    The highest is sought in `MOST_COUNTERS` of the counters, and ``value_count`` is at most one more.
+    Only `MOST_COUNTERS` counters are searched for the highest one, and ``value_count`` is at most one more
+    than that.
     """
     current = f"{_COUNTER} AS c WHERE c.tenant = b.tenant AND c.name = b.name AND c.period = {_PERIOD}"
     return f"""
@@ -112,7 +113,7 @@ def _of_rows(is_sqlite: bool) -> str:
 
 
 def _of_values(is_sqlite: bool) -> str:
-    """Return a page of the counters that a budget has now, the highest first."""
+    """Return a page of a budget's current counters, the highest first."""
     return f"""
             SELECT b.*, c.value AS counted FROM {_BUDGET} AS b JOIN {_COUNTER} AS c
                 ON c.tenant = b.tenant AND c.name = b.name AND c.period = {_PERIOD}
@@ -122,7 +123,7 @@ def _of_values(is_sqlite: bool) -> str:
 def _standings(source: Callable[[bool], str], *others: str, order: str = "b.name, b.counted") -> Statement:
     """Return budgets with their definition, current counter and live holds, and the database's time.
 
-    ``others`` are columns that follow.
+    ``others`` are additional columns.
     """
     return with_clock(
         lambda clock: (
@@ -142,7 +143,7 @@ STANDINGS_OF_KEYS: Final = _standings(
     f"(SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})",
     "CAST(c.holds AS text)",
 )
-"""Followed by the key of the session that asks, and all holds as they are stored."""
+"""Followed by the key of the caller's session, and all holds as they are stored."""
 STANDING_OF_NAME: Final = _standings(_of_name)
 STANDINGS_OF_ROWS: Final = _standings(_of_rows, "b.id", "b.value_count", order="b.id")
 STANDINGS_OF_VALUES: Final = _standings(_of_values, order=f"{_SPENT} DESC, b.counted")
@@ -157,7 +158,10 @@ def _lock(clock: Clock) -> str:
 
 
 LOCK_COUNTERS: Final = with_clock(_lock)
-"""Lock the current counters in their order. A later statement reads them, and which locks last by then."""
+"""Lock the current counters in their order.
+
+A later statement reads the counters, and which locks are live by then.
+"""
 
 CREATE_COUNTERS: Final = with_clock(
     lambda clock: (
@@ -189,7 +193,7 @@ def _set_holds(is_sqlite: bool) -> str:
 
 
 SET_HOLDS: Final = Statement(_set_holds(False), _set_holds(True))
-"""Set the holds of counters, unless any of them has changed or is being changed: then change nothing."""
+"""Set the holds of counters, or change nothing if any of the counters has changed or is being changed."""
 
 
 def _release(is_own: str, without: str, chosen: str) -> str:
@@ -217,4 +221,4 @@ RELEASE_HOLDS: Final = Statement(
 LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.current_setting('lock_timeout')")
 SET_LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', %(timeout)s, true)")
 LOCK_LEDGER: Final = Statement(f"LOCK TABLE {table(UsageEntry)} IN SHARE MODE")
-"""Wait for everyone who changes the ledger, and keep others from it. It does not wait for readers."""
+"""Wait for everyone who is changing the ledger, and block other writers. It does not wait for readers."""

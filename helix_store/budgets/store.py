@@ -41,13 +41,13 @@ class BudgetStoreBase:
         limit_usd: Dollars | None = None,
         limit_tokens: int | None = None,
     ) -> Budget:
-        """Create a budget, or replace all of it, and return it. One transaction; safe to repeat.
+        """Create a budget, or replace all of its fields, and return it. One transaction; safe to repeat.
 
         ``scope`` is ``tree`` (``value`` is the session id of the root), ``user`` or ``agent_type`` (``value``
         names one; without it, each has a budget of this size), or ``tenant`` (without a value). ``period`` is
-        ``total``, ``day`` or ``month``, in UTC. Set at least one limit. What the ledger already has of the
-        current period counts. While it is added up, nobody else can record usage in this database. Raises
-        `InvalidPayload`.
+        ``total``, ``day`` or ``month``, in UTC. Set at least one limit. Usage that the ledger already has for
+        the current period counts. While the ledger is added up, nobody else can record usage in this
+        database. Raises `InvalidPayload`.
         """
         definition = checked_definition(
             name, scope=scope, value=value, period=period, limit_usd=limit_usd, limit_tokens=limit_tokens
@@ -67,10 +67,10 @@ class BudgetStoreBase:
         return self._backend.delete(validation.identifier(name, "name"))
 
     def status(self, name: str, *, value: UserId | None = None) -> BudgetStatus:
-        """Return what was spent, is held and remains in the current period, all from one moment.
+        """Return the amounts spent, held and left in the current period, as of one moment.
 
-        ``value`` names the user or the agent type of a budget for each of them. Raises `NotFoundError`, and
-        `InvalidPayload` if such a budget has no ``value``.
+        For a budget per user or agent type, ``value`` names the user or the agent type. Raises
+        `NotFoundError`, and `InvalidPayload` if such a budget has no ``value``.
         """
         name, chosen = validation.identifier(name, "name"), validation.user_id(value, "value")
         return status_of(self._backend.standing(name, chosen))

@@ -1,4 +1,4 @@
-"""Conversations of adapters: how the rows that an adapter stores read as messages.
+"""Conversations of adapters: functions that read an adapter's rows as messages.
 
 With its tables, an adapter registers a `Conversation` in ``AppConfig.ready()``::
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What a list shows of a conversation: the number of its messages, and the newest one.
+    """The part of a conversation that a list shows: the number of its messages, and the newest one.
 
     ``is_partial`` means that there are more than ``count`` messages. ``last`` is ``None`` if a list would
     have to read too much to know it.
@@ -57,11 +57,11 @@ class ConversationStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationPage:
-    """A page of the messages of a conversation, in their order, and the number of all of them.
+    """A page of a conversation's messages in order, and the number of all messages.
 
     ``is_partial`` means that there are older messages than the first ``total`` that an adapter counts.
-    ``thread`` is the one of the session's ``threads`` that is shown, for frameworks that keep several in one
-    session, such as branches and sub-agents. ``path`` are the newest steps that led to the newest message,
+    ``thread`` is the shown thread of the session's ``threads``, for frameworks that keep several in one
+    session, such as branches and sub-agents. ``path`` lists the newest steps that led to the newest message,
     the newest first, for frameworks that store steps.
     """
 
@@ -74,10 +74,10 @@ class ConversationPage:
 
 
 class Conversation(Protocol):
-    """How the rows of one adapter read as messages. Both methods only read, and never all rows.
+    """The functions that read one adapter's rows as messages. Both methods only read, and never all rows.
 
-    ``name`` is that of the framework: it is shown, and no other adapter has it. ``needs`` are the models
-    whose rows are shown: people who may not view all of them do not see the conversation.
+    ``name`` is the name of the framework, which is shown and must be unique. ``needs`` are the models whose
+    rows are shown: people who may not view all of these models do not see the conversation.
     """
 
     @property
@@ -87,7 +87,7 @@ class Conversation(Protocol):
     def needs(self) -> tuple[type[Model], ...]: ...
 
     def outlines(self, db: Database, keys: Collection[int]) -> Mapping[int, Outline]:
-        """Return the conversations among the sessions with these keys, which may be of several tenants.
+        """Return the conversations among the sessions with these keys, which may belong to several tenants.
 
         The number of statements must not depend on the number of keys. Count at most a few hundred messages.
         """
@@ -106,7 +106,10 @@ _conversations: Final[dict[str, Conversation]] = {}
 
 
 def register_conversation(conversation: Conversation) -> None:
-    """Register how an adapter's rows read as messages. Call it in ``AppConfig.ready()``; safe to repeat."""
+    """Register how an adapter's rows are read as messages.
+
+    Call it in ``AppConfig.ready()``; safe to repeat.
+    """
     _conversations[conversation.name] = conversation
 
 

@@ -43,7 +43,7 @@ def tables(of: Owner | None = None) -> tuple[Table, ...]:
     """Return every table, or those whose rows belong to sessions, to streams, or directly to a tenant.
 
     Tables of helix_store come first, in the order of an export; tables of other apps follow by record. Tables
-    with their own unit in an export, such as sessions, belong to none of the three.
+    with their own unit in an export, such as sessions, are not in any of the three groups.
     """
     found: list[Table] = []
     for table in _tables.values():

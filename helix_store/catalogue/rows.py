@@ -19,7 +19,7 @@ __all__ = ["Sweep", "branch_rows", "let_go", "sweeps", "tenants_with_rows"]
 
 
 def branch_rows(branch: Branch) -> None:
-    """Give the new session the rows that each table has for a branch. Call in its transaction."""
+    """Create the rows that each table has for a branch in the new session. Call in its transaction."""
     filled = {child.related_model for child in children_with_rows(branch.db, [branch.source])}
     for table in tables("session"):
         if table.branch is not None and table.model in filled:

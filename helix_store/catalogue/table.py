@@ -1,4 +1,4 @@
-"""The declaration of a table: who owns its rows, and how each operation treats them."""
+"""The declaration of a table: the owner of its rows, and their treatment by each operation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def copied_by(statement: Statement) -> Callable[[type[Model], Branch], object]:
 class Part:
     """Some rows of an owner, in the order in which they are exported.
 
-    ``order`` has no ties. It ends with ``id`` if the order of insertion is data. ``only`` selects the rows.
+    ``order`` has no ties. It ends with ``id`` if the order of insertion matters. ``only`` selects the rows.
     """
 
     order: tuple[str, ...]
@@ -67,7 +67,7 @@ class Table:
     ``"tenant"`` if rows belong to a tenant and to no session.
 
     ``record`` is the name of a row in an export. ``order`` lists the columns that sort the rows of a parent:
-    they are unique within the parent, or end with the key if the order of insertion is data. For a table of a
+    they are unique within the parent, or end with the key if the order of insertion matters. For a table of a
     tenant, they distinguish each row from the others of its tenant, in every database. ``not_exported`` maps
     the columns that an export omits to the reason. The key and ``parent`` are always omitted.
 
@@ -77,8 +77,8 @@ class Table:
     each model it deleted. A dry run rolls it back, so use ``transaction.on_commit`` for changes outside the
     database. Both are called only for sessions with rows in this table.
 
-    ``of_sessions`` takes the rows of a table of a tenant and the sessions that an export is limited to, and
-    returns the rows that these sessions need; without it, such an export includes none of the rows.
+    ``of_sessions`` takes the rows of a tenant's table and the sessions to which an export is limited, and
+    returns the rows that these sessions need; without it, such an export includes no rows of the table.
 
     ``sweep`` deletes the rows of one tenant that have expired at a time, and returns their number. A cleanup
     calls it for each tenant with rows in a table of tenants, outside a transaction.
@@ -95,7 +95,7 @@ class Table:
     ``follows`` names the record after which this one is exported. ``reference`` is a foreign key to a
     checkpoint of the same session. ``unit`` is the kind of unit that begins with the row or holds it, if it
     is not ``tenant_rows``. ``session_id`` is the column of a tenant's table that holds the id of a session,
-    or of a stream that is named like its session.
+    or of a stream with the same name as its session.
     """
 
     model: type[Model]
@@ -119,7 +119,7 @@ class Table:
 
     @property
     def is_own(self) -> bool:
-        """Whether this is a table of helix_store, not of another app."""
+        """True if this is a table of helix_store, not of another app."""
         return self.model._meta.app_label == APP
 
     @property
@@ -128,7 +128,7 @@ class Table:
 
     @property
     def names_tenant(self) -> bool:
-        """Whether a row holds the tenant itself: it belongs to a tenant, or outlives its session."""
+        """True if a row holds the tenant itself: it belongs to a tenant, or outlives its session."""
         return self.is_of_tenant or self.parent_field.null
 
     @property
@@ -145,7 +145,7 @@ class Table:
         """The fields that no record has.
 
         The position of a record in the export implies its key and its parent. A call id lets a call whose
-        reply was lost recognise its write, and no process waits for one in the other database.
+        reply was lost recognise its write, and in the other database no process waits for such a reply.
         """
         parent = None if self.unit == self.record else self.parent
         return frozenset(

@@ -57,7 +57,7 @@ def check_connections_under_asgi(
     return [
         level(
             f"The database {connection.alias!r} keeps connections open (CONN_MAX_AGE): under ASGI each "
-            "request has a new thread, so that connections are not used again and accumulate.",
+            "request has a new thread, so connections are not reused and accumulate.",
             hint='Set CONN_MAX_AGE = 0 and use the pool: "OPTIONS": {"pool": True}.',
             id=id_,
         )
@@ -148,7 +148,7 @@ def check_search_path(
         Error(
             f"The settings of the PostgreSQL database {connection.alias!r} ask for search_path="
             f'{dropped.asked}, but the server uses "{dropped.actual}": a pooler has dropped the option, '
-            "so that tables of another schema are read and written.",
+            "so tables of another schema are read and written.",
             hint="Use a database or a role for each schema: ALTER ROLE … SET search_path = ….",
             id="helix_store.E015",
         )
@@ -173,9 +173,8 @@ def check_policies(
         if without and (conf.row_level_security() or any(has_policy.values())):
             messages.append(
                 Warning(
-                    f"These tables in the PostgreSQL database {connection.alias!r} have no policy of "
-                    "row-level security, so that a role reads the rows of every tenant: "
-                    f"{', '.join(without)}.",
+                    f"These tables in the PostgreSQL database {connection.alias!r} have no policy for "
+                    f"row-level security, so a role can read the rows of every tenant: {', '.join(without)}.",
                     hint="Write another migration with EnableRowLevelSecurity, which depends on the newest "
                     "migrations of helix_store and of the apps of these tables.",
                     id="helix_store.W010",

@@ -126,7 +126,7 @@ def check_row_level_security(
     return [
         Warning(
             f'HELIX_STORE["ROW_LEVEL_SECURITY"] has no effect on the SQLite database {connection.alias!r}: '
-            "SQLite has no policies, so that only the queries of the stores separate tenants.",
+            "SQLite has no policies, so only the stores' queries separate tenants.",
             hint="Use PostgreSQL, or a database file for each tenant; or remove the setting.",
             id="helix_store.W007",
         )

@@ -78,7 +78,7 @@ class Cleaner:
         finally:
             for name, count in self.missing_providers.items():
                 logger.warning(
-                    "No workspace provider %s is configured; sessions that were not cleaned up for that: %d.",
+                    "No workspace provider %s is configured; sessions left for this reason: %d.",
                     name,
                     count,
                 )
@@ -124,7 +124,7 @@ class Cleaner:
     # An error in one session is counted and logged. It does not stop the cleanup of the others.
 
     def _mark_page(self, keys: list[SessionKey]) -> Iterator[SessionKey]:
-        """Mark the sessions of a page, and yield those that are `BUSY`.
+        """Mark the sessions of a page, and yield the `BUSY` ones.
 
         The order is random, so that cleaners on the same page diverge. When they collide, the remaining
         sessions are read again.
@@ -197,7 +197,8 @@ class Cleaner:
         try:
             snapshots = owned_snapshots(self.providers, candidate.key, refs)
         except LimitExceeded as exc:
-            # Agents write these folders. A folder that is too large must not keep its session from expiring.
+            # Agents write to these folders. A folder that is too large must not keep its session from
+            # expiring.
             snapshots, left = [], exc
         outcome = self.backend.mark(candidate, partial(_delete_snapshots, snapshots, deleted), wait=wait)
         if left is not None and outcome is CleanupOutcome.MARKED:
@@ -217,7 +218,7 @@ class Cleaner:
                     self._count(defaults_applied=1)
         except Exception:
             self._count_problem(key)
-            logger.exception("Overdue calls of session %r did not all get their default.", key.session_id)
+            logger.exception("Some overdue calls of session %r did not get their default.", key.session_id)
 
     def _add_overdue(self, key: SessionKey, details: CleanupDetails) -> None:
         try:

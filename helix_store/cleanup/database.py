@@ -198,5 +198,5 @@ def _has_no_workspaces(envelope: str | None) -> bool:
     try:
         return not decode_object(envelope).get("workspace_refs")
     except IntegrityFault:
-        # The workspaces of an unreadable session are unknown.
+        # If a session cannot be read, its workspaces are unknown.
         return False

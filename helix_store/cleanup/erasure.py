@@ -77,17 +77,17 @@ def erase(
 
     Each session tree is one transaction. It locks the rows of the tree, deletes the workspace snapshots
     through their providers, and deletes the tree with its streams, locks and usage. It also deletes the
-    branches of its sessions (they copy the history), usage that outlived a session, and the data that other
-    sessions hold of the erased ones: sub-session refs and the ids in their usage. All usage entries of a user
-    are deleted, wherever they are. A user's posts in the sessions of others lose their author, and waiting
-    ones are withdrawn. With a tenant, the rows that other apps keep of it are deleted. Erasure is safe to
-    repeat and to interrupt; a repeat continues.
+    branches of its sessions (they copy the history), usage that outlived a session, and the data about the
+    erased sessions that other sessions hold: sub-session refs and the ids in their usage. All usage entries
+    of a user are deleted, wherever they are. A user's posts in the sessions of others lose their author, and
+    waiting ones are withdrawn. Erasing a tenant also deletes the rows that other apps keep for it. Erasure is
+    safe to repeat and to interrupt; a repeat continues.
 
     Unless ``force`` is set, a tree with a live lock, a running run or a stream with a live writer is left. A
     tree whose snapshots cannot be deleted is left and logged, unless ``leave_snapshots`` keeps them. With
     ``keep_branches``, branches stay but lose the id of their source. Raise `InvalidQuery` for any other
     combination of arguments and for a session id that several tenants have, and `TenantMoved` for a tenant
-    that is moved to another database.
+    that is being moved to another database.
 
     A dry run erases a user or a session in one transaction for each tenant, and rolls it back; it ignores
     workspace snapshots. On SQLite, other writers wait for it. A tenant may have too many sessions for one
@@ -142,7 +142,8 @@ class Erasure:
             if self._request.is_of_tenant and self._request.dry_run:
                 yield from self._count_tenant(db)
             else:
-                # A dry run is one transaction: what one tree has deleted must not be found by the next.
+                # A dry run is one transaction: the next tree must not find rows that the previous one has
+                # deleted.
                 with db.rolled_back(dry_run=self._request.dry_run):
                     yield from self._erase_in(db)
         receipt = self.receipt
@@ -167,7 +168,7 @@ class Erasure:
         having = [tenant for tenant in known if self._has_traces(Database(self._request.using, tenant))]
         if len(having) > 1:
             raise InvalidQuery(
-                f"{len(having)} tenants have a session with this id; give the tenant.", path="tenant"
+                f"{len(having)} tenants have a session with this id; pass the tenant.", path="tenant"
             )
         return having
 
@@ -272,7 +273,7 @@ class Erasure:
         return _Erased(deleted, changed, len(snapshots))
 
     def _count_tenant(self, db: Database) -> Iterator[ErasureReceipt]:
-        """Count what the erasure of a tenant would delete or leave, trees page by page.
+        """Count the rows that the erasure of a tenant would delete or leave, trees page by page.
 
         Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for many minutes.
         """
@@ -306,7 +307,7 @@ class Erasure:
             yield from self._erase_rest_of_tenant(db, usage)
 
     def _forget_author(self, db: Database, user_id: str) -> Iterator[ErasureReceipt]:
-        """Remove a user from posts in the sessions of others, and withdraw those that wait."""
+        """Remove a user from posts in the sessions of others, and withdraw the waiting ones."""
         posts = references.posts_of(db, user_id)
         keys = db.query(
             lambda: list(posts.order_by("session_id").values_list("session_id", flat=True).distinct())
@@ -328,7 +329,7 @@ class Erasure:
         yield from self._delete_streams(db, _streams_without_session(db).filter(stream_id=session_id))
 
     def _erase_rest_of_tenant(self, db: Database, usage: QuerySet[UsageEntry]) -> Iterator[ErasureReceipt]:
-        # If a session is left, its usage, streams and locks are left too.
+        # If a session is left, its usage, streams and locks are also left.
         yield from self._delete_pages(db, usage.filter(session__isnull=True))
         yield from self._delete_streams(db, _streams_without_session(db))
         session = Session.objects.using(db.alias).filter(
@@ -336,12 +337,13 @@ class Erasure:
         )
         yield from self._delete_pages(db, self._free(db, _of_tenant(db, Lock).filter(~Exists(session))))
         if not self.left:
-            # A session that was left may need these rows. Those that refer to others go first, to be counted.
+            # A session that was left may need these rows. Rows that refer to others are deleted first, so
+            # that they are counted.
             for table in reversed(tables("tenant")):
                 yield from self._delete_pages(db, _of_tenant(db, table.model))
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
-        """Return the locks that nobody holds, or all of them with ``force``. Held locks are left."""
+        """Return the locks that nobody holds, or all locks with ``force``. Held locks are left."""
         if self._request.force:
             return locks
         now = db.query(db.now)

@@ -87,7 +87,7 @@ class RemoteFiles:
         self._storage = storage
 
     def is_folder(self, parts: Parts) -> bool | None:
-        # The API cannot tell, but a folder that does not exist has no entries.
+        # The API cannot distinguish them, but a folder that does not exist has no entries.
         return True
 
     def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:

@@ -28,7 +28,7 @@ class PageOfTrees(NamedTuple):
 
 
 class Forecast:
-    """A count of a tenant's trees, in the order in which an erasure would erase them."""
+    """A counter of a tenant's trees, in the order in which an erasure would erase them."""
 
     def __init__(self, request: ErasureRequest) -> None:
         self._request = request

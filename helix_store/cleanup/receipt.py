@@ -18,7 +18,8 @@ def digest_of(identifier: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureReceipt(Serializable):
-    """A record of what an erasure deleted, or would delete in a dry run. ``to_dict()`` is plain JSON.
+    """A record of the rows that an erasure deleted, or would delete in a dry run. ``to_dict()`` is plain
+    JSON.
 
     ``subject`` is ``user``, ``session`` or ``tenant``. ``deleted`` and ``changed`` are numbers of rows by
     table; ``changed`` rows belong to others and lost their reference to the erased data. ``sessions_left``

@@ -86,7 +86,7 @@ def usage_of_sub_sessions(
 
 
 def budgets_of_user(db: Database, user_id: str) -> Iterator[QuerySet[Any]]:
-    """Yield the counters of a user, also those of a budget for each user, and then the user's budgets."""
+    """Yield the counters of a user, including those of budgets per user, and then the user's budgets."""
     budgets = Budget.objects.using(db.alias).filter(tenant=db.tenant, scope=BudgetScope.USER)
     counters = BudgetCounter.objects.using(db.alias).filter(tenant=db.tenant, value=user_id)
     yield counters.filter(name__in=budgets.values("name"))

@@ -28,9 +28,9 @@ class ErasureRequest:
 
     def __post_init__(self) -> None:
         if self.user_id is not None and self.session_id is not None:
-            raise InvalidQuery("Give user_id or session_id, not both.", path="user_id")
+            raise InvalidQuery("Pass user_id or session_id, not both.", path="user_id")
         if self.user_id is None and self.session_id is None and self.tenant is None:
-            raise InvalidQuery("Give user_id, session_id or tenant.", path="user_id")
+            raise InvalidQuery("Pass user_id, session_id or tenant.", path="user_id")
         validation.optional_identifier(self.user_id, "user_id")
         validation.optional_identifier(self.session_id, "session_id")
         if self.tenant is not None:

@@ -85,7 +85,8 @@ def apply_retention(
     a tenant that is being moved to another database, is logged and counted in ``errors``.
 
     A dry run counts, in a few statements for each page. It does not roll back a real run: a rule must not
-    find what another one has deleted, so that would be one transaction, which locks all rows for minutes.
+    find rows that another rule has deleted, so the run would be one transaction that locks all rows for
+    minutes.
 
     ``now`` is an aware datetime or epoch milliseconds, by default the database's clock; streams always use
     that clock. ``progress`` is called after each batch. Raise `InvalidQuery` for invalid arguments.
@@ -106,7 +107,7 @@ def apply_retention(
 
 
 class Retention:
-    """One application of a policy, and its summary so far. Its arguments are those of `apply_retention`."""
+    """One application of a policy, and its summary so far. It takes the arguments of `apply_retention`."""
 
     def __init__(
         self,
@@ -162,14 +163,17 @@ class Retention:
             yield from rule(Database(self._using, tenant))
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionSummary]) -> Iterator[RetentionSummary]:
-        """Run the steps for one of several tenants. If it is being moved, the others are still handled."""
+        """Run the steps for one of several tenants.
+
+        If the tenant is being moved, the other tenants are still handled.
+        """
         try:
             yield from steps
         except TenantMoved:
             if self._tenant is not None:
                 raise
             self._count(errors=1)
-            logger.warning("Tenant %r is moved to another database; its retention is left to later.", tenant)
+            logger.warning("Tenant %r is being moved to another database; retention is postponed.", tenant)
             yield self.summary
 
     def _request_to_prune(self, age: timedelta) -> PruneRequest:
@@ -180,7 +184,9 @@ class Retention:
         return self._now - timedelta(days=days)
 
     def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
-        sums: dict[str, Any] = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
+        sums: dict[str, Any] = {
+            name: getattr(self.summary, name) + number for name, number in numbers.items()
+        }
         if rows is not None:
             total = Counter(getattr(self.summary, rule)) + Counter(trees.by_table(rows))
             sums[rule] = dict(sorted(total.items()))
@@ -278,7 +284,7 @@ class Retention:
             self._count("sessions", rows, trees=1)
 
     def _count_trees(self, db: Database, closed: Iterable[set[int]]) -> None:
-        """Count what `_delete` would do with these trees."""
+        """Count the trees and rows that `_delete` would delete."""
         distinct = set(map(frozenset, closed))
         used = trees.in_use(db, set().union(*distinct))
         free = [keys for keys in distinct if not keys & used]

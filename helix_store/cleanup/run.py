@@ -50,14 +50,13 @@ def expired_session_cleanup(
     marks all sessions of a page that have no workspaces. Then each call past its deadline gets its
     ``on_expiry`` default. Any number of cleanups may run at once; a repeat is safe.
 
-    ``workspace_providers`` are providers by name, by default those of the settings. ``limit`` is the largest
-    number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by default the
-    database's clock. A dry run changes nothing. ``progress`` is called after each page. ``delete_after`` (a
-    timedelta, or days) also deletes the trees of marked sessions that expired longer ago, but keeps their
-    usage. At the end, the expired rows of other apps are deleted. A session that cannot be cleaned up is
-    logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for invalid
-    arguments.
-    Source: the operator-driven session cleanup of the state store document.
+    ``workspace_providers`` maps names to providers; the default is the providers of the settings. ``limit``
+    is the largest number of sessions to detect. ``now`` is an aware datetime or epoch milliseconds, by
+    default the database's clock. A dry run changes nothing. ``progress`` is called after each page.
+    ``delete_after`` (a timedelta, or days) also deletes the trees of marked sessions that expired longer ago,
+    but keeps their usage. At the end, the expired rows of other apps are deleted. A session that cannot be
+    cleaned up is logged, counted in ``errors`` and tried again by the next cleanup. Raise `InvalidQuery` for
+    invalid arguments. Source: the operator-driven session cleanup of the state store document.
     """
     summary = CleanupSummary()
     for summary in expired_session_cleanup_batches(
@@ -92,7 +91,7 @@ def expired_session_cleanup_batches(
     The sessions and calls behind the counts are added to ``details``, if one is given.
     """
     if using is not None and state_store is not None:
-        raise InvalidQuery("Give using or state_store, not both.", path="using")
+        raise InvalidQuery("Pass using or state_store, not both.", path="using")
     providers = configured_workspace_providers() if workspace_providers is None else workspace_providers
     for name, provider in providers.items():
         if not isinstance(provider, WorkspaceProvider):

@@ -46,7 +46,10 @@ def by_table(rows: Mapping[type[Model], int]) -> dict[str, int]:
 
 
 def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
-    """Return the tenants with rows in these tables. Each tenant takes one index lookup, whatever its size."""
+    """Return the tenants with rows in these tables.
+
+    Each tenant takes one index lookup, regardless of its size.
+    """
     alias = Database(using, "").alias
     return sorted({tenant for model in models for tenant in tenants_with_rows(model, alias)})
 
@@ -56,7 +59,7 @@ def sessions_with_keys(db: Database, keys: Collection[int]) -> QuerySet[Session]
 
 
 def require_writable(db: Database, keys: Collection[int]) -> None:
-    """Write locked rows unchanged, so that a tenant that is moved is refused before any irreversible step.
+    """Write locked rows unchanged, so that a moving tenant is refused before any irreversible step.
 
     Its sessions may continue in another database, with the same snapshots. Raise `TenantMoved`.
     """

@@ -65,11 +65,12 @@ class StorageWorkspaceProvider:
     """Snapshots as files of a Django storage: a local folder, or any back end of django-storages.
 
     A session owns every file below its `folder`. A snapshot id is the file's name in the storage. If you pass
-    a storage, it must belong to the provider: every folder in it is that of a session or tenant. Otherwise
+    a storage, it must belong to the provider: every folder in it belongs to a session or tenant. Otherwise
     the provider uses a folder of the project's default storage.
 
-    Agents may write these folders. In a local folder a link is never followed, only removed. Folders deeper
-    than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are refused.
+    Agents may write to these folders. In a local folder a link is never followed, only removed. Folders
+    deeper than ``max_depth`` below the session's, and more than ``max_entries`` files and folders, are
+    refused.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Optional packages, which nothing else imports."""
+"""Optional packages that no other package imports."""

@@ -22,8 +22,8 @@ _CURRENT_TENANT: Final = f"substr(nullif(current_setting('{TENANT_VARIABLE}', tr
 class EnableRowLevelSecurity(Operation):
     """A policy on every table of the app and on registered ones, for a migration of the project.
 
-    A row belongs to its ``tenant``, or to that of its session or stream. A role sees and writes the rows of
-    the tenant in the variable ``helix_store.tenant``, which the stores set when
+    A row belongs to its ``tenant``, or to the tenant of its session or stream. A role sees and writes the
+    rows of the tenant in the variable ``helix_store.tenant``, which the stores set when
     ``HELIX_STORE["ROW_LEVEL_SECURITY"]`` is True; without the variable it sees none. Superusers, roles with
     ``BYPASSRLS`` and, unless ``force``, the owner of the tables see all rows. Safe to apply again, which also
     adds the policy to new tables. Raises `ImproperlyConfigured` if a registered table does not exist yet, and
@@ -73,12 +73,12 @@ def _models(schema_editor: Any, state: Any) -> Iterator[tuple[Any, str]]:
     """
     connection = schema_editor.connection
     existing = connection.introspection.table_names()
-    # By the name of the table: models have had other names before.
+    # Compare the names of the tables, because models have had other names before.
     known = {model._meta.db_table: model for model in state.apps.get_models()}
     for table in tables():
         model = known.get(table.model._meta.db_table)
         if model is None and not table.is_own and table.model._meta.db_table in existing:
-            # An app without migrations is in no state.
+            # The migration state does not contain apps without migrations.
             model = table.model
         if model is None or not router.allow_migrate_model(connection.alias, model):
             continue

@@ -1,4 +1,4 @@
-"""What a person approves: a call by its digest, and the approved call as a worker gets it."""
+"""The digest by which a person approves a call, and the approved call that a worker gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _write_canonical: Final = json.JSONEncoder(
 
 
 class ActingUser(Protocol):
-    """A Django user, as far as an answer needs one."""
+    """The part of a Django user that an answer needs."""
 
     @property
     def pk(self) -> Any: ...
@@ -32,12 +32,12 @@ class ActingUser(Protocol):
 
 
 Actor: TypeAlias = str | ActingUser
-"""Who answers a call: a text that does not begin with ``user:``, or a Django user."""
+"""The actor who answers a call: a text that does not begin with ``user:``, or a Django user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedCall(Serializable):
-    """A call exactly as it was approved. ``actors`` are those who approved it, in order."""
+    """A call exactly as it was approved. ``actors`` lists the people who approved it, in order."""
 
     tool_name: str
     input: Any
@@ -56,6 +56,6 @@ def call_digest(tool_name: str, input: Any) -> str:
 
 
 def digest_of(tool_name: Any, value: Any) -> str:
-    """Return the digest of values that are stored as JSON already."""
+    """Return the digest of values that are already stored as JSON."""
     # In this form, a pair of lone surrogates differs from the character that it would encode.
     return sha256(_write_canonical([tool_name, value]).encode("utf-8", "surrogatepass")).hexdigest()

@@ -16,7 +16,10 @@ R = TypeVar("R")
 def async_version_of(
     call: Callable[Concatenate[S, P], R],
 ) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
-    """Declare a method with the parameters and the result of a call. The decorated method gives the name."""
+    """Declare a method with the parameters and the result of a call.
+
+    The decorated method determines the name.
+    """
 
     def declared(named: Callable[[S], None]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
         @wraps(call)

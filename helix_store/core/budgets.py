@@ -53,9 +53,9 @@ class Budget(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus(Serializable):
-    """What was spent and is held in the current period of a budget, all from one moment.
+    """The amounts spent and held in the current period of a budget, as of one moment.
 
-    What remains of a limit is never negative, and ``None`` without that limit. A total has no
+    The remainder of a limit is never negative, and is ``None`` without that limit. A total has no
     ``period_start`` and no ``resets_at``.
     """
 

@@ -50,7 +50,7 @@ __all__ = ["REQUIRED_METHODS", "BudgetStore", "PostStore", "StateStore", "UsageS
 
 
 class StateStore(Protocol):
-    """Durable agent sessions. `helix_store.testing.StateStoreContract` tests what each method must do.
+    """Durable agent sessions. `helix_store.testing.StateStoreContract` tests the behaviour of each method.
 
     Each method has an async counterpart with the same signature and the prefix ``a``. The counterpart of
     ``iter_messages`` is an async iterator.
@@ -461,7 +461,8 @@ class StateStore(Protocol):
 class PostStore(StateStore, Protocol):
     """A state store with posts. `helix_store.testing.PostContract` tests them.
 
-    Each method has an async counterpart with the prefix ``a``. A turn on a store without them has no posts.
+    Each method has an async counterpart with the prefix ``a``. A turn on a store without these methods
+    receives no posts.
     """
 
     def post_message(
@@ -511,7 +512,7 @@ def require_state_store(store: object) -> None:
 
 
 class UsageStore(Protocol):
-    """Usage of sessions. `helix_store.testing.UsageStoreContract` tests what each method must do.
+    """Usage of sessions. `helix_store.testing.UsageStoreContract` tests the behaviour of each method.
 
     Each method has an async counterpart with the same signature and the prefix ``a``: ``aget_rollup``.
     """
@@ -564,7 +565,7 @@ class UsageStore(Protocol):
 
 
 class BudgetStore(Protocol):
-    """Budgets of sessions. `helix_store.testing.BudgetContract` tests what each method must do.
+    """Budgets of sessions. `helix_store.testing.BudgetContract` tests the behaviour of each method.
 
     Each method has an async counterpart with the same signature and the prefix ``a``: ``astatus``.
     """

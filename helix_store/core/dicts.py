@@ -49,8 +49,8 @@ class ToolCallDict(TypedDict, total=False):
     """A tool call for a client or a person to answer; with an ``approval_id`` it asks for an approval.
 
     A ``deadline`` may be a time, or a duration from now. ``permission`` is "app_label.codename", and
-    ``requester`` is who may not answer. Only an approval may have ``approvals``, how many it needs, and
-    ``editable``.
+    ``requester`` is the actor who may not answer. Only an approval may have ``approvals`` (the number that it
+    needs) and ``editable``.
     """
 
     tool_name: Required[str]

@@ -29,7 +29,7 @@ class Guard:
 
 
 def guard(expected_version: int | None = None, fencing_token: int | None = None) -> Guard:
-    """Return a `Guard` from a caller's arguments. Raises `InvalidPayload`."""
+    """Return the `Guard` for a caller's arguments. Raises `InvalidPayload`."""
     if expected_version is not None:
         validation.whole_number(expected_version, "expected_version")
     if fencing_token is not None:

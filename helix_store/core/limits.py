@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 200
-"""Deepest nesting of a payload. Python 3.11's parser gives up from about 1,000."""
+"""Deepest nesting of a payload. Python 3.11's parser fails at about 1,000."""
 
 MAX_INT_DIGITS = 1_000
 """Longest integer in decimal digits. Python refuses to read more than 4,300."""
@@ -36,7 +36,7 @@ MAX_BIGINT = 2**63 - 1
 """The largest value of a ``bigint`` column."""
 
 UNLIMITED = 2**62
-"""A limit that nothing reaches, and to which small numbers can be added within a ``bigint``."""
+"""A limit that is never reached; small numbers can be added to it without exceeding a ``bigint``."""
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -47,7 +47,7 @@ MAX_ID_BYTES = 3 * MAX_ID_CHARACTERS
 """In UTF-8. PostgreSQL refuses an index row of more than 2,704 bytes, and an index holds up to three ids."""
 
 MAX_LONG_ID_BYTES = 850
-"""For an indexed id that a framework generates; an index holds up to three of them."""
+"""For an indexed id that a framework generates; an index holds up to three such ids."""
 
 MAX_CHECKPOINT_ID_CHARACTERS = 320
 """A step checkpoint's id holds the session's id, a step number, a time and a random part."""
@@ -79,7 +79,7 @@ MAX_CALL_BYTES = 64 * _MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper bounds in bytes of UTF-8 JSON text, each counted on what would be stored.
+    """Upper bounds in bytes of UTF-8 JSON text, each counted on the text that would be stored.
 
     ``max_waiting_posts`` is the number of posts that may wait in one session.
     """
@@ -98,4 +98,4 @@ class Limits:
 
 
 AS_STORED = Limits(max_state_bytes=UNLIMITED)
-"""For a stored state: a restore or branch must not fail because the limits have been lowered since."""
+"""Used for stored states: a restore or branch must not fail because the limits were lowered since."""

@@ -41,7 +41,7 @@ def promote_staged(
 
     If a change has patches and a merge, only the patches are applied. The input is not changed and the result
     shares no references with it. Raises `PatchError` for the first operation that cannot be applied or whose
-    result is not an object, and `LimitExceeded` as `apply_patches` does, for the copies of all changes
+    result is not an object, and `LimitExceeded` like `apply_patches`, but for the copies of all changes
     together.
     """
     promoted = _promoted(document, staged, limits or Limits())

@@ -13,7 +13,7 @@ def now() -> datetime:
 
 
 def as_utc(value: datetime | str) -> datetime:
-    """Return an aware datetime from a time of the database, which on SQLite is naive or text, and in UTC."""
+    """Return an aware datetime from a time of the database, which on SQLite is in UTC and naive or text."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     return value if value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The base class of the pages of lists."""
+"""The base class of list pages."""
 
 from __future__ import annotations
 

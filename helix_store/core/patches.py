@@ -45,7 +45,7 @@ _OPERATION_WORD: Final = re.compile("[A-Za-z]{1,32}")
 _Segment: TypeAlias = str | int
 
 _REFUSED_SEGMENTS: Final = frozenset({"__proto__", "constructor", "prototype"})
-"""They are harmless in Python, but in JavaScript, where states are also read, they reach a prototype."""
+"""They are harmless in Python, but in a JavaScript program that reads states they reach prototypes."""
 
 _LARGEST_INDEX: Final = 10**15
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,14}")
@@ -119,8 +119,8 @@ class PatchedCopy:
 
     def apply_to_known(self, patches: list[Any]) -> None:
         """Apply the operations that do not need the document, of which only the patch's own additions are
-        known. Each member is then either absent or the same as in any document, so no count is too high.
-        Raises `LimitExceeded`.
+        known. Each remaining member is the same as in any document, so no count is too high. Raises
+        `LimitExceeded`.
         """
         for operation in patches:
             try:
@@ -262,7 +262,10 @@ def _require_object(container: Any) -> None:
 
 
 def _truncate(items: list[Any], length: Any) -> None:
-    """Shorten a list as Immer's ``["list", "length"]`` does. JSON has no holes for a longer one."""
+    """Shorten a list as Immer's ``["list", "length"]`` does.
+
+    JSON cannot represent the holes of a longer one.
+    """
     if type(length) is not int or not 0 <= length <= len(items):
         raise _Refused("a new 'length' must be a whole number from 0 to the current length")
     del items[length:]
@@ -287,8 +290,8 @@ def _operation_name(operation: Any) -> str:
 
 
 def json_equal(left: Any, right: Any) -> bool:
-    """Compare two JSON values: a bool is not a number, 1 equals 1.0, the order of keys does not matter. This
-    takes as long as reading ``left``, without recursion. Values of other types are unequal.
+    """Compare two JSON values: a bool is not a number, 1 equals 1.0, and the order of keys does not matter.
+    This takes as long as reading ``left``, without recursion. Values of other types are unequal.
     """
     pending = [(left, right)]
     while pending:
@@ -338,7 +341,7 @@ def _read_path(path: Any) -> list[_Segment]:
 
 
 def _is_same_or_inside(segments: list[_Segment], parent: list[_Segment]) -> bool:
-    """Return whether a path is ``parent`` or leads into it, in whichever form they are written."""
+    """Return whether a path is ``parent`` or leads into it, regardless of the form of the paths."""
     return [str(segment) for segment in segments[: len(parent)]] == [str(segment) for segment in parent]
 
 

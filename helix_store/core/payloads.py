@@ -67,7 +67,7 @@ def encode(
 ) -> str:
     """Return the exact JSON text of `value`, as it is stored.
 
-    `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is that of
+    `limit` is in bytes of UTF-8 and belongs to the setting `name`; the default is the value of
     ``max_state_bytes``, because nothing may grow without bounds. Raises `InvalidPayload`, whose path is
     `path` and a JSON pointer from there, or `LimitExceeded`.
     """
@@ -110,7 +110,7 @@ def within_one_call(texts: Iterable[str], *, limit: int) -> list[str]:
 
 
 def check_call_bytes(size: int, *, limit: int) -> None:
-    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` is that of a single value."""
+    """Raise `LimitExceeded` for more bytes than one call stores; ``limit`` applies to a single value."""
     most = max(limit, MAX_CALL_BYTES)
     if size > most:
         raise LimitExceeded(name="bytes in one call", limit=most, actual=size)
@@ -134,7 +134,10 @@ def decode_optional(text: str | None) -> Any:
 
 
 def decode_all(texts: Sequence[str]) -> list[Any]:
-    """Return `decode` of each text. Read as one document, because each one has a high fixed cost."""
+    """Return `decode` of each text.
+
+    All texts are read as one document, because each document has a high fixed cost.
+    """
     joined = ",".join(texts)
     if "~" not in joined or all(map(is_plain_json, texts)):
         try:
@@ -155,7 +158,7 @@ def decode_object(text: str) -> dict[str, Any]:
 
 
 def is_plain_json(text: str) -> bool:
-    """Return whether any reader can parse a stored text as JSON, so that it can be part of another."""
+    """Return whether every reader can parse a stored text as JSON, so that it can be part of another text."""
     return not text.startswith("~")
 
 
@@ -203,12 +206,11 @@ def copy_json(value: Any) -> Any:
 
 
 def check_value(value: Any, *, limit: int, path: str, name: str = "max_state_bytes") -> None:
-    """Refuse what cannot be stored, one level of nesting at a time.
+    """Refuse values that cannot be stored, one level of nesting at a time.
 
     ``least`` is a lower bound of the text's length: it stops a small graph of shared references that would be
-    written as a huge text, before a text of that size is created. NaN and infinity are left to the writer.
-    Every write passes this check: one plain loop was faster in measurements than any combination of
-    built-ins.
+    written as a huge text, before a text of that size is created. The writer refuses NaN and infinity. Every
+    write passes this check: one plain loop was faster in measurements than any combination of built-ins.
     """
     # Every value counts as two bytes: its own and a comma or bracket, which the outermost one does not have.
     least = -1

@@ -37,7 +37,7 @@ class Post(Serializable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuePost(Serializable):
-    """A session with due posts: since when, and how many."""
+    """A session with due posts: their number, and the time since when they are due."""
 
     session_id: str
     due_at: datetime

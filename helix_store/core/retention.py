@@ -1,4 +1,4 @@
-"""The policy of ``HELIX_STORE["RETENTION"]``: how long sessions, checkpoints, streams and usage are kept."""
+"""The policy of ``HELIX_STORE["RETENTION"]``: the ages at which stored data is deleted."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _with_parameters_of(
         @wraps(method)
         def call(self: Any, /, *args: P.args, **given: P.kwargs) -> R:
             if args or not given.keys() <= _DEFAULTS.keys():
-                _SIGNATURE.bind(self, *args, **given)  # Raises the TypeError of such a call.
+                _SIGNATURE.bind(self, *args, **given)  # raises the same TypeError as an ordinary call
             return method(self, **{**_DEFAULTS, **given})
 
         call.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # what `inspect.signature` returns
@@ -62,4 +62,4 @@ def _with_parameters_of(
 
 
 takes_session_filters: Final = _with_parameters_of(_list_sessions)
-"""Give a method the parameters of ``list_sessions``; its body gets all of them by keyword."""
+"""Give a method the parameters of ``list_sessions``; its body gets every parameter by keyword."""

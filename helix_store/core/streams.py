@@ -25,7 +25,7 @@ class StreamOptions:
     notify: bool = True
     """If true, PostgreSQL wakes readers with NOTIFY."""
     writer_lease: float = 60.0
-    """How long a writer may be silent before it counts as dead."""
+    """The time for which a writer may be silent before it counts as dead."""
     heartbeat: float = 15.0
     """The time between two comments of the stream view, which keep proxies and browsers connected."""
     using: str | None = None
@@ -75,7 +75,7 @@ class StreamInfo(Serializable):
     """A stream without its chunks. ``chunk_count`` counts the stored chunks: after pruning it is less than
     ``last_sequence``.
 
-    ``run_id`` and ``agent_name`` are those of the newest writer.
+    ``run_id`` and ``agent_name`` belong to the newest writer.
     """
 
     stream_id: str

@@ -1,4 +1,4 @@
-"""The content of messages: texts, thinking, tool calls and their results, whichever framework wrote them.
+"""The content of messages: texts, thinking, tool calls and their results, from any framework.
 
 The known shapes are those of OpenAI (chat and responses), Anthropic, LangChain and Pydantic AI. Messages of
 any other shape lose nothing: an unknown part is shown as its JSON.
@@ -52,8 +52,8 @@ class CutText(str):
 class Part:
     """A part of a message. ``name`` and ``call_id`` belong to a tool call, or to the call of a result.
 
-    The ``text`` of a call holds its arguments. The ``text`` of a file says where it is or how long it is, and
-    its ``name`` is that of the file or of its media type.
+    The ``text`` of a call holds its arguments. The ``text`` of a file is its address or its length, and its
+    ``name`` is the name of the file or its media type.
     """
 
     kind: PartKind
@@ -227,7 +227,7 @@ def _result(item: Mapping[str, Any]) -> Part:
 
 
 def _file(item: Mapping[str, Any], kind: str) -> Part:
-    """Return a file, with its address or the length of its data. Without both, it is another part."""
+    """Return a file, with its address or the length of its data. Without either, return an ``other`` part."""
     nested = (item.get(key) for key in (kind, "source", "content"))
     facts: dict[str, Any] = dict(item)
     for each in nested:

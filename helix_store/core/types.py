@@ -172,9 +172,9 @@ class InterruptKind(StrEnum):
 
 class _WithMemory(Serializable):
     """A base that keeps private values which are not fields, as a model instance keeps its ``_state``.
-    ``_origin`` is where the state was read from, ``_cleared`` has the values that a resume returned and
-    cleared, and ``_intent`` replaces the state in the digest of an operation. ``_has_posts`` is whether posts
-    were waiting, and ``_is_capped`` whether budgets may apply to the session, when the state was read.
+    ``_origin`` is the place from which the state was read, ``_cleared`` has the values that a resume returned
+    and cleared, and ``_intent`` replaces the state in the digest of an operation. When the state was read,
+    ``_has_posts`` was true if posts were waiting, and ``_is_capped`` if budgets could apply to the session.
     """
 
     __slots__ = ("_cleared", "_has_posts", "_intent", "_is_capped", "_origin")
@@ -189,8 +189,8 @@ class _WithMemory(Serializable):
 class SessionState(_WithMemory):
     """The whole state of one session, without its messages.
 
-    The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores those
-    of the given state. ``expires_at`` is epoch milliseconds.
+    The store sets ``version``, ``message_count``, ``created_at`` and ``updated_at``; a save ignores their
+    values in the given state. ``expires_at`` is epoch milliseconds.
     """
 
     session_id: str
@@ -460,5 +460,5 @@ class CheckpointPage(Serializable, Page[CheckpointHead]):
 
 
 def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:
-    """Accept a value object or a dict of it."""
+    """Accept a value object or its dict."""
     return value if isinstance(value, cls) else cls.from_dict(value)  # type: ignore[arg-type]

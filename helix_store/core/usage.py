@@ -173,8 +173,8 @@ class ToolStats(Serializable):
 class UsageRollup(Serializable):
     """The usage of a session, or of a tree of sessions. Dicts are sorted by name.
 
-    Keys of ``sub_agents`` are agent types; those of ``custom`` are types and names. ``cost_usd`` is the sum
-    of the known costs. ``session_count`` includes sessions without entries.
+    The keys of ``sub_agents`` are agent types; the keys of ``custom`` are types and names. ``cost_usd`` is
+    the sum of the known costs. ``session_count`` includes sessions without entries.
     """
 
     tokens: TokenCounts
@@ -197,7 +197,7 @@ class UsageTimeBucket(StrEnum):
 
 
 class UsageGrouping(StrEnum):
-    """The groups of a time series; ``agent_type`` and ``user_id`` are those of the session."""
+    """The groups of a time series; ``agent_type`` and ``user_id`` belong to the session."""
 
     MODEL = "model"
     AGENT_TYPE = "agent_type"
@@ -217,9 +217,9 @@ class UsageBucket(Serializable):
 
 
 class UsageReportGrouping(StrEnum):
-    """The groups of a report; ``agent_type`` and ``user`` are those of the session.
+    """The groups of a report; ``agent_type`` and ``user`` belong to the session.
 
-    A ``tree`` has the id of its root session. Sessions, trees and users are those of one tenant; a model, an
+    A ``tree`` has the id of its root session. A session, a tree or a user belongs to one tenant; a model, an
     agent type or a day is one group for all tenants.
     """
 

@@ -329,7 +329,10 @@ Rule = Callable[[Any, str], Any]
 
 
 def fields(record: object, rules: Mapping[str, Rule], path: str = "") -> dict[str, Any]:
-    """Return the attributes of a record, by name, each checked by its rule. ``path`` begins their names."""
+    """Return the attributes of a record, by name, each checked by its rule.
+
+    ``path`` is the prefix of their names.
+    """
     return {name: rule(getattr(record, name), path + name) for name, rule in rules.items()}
 
 

@@ -25,7 +25,7 @@ _HAS_BUDGETS: Final = Statement(f"SELECT {has_budgets('%(tenant)s')}")
 
 
 def change_counters(db: Database, spent: Iterable[Spent]) -> None:
-    """Add what was spent to the counters of all budgets that it counts for. Call in a transaction."""
+    """Add usage to the counters of all budgets that it counts for. Call in a transaction."""
     if given := amounts_by_key(spent):
         db.execute(CHANGE_COUNTERS, {"tenant": db.tenant, "given": json.dumps(given, ensure_ascii=False)})
 
@@ -39,7 +39,7 @@ def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
 
     Call in a transaction.
     """
-    # Entries that are recorded meanwhile must not be deleted without being counted.
+    # Entries that are recorded in the meantime must not be deleted without being counted.
     is_citus = conf.is_citus(db.connection.settings_dict)
     if db.is_postgresql and not is_citus:
         text, parameters = entries.query.chain(DeleteQuery).get_compiler(using=db.alias).as_sql()
@@ -48,7 +48,7 @@ def delete_usage(db: Database, entries: QuerySet[UsageEntry]) -> int:
         deleted: int = sum(row[1] for row in rows)
     else:
         if is_citus:
-            # Citus refuses a query of the rows that a statement deletes.
+            # Citus cannot query the rows that a statement deletes.
             keys = entries.select_for_update().order_by("pk").values_list("pk", flat=True)
             entries = UsageEntry.objects.using(db.alias).filter(pk__in=list(keys))
         spent = _spent_by(db, entries) if db.execute(_HAS_BUDGETS, {"tenant": db.tenant})[0][0] else []

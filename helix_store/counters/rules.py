@@ -1,4 +1,4 @@
-"""Which budgets an entry of the ledger counts for, and in which period. Pure Python."""
+"""The rules by which a ledger entry counts for budgets and periods. Pure Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTHS: Final = {BudgetPeriod.TOTAL: 0, BudgetPeriod.MONTH: 7, BudgetPeriod.DA
 
 
 class Spender(NamedTuple):
-    """What the budgets of a session are found by: its tree, its user and its agent type."""
+    """The values by which a session's budgets are found: its tree, its user and its agent type."""
 
     root_id: str | None
     user_id: str | None
@@ -23,7 +23,7 @@ class Spender(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What a spender spent on a day, written ``2026-11-20``. Dollars are whole units, see `cost_units`."""
+    """The usage of a spender on a day, written ``2026-11-20``. Dollars are whole units, see `cost_units`."""
 
     spender: Spender
     day: str
@@ -32,7 +32,7 @@ class Spent(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The scope and the value of budgets that apply, and the value that their counter has."""
+    """The scope and the value of budgets that apply, and the value of their counter."""
 
     scope: BudgetScope
     value: str
@@ -51,7 +51,7 @@ def keys_of(spender: Spender) -> list[Key]:
 
 
 def amounts_by_key(spent: Iterable[Spent]) -> list[list[str | int]]:
-    """Return the sums for every key and day: scope, value, counted value, day, dollars and tokens."""
+    """Return the sums for every key and day as (scope, value, counted value, day, dollars, tokens)."""
     sums: dict[tuple[Key, str], tuple[int, int]] = {}
     for each in spent:
         for key in keys_of(each.spender):

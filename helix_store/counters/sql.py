@@ -1,7 +1,7 @@
 """The SQL of counters.
 
-A writer of the ledger looks for budgets in the statement that writes, or in a later one. Whoever creates a
-budget waits for the writers that may not have seen it, see `budgets.database`.
+A writer of the ledger looks for budgets in the statement that writes, or in a later one. A call that creates
+a budget waits for writers that may not have seen it (see `budgets.database`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def has_budgets(tenant: str) -> str:
 
 
 def _keys(row: str, root_id: str, agent_type: str) -> str:
-    """Return the keys of `rules.keys_of` as rows. Those whose ``counted`` is NULL do not apply."""
+    """Return the keys of `rules.keys_of` as rows. Rows whose ``counted`` is NULL do not apply."""
     user_id, agent_type = f"{row}.user_id", f"{row}.{agent_type}"
     return f"""
                     SELECT 'tenant' AS scope, '' AS value, '' AS counted
@@ -46,8 +46,8 @@ def _keys(row: str, root_id: str, agent_type: str) -> str:
 
 
 def may_be_stopped(session: str) -> str:
-    """Return the condition that a limit of a session's budgets has been reached or something is held: without
-    either, no budget stops a step that has no estimate. For PostgreSQL.
+    """Return the condition that a limit of a session's budgets has been reached, or that an amount is held:
+    otherwise no budget stops a step without an estimate. For PostgreSQL.
     """
     root_id = f"COALESCE({session}.root_session_id, {session}.session_id)"
     # Without OFFSET, PostgreSQL may read all budgets and counters of the tenant.
@@ -103,7 +103,7 @@ CHANGE_COUNTERS: Final = Statement(
         "GROUP BY b.tenant, b.name, k.counted, 4",
         _SUM,
     ),
-    # SQLite may meet a counter several times, and a sum of its own could exceed 64 bits.
+    # SQLite may update a counter several times in one statement, and its own sum could exceed 64 bits.
     sqlite=_change(
         f"SELECT {_GIVEN_SQLITE} FROM json_each(%(given)s) AS e",
         "k.usd, k.tokens",
@@ -151,7 +151,7 @@ def sums_of_entries(entries: str, *, is_postgresql: bool, is_counted: str = "tru
 
 
 def deletion(delete: str) -> Statement:
-    """Delete entries of a tenant, and return whether it has budgets and the sums of what was deleted."""
+    """Delete entries of a tenant; return whether it has budgets, and the sums of the deleted entries."""
     is_counted = has_budgets("(SELECT tenant FROM gone LIMIT 1)")
     return Statement(
         f"""

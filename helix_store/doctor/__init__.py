@@ -1,4 +1,4 @@
-"""The doctor: a report of the problems of a session database, and how to fix them."""
+"""The doctor: a report of the problems in a session database, with their fixes."""
 
 from helix_store.doctor.examination import Listener, all_checks, diagnose
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample, Severity, TableSize

@@ -34,7 +34,7 @@ def schema_faults(db: Database) -> list[Fault]:
     apps_ = {table.model._meta.app_label for table in tables()}
     known = {each for each in loader.disk_migrations if each[0] in apps_}
     applied = {each for each in loader.applied_migrations if each[0] in apps_}
-    # A squashed migration stands for the migrations that it replaces.
+    # A squashed migration counts as the migrations that it replaces.
     known |= {
         each for migration in loader.replacements.values() for each in migration.replaces if each[0] in apps_
     }

@@ -36,7 +36,7 @@ _NOTHING_TO_EXAMINE: Final = frozenset(
         "helix_store.E012",
     }
 )
-"""After one of these findings, the tables may be missing or wrong, or unreadable for lack of settings."""
+"""After one of these findings, the tables may be missing, wrong, or unreadable because of the settings."""
 
 
 def all_checks() -> tuple[Check, ...]:
@@ -82,7 +82,7 @@ def diagnose(
     tenant = None if tenant is None else validation.tenant(tenant)
     db = Database(using, tenant or "", None)
     if dry_run and not fix:
-        raise InvalidQuery("dry_run says what fix would do; give both.", path="dry_run")
+        raise InvalidQuery("dry_run reports what fix would do; pass both.", path="dry_run")
     return _Examination(Scope(db, tenant, session_id), fix, dry_run, listener or Listener()).run(deploy)
 
 
@@ -143,7 +143,7 @@ class _Examination:
                 raise SessionNotFound(session_id)
 
     def _examine(self) -> str | None:
-        """Run every check. If the examination was stopped, return how far it got."""
+        """Run every check. If the examination was stopped, return its progress."""
         checks = all_checks()
         for number, check in enumerate(checks):
             rows = 0

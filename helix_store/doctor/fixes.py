@@ -28,8 +28,8 @@ Fix = Callable[[Database, Any], None]
 def fix(db: Database, check: Check, rule: str, key: int, *, dry_run: bool) -> list[Fault]:
     """Fix a rule's faults in one row, in one transaction, and return the remaining faults.
 
-    The check is repeated under the row's lock, so a row that was fixed meanwhile is left alone. A dry run is
-    rolled back. It is safe to repeat.
+    The check is repeated under the row's lock, so a row that has been fixed in the meantime is left alone. A
+    dry run is rolled back. It is safe to repeat.
     """
 
     def mend() -> list[Fault]:
@@ -71,7 +71,7 @@ def _next_post(db: Database, head: Session) -> None:
 
 
 def _current(db: Database, head: Session) -> None:
-    """Clear the base key as well: without it the next step stores a full payload, which is always correct."""
+    """Also clear the base key: without it the next step stores a full payload, which is always correct."""
     current = (
         Checkpoint.objects.using(db.alias)
         .filter(pk=head.current_id or 0)

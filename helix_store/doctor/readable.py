@@ -41,7 +41,7 @@ _SOUND_ENVELOPE: Final = '{"agent_type":"any","status":"active"}'
 
 
 def can_read(read: Callable[[], Any]) -> bool:
-    """Return whether a function that raises `IntegrityFault` for faulty text can read a stored text."""
+    """Return whether ``read``, which raises `IntegrityFault` for faulty text, can read a stored text."""
     try:
         read()
     except IntegrityFault:
@@ -90,7 +90,7 @@ def streams(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def place_of(place: tuple[Any, ...]) -> str:
-    """Return the values that tell a row apart from the other rows of its owner."""
+    """Return the values that distinguish a row from the other rows of its owner."""
     return " ".join(map(str, place[1:]))
 
 

@@ -71,6 +71,6 @@ def fault(
     *,
     key: int | None = None,
 ) -> Fault:
-    """Return a fault with its sample. ``row`` tells a row apart from the others with the same name."""
+    """Return a fault with its sample. ``row`` distinguishes a row from others with the same name."""
     sample = Sample(tenant=tenant, name=name, row=None if row is None else str(row))
     return Fault(rule, table, sample, key)

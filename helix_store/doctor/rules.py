@@ -15,7 +15,7 @@ __all__ = ["RULES", "Rule"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule. ``fix`` says what ``--fix`` does to one row, if that is safe."""
+    """A rule. ``fix`` describes what ``--fix`` does to one row, if that is safe."""
 
     id: str
     severity: Severity
@@ -48,7 +48,7 @@ _ALL: Final = (
         "search-path-splits",
         _ERROR,
         "The search_path takes the tables of helix_store from several schemas.",
-        "Give the role or the OPTIONS of the alias a search_path whose first schema has all tables.",
+        "Set a search_path whose first schema has all tables, for the role or in the OPTIONS of the alias.",
     ),
     Rule(
         "search-path-elsewhere",
@@ -59,7 +59,7 @@ _ALL: Final = (
     Rule(
         "pooler-without-prepared-statements",
         _WARNING,
-        "A pooler in transaction mode loses prepared statements; connections then go on without them.",
+        "A pooler in transaction mode loses prepared statements; connections then continue without them.",
         'Set "DISABLE_SERVER_SIDE_CURSORS": True for the alias, or max_prepared_statements of PgBouncer.',
     ),
     # Rows that cannot be read
@@ -97,8 +97,8 @@ _ALL: Final = (
     Rule(
         "message-count-off",
         _ERROR,
-        "The head of a session does not count the messages that it has.",
-        "Run it with --fix. Where a checkpoint has messages that are lost, restore them from a backup.",
+        "The message count in the head of a session is wrong.",
+        "Run it with --fix. If a checkpoint has messages that are lost, restore them from a backup.",
         "set message_count to the number of its messages",
     ),
     Rule(
@@ -108,7 +108,7 @@ _ALL: Final = (
     Rule(
         "version-zero",
         _ERROR,
-        "A version is below 1, so that no write with an expected version can succeed.",
+        "A version is below 1, so no write with an expected version can succeed.",
         "Set the version of the session to that of its newest checkpoint by SQL, at least to 1.",
     ),
     Rule(
@@ -126,13 +126,13 @@ _ALL: Final = (
     Rule(
         "current-missing",
         _ERROR,
-        "A session points at no row with its current state, so it cannot be loaded.",
+        "A session does not point at a row with its current state, so it cannot be loaded.",
         "Restore the row from a backup. restore_checkpoint() also sets the state, to that of a checkpoint.",
     ),
     Rule(
         "current-mistaken",
         _ERROR,
-        "A session takes its current row for another kind than it is, or has a base without a checkpoint.",
+        "A session's head names the wrong kind for its current row, or has a base without a checkpoint.",
         "Run it with --fix.",
         "derive current_is_checkpoint and base_key from the current row",
     ),
@@ -152,7 +152,7 @@ _ALL: Final = (
     Rule(
         "base-unsound",
         _ERROR,
-        "A delta builds on a row that is no older full payload of its session.",
+        "A delta builds on a row that is not an older full payload of its session.",
         _DELETE_OR_RESTORE,
     ),
     Rule(
@@ -197,7 +197,7 @@ _ALL: Final = (
     Rule(
         "next-post-off",
         _ERROR,
-        "A session does not know when its first waiting post is due: no turn or worker finds the post.",
+        "A session has the wrong time for its next due post: no turn or worker finds the post.",
         "Run it with --fix.",
         "set next_post_at to the earliest time of its waiting posts",
     ),
@@ -211,7 +211,7 @@ _ALL: Final = (
         "root-of-another-tree",
         _WARNING,
         "A session names another root than its parent: its tool calls are looked up in the wrong tree.",
-        "Save the state with the root_session_id of its parent, or with its own id when it has no parent.",
+        "Save the state with the root_session_id of its parent, or with its own id if it has no parent.",
     ),
     Rule(
         "ownership-outside-tree",
@@ -223,7 +223,7 @@ _ALL: Final = (
     Rule(
         "app-rows-unsound",
         _ERROR,
-        "Rows that another app keeps are not sound; each sample has what the check of that app says.",
+        "Rows that another app keeps are not sound; each sample shows the result of that app's check.",
         "See the documentation of the app that has the table.",
     ),
     Rule(
@@ -251,26 +251,26 @@ _ALL: Final = (
         "stream-last-off",
         _ERROR,
         "The last sequence of a stream is not that of its newest chunk.",
-        "Run it with --fix. Where the newest chunks are lost, restore them or reset the stream.",
+        "Run it with --fix. If the newest chunks are lost, restore them or reset the stream.",
         "raise last_sequence to the newest chunk",
     ),
     Rule(
         "stream-floor-off",
         _ERROR,
-        "A stream has chunks that its floor says were removed, or a floor beyond its end.",
+        "A stream has chunks below its floor, which should have been removed, or a floor beyond its end.",
         "Delete the chunks up to the floor by SQL, with the stream locked, or reset the stream.",
     ),
     Rule(
         "stream-hole",
         _ERROR,
-        "A stream lacks chunks that it has numbered: reading them raises IntegrityFault.",
+        "Numbered chunks of a stream are missing: reading them raises IntegrityFault.",
         "Restore the chunks from a backup, or prune or reset the stream.",
     ),
     Rule(
         "lock-expired",
         _WARNING,
         "A lock expired more than a day ago and was never released: its holder has crashed.",
-        "Look why the holder crashed; then run it with --fix.",
+        "Find out why the holder crashed; then run it with --fix.",
         "clear owner and expiry, and keep the token",
     ),
 )

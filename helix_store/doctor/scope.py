@@ -44,7 +44,10 @@ class Scope:
         return self.tenant is not None
 
     def pages(self, model: type[Model]) -> Iterator[list[int]]:
-        """Yield the keys of the rows in scope, in pages. Rows that are added meanwhile may be left out."""
+        """Yield the keys of the rows in scope, in pages.
+
+        Rows that are added in the meantime may be left out.
+        """
         last = None
         while page := self.db.query(partial(self._page_after, model, last)):
             yield [row[0] for row in page]

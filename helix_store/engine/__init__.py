@@ -1,1 +1,1 @@
-"""Access to the database: how a statement reaches it, and what its errors mean."""
+"""Access to the database: the execution of statements, and the meaning of errors."""

@@ -21,7 +21,7 @@ def app_aliases() -> list[str]:
 
 
 def app_connections(vendor: str, only: str | None = None) -> list[BaseDatabaseWrapper]:
-    """Return connections to the databases that may have the app's tables, or to one of them."""
+    """Return connections to the databases that may have the app's tables, or to one such database."""
     return [
         connections[alias]
         for alias in app_aliases()

@@ -31,7 +31,7 @@ class BothContexts:
         try:
             return await in_thread_to_the_end(self.__enter__)
         except asyncio.CancelledError as error:
-            # Nothing else exits what was entered, such as the lock of a turn.
+            # Nothing else releases what was acquired on entry, such as the lock of a turn.
             await in_thread_to_the_end(
                 functools.partial(self.__exit__, type(error), error, error.__traceback__)
             )

@@ -80,7 +80,7 @@ async def in_thread(call: Callable[[], R]) -> R:
     note_transactions_of({threading.get_ident(), djangos.caller if djangos.is_blocked or threads else 0})
     if not threads and not djangos.is_blocked:
         return await sync_to_async(_keeping_connections, thread_sensitive=True)(call)
-    # The event loop's pool ends with the loop, and none of its threads waits for this loop.
+    # The event loop's pool ends with the loop, and no thread of the pool waits for this loop.
     pool = _pools.get()(threads) if threads and not _is_pooled.get() else None
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ def _keeping_connections(call: Callable[[], R]) -> R:
 
 
 _is_pooled: Final[ContextVar[bool]] = ContextVar("helix_store_is_pooled", default=False)
-"""Set while a call runs in a pool: code in it, such as a signal receiver, must not wait for the same pool."""
+"""Set while a call runs in a pool: a signal receiver in the call, for example, must not wait for it."""
 
 
 def _releasing_connections(call: Callable[[], R]) -> R:

@@ -1,4 +1,4 @@
-"""The ids by which a one-statement write finds itself after its reply was lost. Each call generates a random
+"""The ids by which a one-statement write is found after its reply was lost. Each call generates a random
 id (`engine.access.Call.id`) and stores it with what it writes. A row that many calls change keeps the ids of
 the last calls, newest first, so that a call can find its own id behind those of other writers.
 """

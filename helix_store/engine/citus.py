@@ -1,4 +1,4 @@
-"""Statements for Citus, whose planner refuses some of those that PostgreSQL runs.
+"""Statements for Citus, whose planner refuses some statements that PostgreSQL runs.
 
 With schema-based sharding all tables of an alias are on one node, and the statements reach them through the
 entry node: the server that the alias names. A statement has another form there if it would break a rule:
@@ -47,6 +47,6 @@ def run_in_order(cursor: Any, texts: Sequence[str], parameters: Mapping[str, Any
 def _reading_of_the_clock(text: str) -> tuple[list[str], str]:
     """Return the moments among the parameters of a statement, and the query for their values."""
     moments = dict(_MOMENT.findall(text))
-    # As text, which is exact to the microsecond for every moment.
+    # Moments are read as text, which is always exact to the microsecond.
     values = (f"({POSTGRESQL.after(ms) if ms else POSTGRESQL.now})::text" for ms in moments.values())
     return list(moments), f"SELECT {', '.join(values)}"

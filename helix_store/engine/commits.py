@@ -1,7 +1,7 @@
-"""Transactions whose COMMIT may get no reply, and how to find their outcome. On PostgreSQL each transaction
-of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to COMMIT is
-lost, another connection asks the server for the outcome of that number. A server that has crashed, or a
-promoted standby, may assign the number a second time. So the transaction also reads the time of the last
+"""Transactions whose COMMIT may get no reply, and the search for their outcome. On PostgreSQL each
+transaction of the store reads its number when it begins, in the same round trip as ``BEGIN``. If the reply to
+COMMIT is lost, another connection asks the server for the outcome of that number. A server that has crashed,
+or a promoted standby, may assign the number a second time. So the transaction also reads the time of the last
 statistics reset, which changes in both cases.
 """
 

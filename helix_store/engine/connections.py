@@ -94,7 +94,7 @@ def _note(connection: BaseDatabaseWrapper) -> None:
 
 
 def _outermost(connection: Any) -> object | None:
-    # Another thread may end the block meanwhile.
+    # Another thread may end the block in the meantime.
     return next(iter(connection.atomic_blocks), None)
 
 
@@ -160,7 +160,7 @@ class keep_open:
 class return_to_pool_after(keep_open):
     """Leave connections open in a ``with`` block, then return the pooled ones that calls in it have opened.
 
-    For a thread of Django outside of requests: nothing else closes its connections.
+    Use this for a thread of Django outside of requests: nothing else closes its connections.
     """
 
     __slots__ = ()
@@ -188,7 +188,8 @@ class release_once(keep_open):
 def return_to_pool(connection: BaseDatabaseWrapper) -> None:
     """Return a pooled connection; keep any other one open.
 
-    For a background thread between two uses: it must not occupy a place in a small pool while it waits.
+    Use this for a background thread between two uses: it must not occupy a place in a small pool while it
+    waits.
     """
     if connection.settings_dict["OPTIONS"].get("pool"):
         connection.close()

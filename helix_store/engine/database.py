@@ -64,7 +64,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.01
 _UNCHANGED: Final = nullcontext()
 _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 _BEGIN: Final = Statement("BEGIN DEFERRED")
-# Until the end of the transaction: behind a pooler the connection then serves another client.
+# This lasts until the end of the transaction: behind a pooler, the connection then serves another client.
 _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
 # The lost transaction keeps its locks until the server notices that its client is gone, which can take hours.
 _WAIT_BRIEFLY: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '500ms', true)")
@@ -109,7 +109,7 @@ class Database(Access):
 
     @contextmanager
     def rolled_back(self, *, dry_run: bool = True) -> Iterator[None]:
-        """Roll back whatever a ``with`` block does, so that it can count by doing the work.
+        """Roll back the work of a ``with`` block, so that a dry run can count by doing the work.
 
         The block is one transaction, which holds the locks of everything in it until the end. Functions that
         it passes to ``on_commit`` are not called. Unless it is a ``dry_run``, the block runs as usual.
@@ -133,8 +133,9 @@ class Database(Access):
         """Run ``body`` in one transaction, by default in a call of its own.
 
         Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
-        Otherwise a transaction that the database aborted because of another one runs again, and so does one
-        whose COMMIT was lost on the way. If only the reply was lost, the transaction's result is returned.
+        Otherwise a transaction that the database aborted because of another one runs again, and so does a
+        transaction whose COMMIT did not reach the server. If only the reply was lost, the transaction's
+        result is returned.
         """
         return self._transaction(body, call, only_reads=False)
 

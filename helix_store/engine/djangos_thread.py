@@ -20,13 +20,13 @@ from asgiref.sync import AsyncToSync, SyncToAsync
 
 __all__ = ["DjangosThread", "find_djangos_thread"]
 
-# asgiref has no API that tells what its threads do, but the code that runs there is known.
+# asgiref has no API that reports what its threads do, but it is known which code they run.
 _RUNS_A_CALL: Final = SyncToAsync.thread_handler.__code__
 _IS_PARKED: Final = CurrentThreadExecutor.run_until_future.__code__
 
 
 class DjangosThread(NamedTuple):
-    """The thread; ``caller`` is its ident if this context comes from a call in it, and 0 otherwise."""
+    """The thread; ``caller`` is its ident if this context was created by a call in it, otherwise 0."""
 
     caller: int
     is_blocked: bool
@@ -114,11 +114,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _frame_of(thread: int) -> FrameType | None:
-    """Return the frame in which a thread is.
+    """Return the current frame of a thread.
 
     CPython before 3.12.4 must not collect garbage here: it holds the lock of its threads while it makes the
-    frames. Code that the collection runs may let another thread go on, which waits for that lock as it ends,
-    and keeps all others from running.
+    frames. A collection may run code that lets another thread continue. That thread waits for the lock when
+    it ends, and blocks all other threads.
     """
     with _without_gc:
         was_enabled = gc.isenabled()

@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 TENANT_MOVED: Final = "TM001"
-"""The SQLSTATE of the triggers that refuse writes to a tenant while it is moved. An SQLite trigger can only
-raise a text, which begins with this code.
+"""The SQLSTATE of the triggers that refuse writes to a tenant while it is being moved. An SQLite trigger can
+only raise a text, which begins with this code.
 """
 
 # A code is looked up whole, then by its family: the class of the SQLSTATE or the primary code of SQLite.
@@ -121,10 +121,10 @@ def translate(
 
     For an integrity error it is ``None``, because only the operation that wrote the row can interpret a
     violated constraint. A transaction that was aborted earlier (25P02) becomes Django's
-    `TransactionManagementError`, the error of a block that Django has marked as broken: a fault of the
-    calling code, never to be retried.
+    `TransactionManagementError`, the error of a block that Django has marked as broken. It is a fault of the
+    calling code and must not be retried.
 
-    ``committing`` says that COMMIT may have been sent. Then an error that leaves the outcome open becomes
+    ``committing`` means that COMMIT may have been sent. Then an error that leaves the outcome open becomes
     `OutcomeUnknown`; an error that is the server's answer to COMMIT keeps its usual meaning. With
     ``is_single_statement`` the transaction is one statement, which a timeout rolls back as a whole.
     """
@@ -142,8 +142,8 @@ def translate(
 class mapped_errors:
     """Raise the translation of a database error; other errors propagate unchanged.
 
-    A function as ``committing`` is called after an error. Around the outermost transaction it distinguishes a
-    connection that broke in the body from one that broke at COMMIT::
+    If ``committing`` is a function, it is called after an error. Around the outermost transaction it
+    distinguishes a connection that broke in the body from one that broke at COMMIT::
 
         committing = False
         with mapped_errors(connection, committing=lambda: committing):

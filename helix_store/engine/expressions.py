@@ -44,7 +44,7 @@ __all__ = [
 
 
 def tenant_parameter(tenant: str) -> Func:
-    """Return the value of a tenant, hidden from PostgreSQL's planner: ``(SELECT …)``.
+    """Return the value of a tenant, hidden from PostgreSQL's planner. ``(SELECT …)``.
 
     The statistics do not contain a new tenant, so PostgreSQL expects it to have no rows. Every index that
     begins with the tenant then looks equally good, and a look-up by key may read all rows of the tenant. For

@@ -24,7 +24,7 @@ __all__ = ["opened_connections", "used_aliases", "watch_connections"]
 _CLOSE_TIMEOUT_SECONDS: Final = 1.0
 
 _opened: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
-"""The connections of all threads: the locks of a file belong to a process."""
+"""Connections of all threads, because the locks of a file belong to the process."""
 used_aliases: Final[set[str]] = set()
 """The aliases that stores use. Connections of other aliases are left to the project."""
 _kept: Final[list[object]] = []
@@ -43,7 +43,7 @@ def _note_opened(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
 def opened_connections() -> list[BaseDatabaseWrapper]:
     """Return all connections, of any thread, that have been opened and still exist."""
     while True:
-        # Another thread may open one meanwhile.
+        # Another thread may open one in the meantime.
         with suppress(RuntimeError):
             return list(_opened)
 
@@ -74,7 +74,7 @@ def _leave_server(connection: Any) -> None:
     if inherited is None:
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
-    # A driver error, because it has already lost the server.
+    # A driver error means that the connection has already lost the server.
     with suppress(connection.Database.Error):
         os.dup2(nowhere, inherited.fileno(), inheritable=False)
     os.close(nowhere)

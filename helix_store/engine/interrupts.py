@@ -16,9 +16,11 @@ _OPERATIONS: Final = 100_000
 
 @contextmanager
 def interruptible(db: Database) -> Iterator[None]:
-    """Let an error that a signal handler raises end this thread's statement. PostgreSQL's driver does this by
-    itself and cancels the statement. SQLite calls back between steps of a statement: Python then runs the
-    handler, and a failed callback ends the statement with an `OperationalError`.
+    """End this thread's statement if a signal handler raises an error.
+
+    PostgreSQL's driver does this by itself and cancels the statement. SQLite calls back between steps of a
+    statement: Python then runs the handler, and a failed callback ends the statement with an
+    `OperationalError`.
     """
     if db.is_postgresql:
         yield

@@ -14,10 +14,13 @@ class MemoryTable:
     """The data of one kind and one tenant. Hold the world's lock to change it."""
 
     def session_is_gone(self, session_id: str, *, keep_usage: bool) -> None:
-        """Delete the data of a deleted session, as a foreign key would. The lock is held."""
+        """Delete the data of a deleted session, as a foreign key would. The caller holds the lock."""
 
     def saved(self) -> Callable[[], None]:
-        """Return a call that puts back what the table holds now. The lock is held by both."""
+        """Return a function that restores the current content of the table.
+
+        Both are called while the lock is held.
+        """
         raise NotImplementedError
 
 
@@ -58,7 +61,10 @@ class MemoryWorld:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the lock for a ``with`` block. An exception puts back what all tables held before."""
+        """Hold the lock for a ``with`` block.
+
+        After an exception, all tables are restored to their earlier content.
+        """
         with self.lock:
             saved = [table.saved() for tables in self._tenants.values() for table in tables.values()]
             try:
@@ -69,6 +75,6 @@ class MemoryWorld:
                 raise
 
     def session_is_gone(self, tenant: str, session_id: str, *, keep_usage: bool) -> None:
-        """Notify every table of a tenant that a session was deleted. The lock is held."""
+        """Notify every table of a tenant that a session was deleted. The caller holds the lock."""
         for table in list(self._tenants.get(tenant, {}).values()):
             table.session_is_gone(session_id, keep_usage=keep_usage)

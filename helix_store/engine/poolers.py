@@ -12,7 +12,7 @@ __all__ = ["dropped_search_path", "loses_prepared_statements"]
 
 _ROUNDS: Final = 6
 _SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\\])*)")
-"""In the ``options`` of libpq, where a backslash escapes a space in the value."""
+"""The value in the ``options`` of libpq, where a backslash escapes a space."""
 
 
 class DroppedSearchPath(NamedTuple):
@@ -84,7 +84,8 @@ def _share_sessions(one: Any, two: Any) -> bool:
     """Return whether one process serves both open connections, which happens only in transaction mode."""
     of_one: set[int] = set()
     of_two: set[int] = set()
-    # In turns of different length, because a round-robin pooler would otherwise never repeat a session.
+    # The connections take turns of different length, because a round-robin pooler would otherwise never
+    # repeat a session.
     for turn in range(1, _ROUNDS + 1):
         of_one.update(_session(one) for _ in range(turn))
         of_two.update(_session(two) for _ in range(turn + 1))
@@ -97,10 +98,10 @@ def _keeps_names(connection: Any) -> bool:
     """Return whether the server knows a prepared statement by the name that the client gave it."""
     pgconn = getattr(connection.connection, "pgconn", None)
     if pgconn is None:
-        # Another driver, with which no statement is prepared.
+        # Other drivers prepare no statements.
         return False
     name = f"helix_store_probe_{secrets.token_hex(8)}"
-    # In one transaction, so that all of it reaches the same session of the server.
+    # One transaction, so that all statements reach the same session of the server.
     connection.set_autocommit(False)
     try:
         with connection.cursor() as cursor:

@@ -1,10 +1,10 @@
-"""Prepared statements on PostgreSQL, with a cursor of their own. Planning a small statement costs more than
+"""Prepared statements on PostgreSQL, with a separate cursor class. Planning a small statement costs more than
 running it, and psycopg's own cursors take longer to send one than the server takes to run it. This cursor
 sends text. Inside a transaction, it sends a statement with its savepoint, and with the ``BEGIN`` if the
 transaction has not begun, in one round trip.
 
 Behind a pooler that picks another server connection for each transaction, a prepared statement may be missing
-on the server. Its name is a digest of its text, so a name that exists already is the same statement. A
+on the server. Its name is a digest of its text, so a name that already exists is the same statement. A
 connection on which a statement is missing stops preparing. ``DISABLE_SERVER_SIDE_CURSORS``, Django's setting
 for such poolers, switches preparing off.
 """
@@ -152,7 +152,7 @@ class _TimestamptzLoader(Loader):
         text = bytes(data).decode()
         try:
             if text.startswith(_AFTER_THE_LAST_DAY):
-                # East of Greenwich; Python has no such year.
+                # Python has no such year, but a time zone east of Greenwich may reach it.
                 return _in_utc(text.replace(_AFTER_THE_LAST_DAY, "9999-12-31")) + timedelta(days=1)
             return _in_utc(text)
         except (ValueError, OverflowError):
@@ -174,7 +174,7 @@ _ADAPTERS.register_loader("jsonb", TextLoader)
 
 def read_moments(execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any) -> Any:
     """Wrap the execution of a statement, so that its cursor reads aware datetimes."""
-    # A prepared cursor has none, and always reads aware datetimes.
+    # A prepared cursor has no such setting, and always reads aware datetimes.
     if adapters := getattr(context["cursor"], "adapters", None):
         adapters.register_loader("timestamptz", _TimestamptzLoader)
     return execute(sql, params, many, context)

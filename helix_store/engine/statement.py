@@ -19,8 +19,8 @@ class PreparedForm(NamedTuple):
     """A statement as PostgreSQL prepares it.
 
     ``text`` has the placeholders ``$1``, ``$2``…, and ``parameters`` are their names in that order. ``name``
-    is a digest of the text: behind a pooler, where processes share a server connection, a name can only mean
-    the statement that it was made from.
+    is a digest of the text: behind a pooler, where processes share a server connection, a name can only refer
+    to one statement.
     """
 
     name: bytes
@@ -30,8 +30,8 @@ class PreparedForm(NamedTuple):
 
 class Statement:
     """An SQL statement with placeholders ``%(name)s`` or ``%s``; ``%%`` is a percent sign. Pass ``sqlite`` if
-    the text for PostgreSQL does not run on SQLite, and ``citus`` if it does not run on Citus: a list of
-    statements that run in order instead, see `engine.citus`.
+    the text for PostgreSQL does not run on SQLite, and ``citus`` if it does not run on Citus; ``citus`` is a
+    list of statements that run in order instead (see `engine.citus`).
     """
 
     def __init__(self, postgresql: str, sqlite: str | None = None, *, citus: Sequence[str] = ()) -> None:
@@ -45,7 +45,7 @@ class Statement:
 
     @cached_property
     def prepared(self) -> PreparedForm:
-        """The form to prepare; for statements with named placeholders."""
+        """The form to prepare, for statements with named placeholders."""
         numbers: dict[str, int] = {}
 
         def number(match: re.Match[str]) -> str:

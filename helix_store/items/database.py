@@ -139,7 +139,7 @@ class DatabaseItems(DatabaseOperations):
             return 0
         session = head.pk
         if self.db.execute(sql.NEWEST_LOCKED, {**_lane(session, target), "before": MAX_BIGINT, "limit": 1}):
-            raise ConflictError("The lane has items already.")
+            raise ConflictError("The lane already has items.")
         last = MAX_BIGINT if before is None else before
         columns = {"target": target, "before": last, "version": head.version}
         copied = len(self.db.execute(sql.COPY, {**_lane(session, lane), **columns}))
@@ -161,7 +161,7 @@ class DatabaseItems(DatabaseOperations):
         return deleted
 
     def _prune(self, session: int, lane: str, prune: Callable[[Any], Any] | None) -> None:
-        """Delete the oldest items, up to the first that ``prune`` keeps or that cannot be read."""
+        """Delete the oldest items, up to the first one that ``prune`` keeps or that cannot be read."""
         if prune is None:
             return
         after = 0
@@ -231,7 +231,7 @@ def item_of(row: Row) -> StoredItem:
 
 
 def readable(rows: Sequence[Row]) -> Iterator[StoredItem]:
-    """Yield the items of rows, without those that cannot be read."""
+    """Yield the items of rows, except unreadable ones."""
     for row in rows:
         with suppress(IntegrityFault):
             yield item_of(row)

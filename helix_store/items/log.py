@@ -28,11 +28,11 @@ __all__ = ["ItemLog"]
 class ItemLog:
     """Ordered JSON values of a session, each with or without a key that is unique in its lane.
 
-    A lane is a name of at most 1,000 bytes; a session has any number of them. Every write is one transaction
-    under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError` if the
-    session's lock has a larger one. The first item of an unknown session creates the session with
-    ``agent_type``. A session without a user gets ``user_id`` with a write; if the session belongs to another
-    user, the write raises `ConflictError`. If an async write is cancelled, it raises `CancelledError` only
+    A lane is a name of at most 1,000 bytes; a session can have any number of lanes. Every write is one
+    transaction under the lock of the session's row. It takes a ``fencing_token``, and raises `FencedOutError`
+    if the session's lock has a larger one. The first item of an unknown session creates the session with
+    ``agent_type``. A write sets ``user_id`` as the user of a session without one, and raises `ConflictError`
+    if the session belongs to another user. If an async write is cancelled, it raises `CancelledError` only
     after its transaction has ended.
     """
 
@@ -67,8 +67,8 @@ class ItemLog:
     ) -> int:
         """Add items at the end of the lane, all or none, and return how many were new.
 
-        An item is skipped if its key is already in the lane, so a repeat is safe. Raises `InvalidPayload` and
-        `LimitExceeded`: an item has at most ``max_state_bytes``.
+        An item is skipped if its key is already in the lane, so a repeat is safe. Raises `InvalidPayload`,
+        and `LimitExceeded` for an item of more than ``max_state_bytes``.
         """
         held = guard(fencing_token=fencing_token)
         items = encode_items(payloads, keys, conf.limits())
@@ -88,8 +88,8 @@ class ItemLog:
     ) -> StoredItem | None:
         """Delete the newest item and return it; ``None`` for an empty lane. No two callers get the same one.
 
-        Newer items that cannot be read, and those whose payload ``validate`` refuses with a false value, are
-        also deleted. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.
+        Newer items are also deleted if they cannot be read, or if ``validate`` returns a false value for
+        their payload. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.
         """
         held = guard(fencing_token=fencing_token)
         return self._items.pop(self.session_id, self.lane, validate or _any, held)

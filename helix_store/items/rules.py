@@ -1,4 +1,4 @@
-"""The item, and the rules for what a log accepts."""
+"""The item, and the rules for the values that a log accepts."""
 
 from __future__ import annotations
 

@@ -112,5 +112,5 @@ COPY_TO_BRANCH: Final = Statement(
 )
 """Copies the items that were added before the session had a version.
 
-Rows of earlier releases have no version. Only for these, the clock of the worker decides.
+Rows of earlier releases have no version. For these rows, and only for these, the worker's clock decides.
 """

@@ -26,9 +26,9 @@ __all__ = ["DatabaseLockManager", "DatabaseLocks", "hold_fence"]
 class DatabaseLockManager(LockManagerBase):
     """Locks in a Django database, shared by every process that uses it.
 
-    ``using`` and ``tenant`` are those of the stores that the locks protect: a guarded write compares its
-    token with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens
-    only grow. Works through PgBouncer in transaction mode.
+    Pass the ``using`` and ``tenant`` of the stores that the locks protect: a guarded write compares its token
+    with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens only
+    grow. Works through PgBouncer in transaction mode.
 
     Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
     It returns ``None`` while another transaction writes to that session, as for a held name.
@@ -115,7 +115,7 @@ class DatabaseLocks:
         return self.db.committed_once(release, look_too, operation_id=lambda: name)
 
     def force_release(self, name: str) -> bool:
-        # In a transaction, because no stored value tells who has ended a term.
+        # This needs a transaction, because no stored value shows who has ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 
     def is_locked(self, name: str) -> bool:

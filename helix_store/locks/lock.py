@@ -46,7 +46,7 @@ class KeepAlive:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether the lock is still refreshed, which ends when it is lost or `stop` is called."""
+        """True while the lock is refreshed: until it is lost or `stop` is called."""
         return not self._stopped.is_set() and self._thread.is_alive()
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Lock:
 
     @property
     def expires_at(self) -> datetime:
-        """The end of the term on the database's clock; a worker decides by `is_trusted` instead."""
+        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
         return self._expires_at
 
     @property
@@ -141,9 +141,9 @@ class Lock:
         return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
 
     def is_trusted(self) -> bool:
-        """Return whether the term certainly lasts, without a statement. It is true until nine tenths of the
-        TTL have passed on this process's monotonic clock since the last successful request was sent. It is
-        always false after `release` or a `LockLostError`.
+        """Return whether the term is certain to be active, without querying the database. It is true until
+        nine tenths of the TTL have passed on this process's monotonic clock since the last successful request
+        was sent. It is always false after `release` or a `LockLostError`.
         """
         return time.monotonic() < self._trusted_until
 
@@ -165,7 +165,8 @@ class Lock:
         with self._mutex:
             trusted_until = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:
-                # Another request was answered meanwhile. The order in which the database ran them is unknown.
+                # Another request was answered in the meantime. The order in which the database ran them is
+                # unknown.
                 trusted_until = min(trusted_until, self._trusted_until)
             self._changes += 1
             self._trusted_until = trusted_until

@@ -37,14 +37,14 @@ _LONGEST_HOST_NAME: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One period of holding a name. Its token is larger than those of all earlier terms of the name."""
+    """One period of holding a name. Its token is larger than the tokens of all earlier terms of the name."""
 
     fencing_token: int
     expires_at: datetime
 
 
 class LockOperations(Protocol):
-    """The operations of a back end. Arguments are checked already, and no operation waits for a lock.
+    """The operations of a back end. Arguments have already been checked, and no operation waits for a lock.
 
     A term is over when it is released, when its TTL has passed, or when a newer term has begun.
     """
@@ -70,11 +70,11 @@ class LockOperations(Protocol):
         ...
 
     def is_locked(self, name: str) -> bool:
-        """Return whether a term lasts now."""
+        """Return whether a term is active."""
         ...
 
     def active(self) -> list[LockInfo]:
-        """Return the terms that last now, by name."""
+        """Return the active terms, by name."""
         ...
 
 
@@ -85,8 +85,8 @@ def process_owner(nonce: str) -> str:
 
 def retry_pauses(timeout_ms: int) -> Iterator[float]:
     """Yield the seconds to pause between attempts, which grow and are jittered so that waiters spread out.
-    The last pause ends at the timeout, after which the caller makes one more attempt. A timeout of 0 has no
-    pauses.
+    The last pause ends at the timeout, after which the caller makes one more attempt. With a timeout of 0,
+    there are no pauses.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     longest = _FIRST_PAUSE_SECONDS

@@ -7,7 +7,7 @@ from helix_store.models import Lock
 
 __all__ = ["TABLES"]
 
-_LEASE: Final = "A lease of a process that writes to the other database. Only the token must grow."
+_LEASE: Final = "The lease belongs to a process that writes to the other database. Only the token must grow."
 
 TABLES: Final = (
     Table(

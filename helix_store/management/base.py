@@ -131,7 +131,8 @@ class StoreCommand(BaseCommand):
                 try:
                     self._collect(failures, alias, *args, **options)
                 except CommandError as exc:
-                    # This may be wrong usage for this database, but not for those that are already done.
+                    # This may be wrong usage for this database, but not for the databases that are already
+                    # done.
                     if exc.returncode == USAGE and alias == aliases[0]:
                         raise
                     failures[alias] = exc
@@ -194,7 +195,11 @@ class StoreCommand(BaseCommand):
 
     def add_confirmation_argument(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--no-input", "--noinput", action="store_false", dest="interactive", help="Do not ask; do it."
+            "--no-input",
+            "--noinput",
+            action="store_false",
+            dest="interactive",
+            help="Do not ask for confirmation.",
         )
 
     def confirm(self, question: str, *, is_interactive: bool) -> None:
@@ -203,7 +208,7 @@ class StoreCommand(BaseCommand):
             return
         self._stops_at_once = True
         try:
-            self.stderr.write(f"{question} Type 'yes' to go on: ", style_func=str, ending="")
+            self.stderr.write(f"{question} Type 'yes' to continue: ", style_func=str, ending="")
             self.stderr.flush()
             answer = sys.stdin.readline()
         except KeyboardInterrupt:
@@ -251,7 +256,8 @@ class StoreCommand(BaseCommand):
     ) -> None:
         """Write the items ``name`` of pages as a table or one JSON object, until a signal stops it."""
         table = Table(columns, width=self.width, colours=self.colours)
-        # The opening waits for the first page, so that the output is empty if the database does not answer.
+        # The opening text waits for the first page, so that the output is empty if the database does not
+        # answer.
         separator = opening = f'{{"{name}": ['
         listed, rest = 0, dict[str, Any]()
         with self.progress_bar(name) as progress:

@@ -41,7 +41,7 @@ def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) ->
         )
     if text is None:
         raise CommandError(
-            f"The session {visible(session_id)} waits for no answer.", returncode=PROBLEMS_FOUND
+            f"The session {visible(session_id)} is not waiting for an answer.", returncode=PROBLEMS_FOUND
         )
     return text, None
 

@@ -62,7 +62,7 @@ def chosen_checkpoint(
     """
     match = _RELATIVE.fullmatch(text)
     if match and match["current"]:
-        raise CommandError("The current state is no checkpoint. " + CHECKPOINT_FORMS, returncode=USAGE)
+        raise CommandError("The current state is not a checkpoint. " + CHECKPOINT_FORMS, returncode=USAGE)
     session_id = None if match else _session_of(text)
     if session_id is None:
         start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)

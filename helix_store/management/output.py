@@ -35,7 +35,7 @@ __all__ = [
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
 _LONGEST_ID: Final = 40
-"""The most cells that an id may claim. A UUID has 36."""
+"""The maximum number of cells for an id. A UUID has 36."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "blue", "cyan"]
 
@@ -108,7 +108,7 @@ def cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table. ``cut`` says where a cell is shortened, and ``style`` receives the text of a cell.
+    """A column of a table. ``cut`` selects where a cell is shortened; ``style`` receives the text of a cell.
 
     A cell of ids (``id``) is cut at its end, but keeps enough to be told apart from the other rows' ids. A
     column that ``may_be_empty`` is left out if the first rows have no value for it.
@@ -222,7 +222,7 @@ def _least_width(column: Column, cells: Sequence[str], width: int) -> int:
     least = column.minimum
     if column.cut == "id":
         neighbours = pairwise(sorted(set(cells)))
-        # A sub-session's id often begins with its parent's id, so no start tells these two apart.
+        # A sub-session's id often begins with its parent's id, so no start distinguishes the two.
         apart = (pair for pair in neighbours if not pair[1].startswith(pair[0]))
         starts = (commonprefix(pair) for pair in apart)  # noqa: RUF071  of texts, not of paths
         least = max([least, *(min(width_of(start) + 2, _LONGEST_ID) for start in starts)])
@@ -293,8 +293,8 @@ def bars(
 class ProgressBar:
     """A context manager that reports the progress of a loop on stderr, beginning after one second.
 
-    In a terminal it redraws one line, at most ten times a second. Elsewhere (in a log of cron) it writes a
-    line every ten seconds. The last state stays on the screen.
+    In a terminal it redraws one line, at most ten times a second. Elsewhere (such as in cron's log) it writes
+    a line every ten seconds. The last state stays on the screen.
     """
 
     first_after: float = 1.0
@@ -332,11 +332,11 @@ class ProgressBar:
             self._show(end="\n")
 
     def advance(self, count: int = 1) -> None:
-        """Report that ``count`` more are done."""
+        """Report that ``count`` more items are done."""
         self.update(self.done + count)
 
     def update(self, done: int) -> None:
-        """Report that ``done`` are done in total."""
+        """Report that ``done`` items are done in total."""
         self.done = done
         now = self._clock()
         if not self._is_silent and now >= self._due:

@@ -37,10 +37,10 @@ def chosen_session(
 ) -> tuple[DatabaseStateStore, str]:
     """Return the store and the id of the session that ``text`` selects, by its id or the start of its id.
 
-    A start needs four characters and must match one session, not counting the sub-sessions of that session.
-    With ``is_whole`` no start is accepted, because a repeated command that deletes without asking must not
-    find another session. Without ``--tenant``, an id that several tenants have is a usage error. Raise
-    `SessionNotFound`.
+    The start of an id needs four characters and must match one session, not counting the sub-sessions of that
+    session. With ``is_whole`` no start is accepted, because a repeated command that deletes without asking
+    must not find another session. Without ``--tenant``, an id that several tenants have is a usage error.
+    Raise `SessionNotFound`.
     """
     directory = directory_of(options)
     try:
@@ -48,7 +48,7 @@ def chosen_session(
         if not tenants and not is_whole and len(text) >= _SHORTEST_START:
             session_id, tenants = _started(text, directory)
     except InvalidPayload as exc:
-        raise CommandError(f"{visible(text)!r} is no session id: {exc.reason}.", returncode=USAGE) from exc
+        raise CommandError(f"{visible(text)!r} is not a session id: {exc.reason}.", returncode=USAGE) from exc
     if not tenants:
         raise SessionNotFound(text)
     return directory.store(only_tenant(tenants, f"session {visible(session_id)}")), session_id

@@ -324,7 +324,7 @@ def _cost(usage: UsageRollup, unpriced: int) -> str:
     known = f"${usage.cost_usd.normalize():f}"
     if not unpriced:
         return known
-    missing = f"entries of tokens without a known cost: {unpriced:,}"
+    missing = f"token entries without a known cost: {unpriced:,}"
     return f"{known}, {missing}" if usage.cost_usd else f"unknown: {missing}"
 
 

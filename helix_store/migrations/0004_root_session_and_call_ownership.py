@@ -1,4 +1,4 @@
-"""Schema version 4: the top of each session tree, and which session of it owns which client tool call."""
+"""Schema version 4: the root of each session tree, and the session that owns each client tool call."""
 
 from typing import Any
 

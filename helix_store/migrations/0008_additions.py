@@ -1,4 +1,4 @@
-"""What this package adds to schema version 7: streams, items, snapshots, deltas, operations and indexes.
+"""Additions of this package to schema version 7: streams, items, snapshots, deltas, operations and indexes.
 
 It replaces the migrations of the versions before the first release.
 """
@@ -36,7 +36,7 @@ NAMES: Final = {
 
 
 def write_in_full(apps: Any, schema_editor: Any) -> None:
-    """Give every step its full payload again; then nothing needs the bases that were kept for them."""
+    """Store every step's full payload again, so that the kept bases are no longer needed."""
     model = apps.get_model("helix_store", "Checkpoint")
     checkpoints = model._base_manager.using(schema_editor.connection.alias)
     deltas = checkpoints.filter(base__isnull=False).select_related("base").order_by("pk")

@@ -1,4 +1,4 @@
-"""What was approved and used, by tool call id, apart from the state."""
+"""The approved and used calls, by tool call id, outside the state."""
 
 from __future__ import annotations
 

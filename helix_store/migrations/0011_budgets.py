@@ -1,4 +1,4 @@
-"""Budgets, and the counters of what was spent from them."""
+"""Budgets, and the counters of the amounts spent."""
 
 from django.db import migrations, models
 from django.db.models import Q

@@ -56,7 +56,7 @@ class RefuseToLose(WithoutEffect):
         self.remove = remove or _HOW_TO_REMOVE[model_name]
 
     def loss(self, apps: StateApps, app_label: str, alias: str) -> str | None:
-        """Return what reversing would delete and how to remove it first, or ``None``."""
+        """Return a text that names the rows that reversing would delete, or ``None``."""
         model = apps.get_model(app_label, self.model_name)
         if not router.allow_migrate_model(alias, model):
             return None
@@ -97,7 +97,8 @@ def compress_quickly(model_name: str, *columns: str) -> migrations.RunPython:
 
 
 def index_documents(model_name: str, column: str, *, name: str, empty: str) -> migrations.RunPython:
-    """Return an operation that creates a GIN index for JSON containment on PostgreSQL. No model names it.
+    """Return an operation that creates a GIN index for JSON containment on PostgreSQL. It is not declared in
+    a model.
 
     Documents equal to ``empty`` are left out, so they add no cost to writes. Each search reads the pending
     list of new entries, so the list is kept small.

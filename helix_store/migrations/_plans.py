@@ -106,7 +106,7 @@ def _delete(path: str, file: BinaryIO) -> None:
         os.unlink(path)
 
 
-# --- What other processes have done meanwhile --------------------------------------------------------
+# --- Migrations that other processes have applied ----------------------------------------------------
 
 
 class _ReplaceState(WithoutEffect):
@@ -166,7 +166,7 @@ def _refuse_to_lose(plan: Plan, connection: BaseDatabaseWrapper, apps: StateApps
     if not losses:
         return
     error = IrreversibleError(
-        "\n".join(["Going back would delete data. No migration was taken back.", *losses])
+        "\n".join(["Going back would delete data. No migration was reversed.", *losses])
     )
     if connection.in_atomic_block:
         raise error  # SQLite would never reach the operation: it changes no schema in a transaction.

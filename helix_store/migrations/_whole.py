@@ -1,4 +1,4 @@
-"""Migrations that a killed process leaves as a whole or not at all."""
+"""Migrations that a killed process leaves either complete or not started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WholeMigration(migrations.Migration):
         state = super().apply(project_state, schema_editor, collect_sql)
         for statement in schema_editor.deferred_sql:
             schema_editor.execute(statement, None)
-        # Without one that waits, Django records the migration before the commit.
+        # If no statement waits, Django records the migration before the commit.
         schema_editor.deferred_sql.clear()
         return state
 

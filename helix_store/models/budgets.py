@@ -1,4 +1,4 @@
-"""Budgets, and the counters of what was spent from them."""
+"""Budgets, and the counters of the amounts spent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Budget", "BudgetCounter"]
 
 
 class Budget(models.Model):
-    """A cap. ``value`` is empty for a tenant, and for a budget of each user or each agent type.
+    """A cap. ``value`` is empty for a tenant, and for a budget per user or agent type.
 
     Entries before the period ``counted_from`` are not counted.
     """

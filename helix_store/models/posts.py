@@ -20,7 +20,7 @@ class PostState(models.TextChoices):
 
 
 class Post(models.Model):
-    """A message that waits to be received, or the trace of one that was received or withdrawn.
+    """A message that waits to be received, or the remaining record of one that was received or withdrawn.
 
     ``received_version`` is the version of the session that the reception wrote.
     """

@@ -109,13 +109,13 @@ class Session(models.Model):
         db_constraint=False,
         db_index=False,
     )
-    # A join would not do: after a wait for the row lock, a joined row may be older than the lock.
+    # A join would be wrong: after a wait for the row lock, a joined row may be older than the lock.
     current_is_checkpoint = models.BooleanField(default=False, editable=False)
-    # A random key for the full payload that the next step may be a delta from: that of the current row or of
-    # its base. It is not a row id, because a rollback or a restored backup may assign that to other content.
+    # A random key for the full payload of the current row or its base, from which the next step may be a
+    # delta. It is not a row id, because a rollback or a restored backup may assign that to other content.
     base_key = models.BigIntegerField(null=True, editable=False)
     call_ids = CallIdsField()
-    # When the first waiting post is due. Posts change it without a new version.
+    # The time at which the first waiting post is due. Posts change it without a new version.
     next_post_at = MomentField(null=True, blank=True, editable=False)
 
     objects = SessionQuerySet.as_manager()

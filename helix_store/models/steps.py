@@ -37,7 +37,7 @@ class Operation(models.Model):
     """The result of a step with an operation id, which a repeat returns.
 
     It is kept when its checkpoint is pruned, so that a late repeat is not applied twice. A row without a
-    digest marks a staged change that was promoted or discarded; its id is that of the call that staged it.
+    digest marks a staged change that was promoted or discarded; it has the id of the call that staged it.
     """
 
     session = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""Budgets with what was spent from them and what is held, read in a constant number of statements."""
+"""Budgets with the amounts spent and held, read in a constant number of statements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 MOST_COUNTERS: Final = sql.MOST_COUNTERS
 _COLUMNS: Final = 12
-"""The columns of `standing_of`; those of a statement's own follow."""
+"""The columns of `standing_of`; a statement's own columns follow."""
 _STOPPED: Final = "budget:"
 _BUDGETS_AT_ONCE: Final = 500
 
@@ -58,10 +58,10 @@ class LimitReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetReport:
-    """A budget with one of its counters. That of a budget for each value may be the highest one.
+    """A budget with one of its counters. For a budget per value, the counter may be the highest one.
 
-    ``value_count`` is then the number of values with a counter now, at most one more than `MOST_COUNTERS`,
-    and ``status`` is the highest of them, or of as many of them.
+    ``value_count`` is then the number of values with a current counter, at most one more than
+    `MOST_COUNTERS`, and ``status`` is the highest of at most `MOST_COUNTERS` counters.
     """
 
     tenant: str
@@ -98,7 +98,7 @@ def reports_of_session(db: Database, spender: Spender) -> list[BudgetReport]:
 
 
 def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, BudgetReport]:
-    """Return the report of each budget by its key, without those that cannot be read. One statement."""
+    """Return the report of each budget by its key, except budgets that cannot be read. One statement."""
     if not rows:
         return {}
     db, tenants = Database(using, ""), {row.pk: row.tenant for row in rows}
@@ -113,7 +113,7 @@ def reports_of_budgets(rows: Sequence[Budget], *, using: str) -> dict[int, Budge
 def all_reports(*, using: str, tenant: str | None) -> Iterator[BudgetReport]:
     """Yield the reports of all budgets, or those of one tenant, by tenant and name.
 
-    One statement for 500 budgets, after one that reads them all. Leave out those that cannot be read.
+    One statement for 500 budgets, after one that reads them all. Budgets that cannot be read are left out.
     """
     rows = Budget.objects.using(using).order_by("tenant", "name")
     budgets = list(rows if tenant is None else rows.filter(tenant=tenant_parameter(tenant)))
@@ -124,10 +124,10 @@ def all_reports(*, using: str, tenant: str | None) -> Iterator[BudgetReport]:
 
 
 def reports_of_values(budget: Budget, *, using: str, first: int, limit: int) -> list[BudgetReport]:
-    """Return a page of the values of a budget for each value, the highest first. One statement.
+    """Return a page of the values of a budget per value, the highest first. One statement.
 
-    The values of the current period are found by an index, and sorted: an index of what was spent would have
-    to be written by each step.
+    An index finds the values of the current period, which are then sorted: each step would have to write to
+    an index of the amounts spent.
     """
     parameters = {"key": budget.pk, "limit": limit, "offset": first}
     rows = Database(using, "").read(sql.STANDINGS_OF_VALUES, parameters)

@@ -25,9 +25,9 @@ _PLACE: Final = ("tenant", "session_id", "pk")
 def conversations_of(
     db: Database, keys: Collection[int], may_view: Callable[[type[Model]], bool] = lambda _model: True
 ) -> list[Conversation]:
-    """Return the conversations that sessions with these keys may have. One statement, however many there are.
+    """Return the conversations that sessions with these keys may have. One statement in any case.
 
-    An adapter without rows for these sessions is left out, and one whose rows the user may not view.
+    Adapters without rows for these sessions, or whose rows the user may not view, are left out.
     """
     permitted = [each for each in conversations() if all(map(may_view, each.needs))]
     if not (keys and permitted):
@@ -53,7 +53,7 @@ def outlines(
 def outlined(
     sessions: Collection[Session], alias: str, may_view: Callable[[type[Model]], bool]
 ) -> dict[int, Outline]:
-    """Return the outlines of all these sessions: of the store's own messages, or else those of an adapter.
+    """Return the outlines of all these sessions: of the store's own messages, or else of an adapter's.
 
     The number of statements does not depend on the number of sessions.
     """
@@ -69,9 +69,9 @@ def outlined(
 def outlines_of_heads(
     db: Database, listed: Collection[tuple[str, SessionHead]]
 ) -> list[tuple[str, Outline] | None]:
-    """Return the outline that an adapter has of each session, with the name of its framework, and `None` for
-    sessions with messages of the store or without a conversation. The number of statements does not depend on
-    the number of sessions.
+    """Return an adapter's outline of each session, with the name of its framework, or `None` if the session
+    has messages of the store or no conversation. The number of statements does not depend on the number of
+    sessions.
     """
     places = [(tenant, head.session_id) for tenant, head in listed if not head.message_count]
     if not places:
@@ -104,7 +104,7 @@ def _last_messages(db: Database, counts: Mapping[int, int]) -> dict[int, Convers
 
 
 def line_of(parts: Iterable[Part]) -> str:
-    """Return what a message says, as one text without line breaks: also its calls, results and files."""
+    """Return the content of a message as one text without line breaks, including calls, results and files."""
     return " ".join(" ".join(_words(part)) for part in parts)
 
 

@@ -31,7 +31,7 @@ _ITEM: Final = table(Item)
 
 
 class Said(NamedTuple):
-    """What an item says. ``at`` replaces the time at which the item was stored."""
+    """The content of an item. ``at`` replaces the time at which the item was stored."""
 
     role: str
     parts: list[Part]
@@ -43,7 +43,7 @@ class Said(NamedTuple):
 class ItemConversation:
     """The conversation of an adapter that keeps its messages as items.
 
-    ``says`` reads the payload of an item, of which long texts may be cut off. It must not raise an error, and
+    ``says`` reads the payload of an item, in which long texts may be cut off. It must not raise an error, and
     returns ``None`` for an item that it cannot read. ``lane`` is the lane of the main conversation, and all
     other lanes of the session are its other threads; if it ends with ``/``, all lanes that begin with it are
     threads, and the first one is the main one. ``of`` is a table with a row for each session of the adapter:
@@ -99,7 +99,7 @@ class ItemConversation:
     ) -> ConversationPage:
         total = items.count()
         start = max(1, total - limit + 1) if first is None else first
-        # From the end, where most pages are.
+        # Read from the end, where most pages are.
         skipped = max(0, total - (start + limit - 1))
         taken = max(0, min(limit, total - start + 1))
         columns = ("pk", "created_at", payload_start(_SOURCE))

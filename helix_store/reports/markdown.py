@@ -21,7 +21,8 @@ _AT_ONCE: Final = 100
 
 
 def conversation_as_markdown(store: DatabaseStateStore, session_id: str) -> Iterator[str]:
-    """Yield a session's messages as blocks of Markdown: the store's own, then those of each adapter.
+    """Yield a session's messages as blocks of Markdown: the store's own messages, then the messages of each
+    adapter.
 
     An adapter's threads follow each other. Messages are read in pages, and an unreadable message of an
     adapter is named. Raises `SessionNotFound`, and `IntegrityFault` for an unreadable message of the store.
@@ -99,11 +100,11 @@ def _code(text: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return text in a block that ends only after all of it."""
+    """Return text in a code block whose fence does not occur in the text."""
     fence = "`" * _longer_than_any_run(text, least=3)
     return f"{fence}\n{text}\n{fence}"
 
 
 def _longer_than_any_run(text: str, *, least: int) -> int:
-    """Return a number of backticks that the text does not have in a row."""
+    """Return a run of backticks that is longer than any in the text."""
     return max([least, *(len(run) + 1 for run in re.findall("`+", text))])

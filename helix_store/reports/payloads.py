@@ -34,7 +34,10 @@ __all__ = [
 ]
 
 _UNREADABLE: Final = ""
-"""The replacement for text that is not valid UTF-8. No payload is empty, so this is unreadable as well."""
+"""The replacement for text that is not valid UTF-8.
+
+No payload is empty, so an empty one is also unreadable.
+"""
 
 _SUFFIX: Final = "_text"
 _STRING_MEMBER: Final = re.compile(r'"(type|message)":\s*"((?:[^"\\]|\\.)*)')

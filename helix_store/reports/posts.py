@@ -18,7 +18,7 @@ __all__ = ["WaitingPost", "WaitingPosts", "waiting_posts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPost(Serializable):
-    """A post that waits. ``text`` is the start of what it says, or ``None`` if it cannot be read."""
+    """A post that waits. ``text`` is the start of its content, or ``None`` if it cannot be read."""
 
     post_id: str
     sequence: int

@@ -1,4 +1,4 @@
-"""The start of a stored message: what it says, as far as its first characters tell."""
+"""The start of a stored message: its content, as far as the first characters contain it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def payload_start(limit: int = PREVIEW_SOURCE) -> PayloadText:
 def start_text(start: str | bytes) -> str:
     """Return the start of a payload that a statement has read; on SQLite it must be cast to a blob.
 
-    SQLite stores any bytes as text, and fails to return those that are not UTF-8.
+    SQLite stores any bytes as text, and fails to return bytes that are not UTF-8.
     """
     return start if isinstance(start, str) else start.decode(errors="replace")
 
@@ -58,7 +58,7 @@ def read_start(start: str, limit: int = PREVIEW_SOURCE) -> tuple[dict[str, Any] 
 
 
 def said_at_start(start: str) -> str | None:
-    """Return what a message says whose stored text begins with ``start``, or ``None`` if it is unreadable.
+    """Return the content of a message whose stored text begins with ``start``, or ``None`` if unreadable.
 
     A text of more than `PREVIEW_SOURCE` characters is treated as cut off.
     """
@@ -118,7 +118,7 @@ def message_start(start: str) -> dict[str, Any] | None:
 
 
 def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:
-    """Return the value at a position and the position after it, which is that of the end if it is cut off."""
+    """Return the value at a position and the position after it, which is the end if the value is cut off."""
     try:
         return _read_value(text, position)
     except ValueError:
@@ -128,7 +128,7 @@ def _read_cut(text: str, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _members_of_cut(text: str, position: int, depth: int) -> dict[str, Any] | list[Any]:
-    """Return the members of an object or a list that is cut off, with what can be read of the last one."""
+    """Return the members of an object or list that is cut off, with the readable part of the last one."""
     found: dict[str, Any] = {}
     items: list[Any] = []
     is_object = text[position] == "{"

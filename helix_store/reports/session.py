@@ -35,10 +35,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class SessionReport:
-    """The parts of a session. An unreadable part is ``None``; see ``problems``. Messages have their sequence.
+    """The parts of a session. An unreadable part is ``None``; see ``problems``. Messages include their
+    sequence.
 
-    ``conversations`` are those that adapters keep with the session, by the name of the framework.
-    ``unpriced`` counts the token entries without a cost; the sum of ``usage`` lacks them.
+    ``conversations`` holds the conversations that adapters keep with the session, by the name of the
+    framework. ``unpriced`` counts the token entries without a cost; the sum of ``usage`` lacks them.
     """
 
     tenant: str
@@ -121,7 +122,7 @@ def session_report(
     the store's own and those of each adapter.
 
     A damaged part does not hide the others. Raise `SessionNotFound`. Each part is read separately, so if the
-    session is written meanwhile, one part may be older than another.
+    session is written at the same time, one part may be older than another.
     """
     report = SessionReport(tenant=store.tenant, session_id=session_id)
 

@@ -71,4 +71,4 @@ def send_signals(
             )
         except Exception:
             # The receivers are asynchronous, and a synchronous call runs on the event loop's own thread.
-            _logger.exception("The receivers of a signal of session %r were not all called.", session_id)
+            _logger.exception("Some receivers of a signal of session %r were not called.", session_id)

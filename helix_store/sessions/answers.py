@@ -1,4 +1,4 @@
-"""Rules of answers to tool calls: what an answer may say, which call it fits, and the default answer."""
+"""Rules of answers to tool calls: their content, the call that they match, and the default answer."""
 
 from __future__ import annotations
 

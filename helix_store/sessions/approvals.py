@@ -1,8 +1,8 @@
-"""Rules of approvals: what a call may demand, who may answer it, and what was approved and used.
+"""Rules of approvals: the requirements of a call, the people who may answer it, and approved and used calls.
 
-A call that asks for an approval may demand several (``approvals``), and may be ``editable``. While it is
-open, ``approved_by`` holds those who have approved its current input; after an edit, ``original_input`` holds
-the input that was asked for. What was approved is also in a column of its own, by tool call id:
+A call that asks for an approval can require several (``approvals``), and can be ``editable``. While it is
+open, ``approved_by`` holds the people who have approved its current input; after an edit, ``original_input``
+holds the requested input. Approved calls are also stored in a separate column, by tool call id:
 ``tool_name``, ``input``, ``digest`` and ``actors``, and after its use ``digest``, ``actors`` and ``used_by``,
 the step. The column is not part of the state, so saves, rewinds and branches leave it alone.
 """
@@ -50,14 +50,14 @@ expired_answers: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
 }
-"""The answers that the defaults of the same name give at a deadline."""
+"""The answers of the defaults with the same names at a deadline."""
 
 
-# --- What a call demands --------------------------------------------------------------------------
+# --- Requirements of a call -----------------------------------------------------------------------
 
 
 def check_demands(entry: Mapping[str, Any], path: str) -> None:
-    """Check the keys of a new call that say who may answer it, and how. Raises `InvalidPayload`."""
+    """Check the keys of a new call that determine who may answer it, and how. Raises `InvalidPayload`."""
     permission = validation.optional_identifier(entry.get("permission"), f"{path}/permission")
     if permission is not None and not all(permission.partition(".")[::2]):
         raise InvalidPayload(path=f"{path}/permission", reason='expected "app_label.codename"')
@@ -74,13 +74,13 @@ def check_demands(entry: Mapping[str, Any], path: str) -> None:
 
 
 def number_of_approvals(entry: Mapping[str, Any]) -> int:
-    """Return how many approvals a call needs; a saved state may hold anything."""
+    """Return the number of approvals that a call needs; a saved state may hold any value."""
     number = entry.get("approvals")
     return number if type(number) is int and 1 <= number <= _MOST_APPROVALS else 1
 
 
 def current_call(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an open call with the digest of its present content, and without approvals of another one.
+    """Return an open call with the digest of its current content, without approvals of other content.
 
     A saved state may have replaced the content, and calls of earlier versions have no digest.
     """
@@ -93,7 +93,7 @@ def current_call(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_calls(pending: dict[str, Any]) -> dict[str, Any]:
-    """Return pending calls for a reader: `current_call` of each open one that has a digest."""
+    """Return pending calls for a reader, with `current_call` applied to each open call that has a digest."""
     return {
         key: current_call(call)
         if type(call) is dict and "digest" in call and "submitted_at" not in call
@@ -114,7 +114,7 @@ def edited(call: dict[str, Any], value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallActor:
-    """Who answers, as it is stored, and the Django user if it is one. An anonymous user has no id."""
+    """The stored actor of an answer, and the Django user if the actor is one. An anonymous user has no id."""
 
     id: str | None = None
     user: ActingUser | None = field(default=None, repr=False)
@@ -155,7 +155,7 @@ def _has_permission(user: ActingUser | None, permission: Any) -> bool:
     return user is not None and user.is_active and type(permission) is str and user.has_perm(permission)
 
 
-# --- What was approved ----------------------------------------------------------------------------
+# --- Approved calls -------------------------------------------------------------------------------
 
 
 def approved_calls(column: str | None) -> dict[str, Any]:
@@ -167,12 +167,15 @@ def approved_calls(column: str | None) -> dict[str, Any]:
 
 
 def encoded_approvals(approvals: Mapping[str, Any]) -> str:
-    """Return the column of approvals. It has no limit of its own: each of its calls was within one."""
+    """Return the column of approvals.
+
+    The column has no separate limit, because each of its calls was within one.
+    """
     return encode(dict(approvals), limit=UNLIMITED)
 
 
 def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mapping[str, Any]) -> ApprovedCall:
-    """Return what was approved. ``entry`` is the stored call, pending or completed, or empty.
+    """Return the approved call. ``entry`` is the stored call, pending or completed, or empty.
 
     Raises `ApprovalUsed` and `NotApproved`.
     """

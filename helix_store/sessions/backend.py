@@ -199,7 +199,7 @@ class WaitingOperations(Protocol):
     ) -> Submission: ...
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
-        """Return the version of the session and what was approved."""
+        """Return the version of the session and the approved call."""
         ...
 
     def take_answers(self, session_id: str, guard: Guard) -> dict[str, Any]: ...
@@ -215,7 +215,7 @@ class WaitingOperations(Protocol):
 
 class PostOperations(Protocol):
     def post(self, session_id: str, new: NewPost, most: int) -> Post:
-        """Store a post while fewer than ``most`` wait, or return the one that its key has."""
+        """Store a post if fewer than ``most`` are waiting, or return the existing one with its key."""
         ...
 
     def select(self, session_id: str, *, states: Sequence[PostState], after: int, limit: int) -> list[Post]:

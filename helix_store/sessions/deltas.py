@@ -63,7 +63,8 @@ class Entry(NamedTuple):
 
     `marshal`, in its form without references, writes the same bytes for the same value of JSON's types and
     for no other. The bytes stay in the process and are never read back. They are as long as the value's text,
-    even if a small graph of shared references represents a huge value. Only for values that passed the gate.
+    even if a small graph of shared references represents a huge value. Use this only for values that passed
+    the gate.
     """
 
     key: str
@@ -118,7 +119,7 @@ def encode_payload(
 def encode_changed(
     known: Entries, before: Mapping[str, Any], value: dict[str, Any], *, limit: int, path: str
 ) -> tuple[str, dict[str, Entry] | None]:
-    """Encode a dict as `encode_reusing` does, if it shares values with another dict that was just encoded.
+    """Encode a dict that shares values with a dict that was just encoded, like `encode_reusing`.
 
     ``known`` holds the entries of all of ``before``. A value that is the same object was checked there.
     """
@@ -197,7 +198,7 @@ class Origin:
         self.version = version
         # The version of the state that was loaded or saved last.
         self.latest_version = version
-        # Whether the last step promoted staged changes: if so, the next step reads them before its statement.
+        # True if the last step promoted staged changes: the next step then reads them before its statement.
         self.expects_staging = False
         self._text = text
         self._entries = entries
@@ -267,7 +268,7 @@ def stored_payload(
             delta = delta_between(origin.entries, new)
             if delta is not None:
                 return StoredPayload(delta, origin.row_id, origin.key, payload, entries)
-    # 63 random bits make a name that no other content has or will get.
+    # 63 random bits form a key that no other content has or will get.
     return StoredPayload(payload, None, secrets.randbits(63), payload, entries)
 
 
@@ -296,7 +297,7 @@ def delta_between(base: Entries, new: Entries) -> str | None:
     kept = iter(base)
     for key, entry in new.items():
         # The search continues after the last key found. Once a key is not found, no later key is: all keys
-        # after an appended key must be appended too.
+        # after an appended key must also be appended.
         if key in kept:
             if entry is not base[key] and entry.text != base[key].text:
                 changed.append(entry.text)
@@ -361,4 +362,4 @@ def _apply(document: dict[str, Any], change: Any) -> None:
 
 
 def _misfit() -> IntegrityFault:
-    return IntegrityFault("A stored delta does not fit the state it follows; other rows are not affected.")
+    return IntegrityFault("A stored delta does not fit its base state; other rows are not affected.")

@@ -204,7 +204,7 @@ def _without_cleared(state: SessionState) -> SessionState:
     for name, value in cleared.items():
         if getattr(state, name) is value:
             setattr(stored, name, None)
-    # There are few kinds, so an assigned kind may be the same again: it depends on the other fields.
+    # There are few kinds, so assigning a kind may not change it: compare the other fields instead.
     if any(getattr(stored, name) is not None for name in _CONTINUATION):
         stored.suspension_kind = state.suspension_kind
     return stored
@@ -312,7 +312,7 @@ _HEAD_RULES: Final[dict[str, validation.Rule]] = {
 }
 _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     **_HEAD_RULES,
-    # The session is stored already: text lengths were not always limited.
+    # The session is already stored, and text lengths were not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
 

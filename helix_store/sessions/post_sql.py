@@ -22,7 +22,7 @@ __all__ = [
 _SESSION: Final = table(Session)
 _POST: Final = table(Post)
 _WAITING: Final = "session_id = %(key)s AND state = 'waiting'"
-# A prepared statement gives a parameter one type, and would find two here.
+# In a prepared statement a parameter has one type, but this one would have two.
 _KEY: Final = "CAST(%(post_key)s AS varchar)"
 
 
@@ -54,8 +54,8 @@ def _add_and_set_next() -> str:
 
 
 ADD_POST: Final = Statement(_add_and_set_next(), _add(SQLITE.now), citus=(_add_at(CITUS),))
-"""Adds no row for a known key, and none beyond the maximum. The last column is whether the session's
-``next_post_at`` is up to date; if not, the caller sets it.
+"""Adds no row for a known key, and none beyond the maximum. The last column is true if the session's
+``next_post_at`` is up to date; otherwise the caller sets it.
 """
 
 DUE_POSTS: Final = with_clock(
@@ -104,7 +104,8 @@ def _contains(vendor_form: str, word: str) -> str:
 def _find_due(clock: Clock, of_tenant: str, position: str) -> str:
     first = f"""(SELECT p.{{}} FROM {_POST} AS p WHERE p.session_id = s.id AND p.state = 'waiting'
                 ORDER BY p.due_at, p.sequence LIMIT 1)"""
-    # A suspended session with calls of which none is answered waits. If some are, the caller must read them.
+    # A suspended session waits if none of its calls is answered. If some calls are answered, the caller must
+    # read them.
     return f"""
         SELECT s.id, s.next_post_at, s.tenant, s.session_id, s.status, s.suspension_kind,
             s.pending_client_tool_calls, {first.format("post_id")}, {first.format("author")},

@@ -1,4 +1,4 @@
-"""The rules of posts: what is stored of one, and when a history may receive it."""
+"""The rules of posts: their stored form, and the conditions under which a history may receive them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def checked_states(states: Any) -> tuple[PostState, ...]:
 
 
 def require_not_ended(session_id: str, status: str) -> None:
-    """Raise `SessionEnded` for a status in which a session takes no posts."""
+    """Raise `SessionEnded` for a status in which a session accepts no posts."""
     if status in TERMINAL_STATUSES:
         raise SessionEnded(session_id, SessionStatus(status).value)
 
@@ -113,7 +113,7 @@ def has_open_calls(newest_first: Iterable[Message]) -> bool:
 
 
 def waits_for_answer(status: str, suspension_kind: str | None, pending: str | None) -> bool:
-    """Return whether no turn can go on with a session: it waits for an answer, or somebody paused it."""
+    """Return whether no turn can continue a session, because it waits for an answer or somebody paused it."""
     if status not in (SessionStatus.PAUSED, SessionStatus.INTERRUPTED):
         return False
     if suspension_kind is None:

@@ -1,4 +1,4 @@
-"""Queries for lists of sessions: checked filters, and the values that a cursor is bound to."""
+"""Queries for lists of sessions: checked filters, and the values to which a cursor is bound."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ class StagedRow(NamedTuple):
 
 
 class OpenedStep(NamedTuple):
-    """What a step begins with; the interrupt request is bound to its run.
+    """The data with which a step begins; the interrupt request is bound to its run.
 
-    If ``may_be_stopped`` is false, no budget of the session has been reached, and nothing is held.
+    If ``may_be_stopped`` is false, no budget of the session has been reached, and no amount is held.
     """
 
     state: SessionState
@@ -145,7 +145,7 @@ class NewSession:
 
 @dataclass(slots=True)
 class Reception:
-    """How a step of a turn receives due posts.
+    """The request of a turn's step to receive due posts.
 
     ``continued`` is the state that a step which finishes the session stores if posts are due. The commit sets
     ``is_continued``.
@@ -206,7 +206,7 @@ class StepRequest:
     """A step to commit; afterwards the session has at most ``keep`` checkpoints of steps.
 
     For a step of a handle, ``staged`` holds the changes that it staged itself, by tool call id, and
-    ``staged_rows`` their rows, if all of them are known.
+    ``staged_rows`` holds their rows, if all rows are known.
     """
 
     session_id: str
@@ -287,7 +287,7 @@ class StepRequest:
 
 
 def set_intent(state: SessionState, intent: str | None) -> None:
-    """Make a text represent a state in the digest of its step, because a repeat starts from a later state."""
+    """Let a text represent a state in the digest of its step: a repeat starts from a later state."""
     state._intent = intent
 
 
@@ -299,8 +299,8 @@ def are_stored(staged: Mapping[str, StagedChanges], stored: Iterable[StagedChang
 
 def dropped_staging(step_id: str) -> ConflictError:
     return ConflictError(
-        f"Another worker began the step {shown_id(step_id)} and dropped what this one had staged; "
-        "let one worker drive the session: take its lock, or use turn()."
+        f"Another worker began the step {shown_id(step_id)} and dropped this worker's staged changes; let "
+        "only one worker drive the session: take its lock, or use turn()."
     )
 
 

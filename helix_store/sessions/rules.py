@@ -72,8 +72,8 @@ RESUMED_COLUMNS: Final[dict[str, Any]] = {
 def check_supersedes(running_token: int | None, *, supersede: bool, fencing_token: int | None) -> None:
     """Raise `ConflictError` unless a new run may replace the running one.
 
-    It may do so with ``supersede``, or with a newer token than that of the running run, whose worker has then
-    lost the lock. A run without a token counts as having token 0.
+    It may do so with ``supersede``, or with a newer token than the running run's, whose worker has then lost
+    the lock. A run without a token counts as having token 0.
     """
     if not supersede and (fencing_token is None or fencing_token <= (running_token or 0)):
         raise ConflictError(

@@ -75,7 +75,7 @@ def session_by_id(alias: str = "", *, session_id: str = "session_id") -> str:
     """Return the condition for one session; ``session_id`` is the name of a parameter.
 
     PostgreSQL assumes that a tenant added after its statistics has no sessions. Any index that begins with
-    the tenant then looks as good as that of the key, and a look-up could read all rows of the tenant. To hide
+    the tenant then looks as good as the key's index, and a look-up could read all rows of the tenant. To hide
     the value from the planner, the tenant is a subselect: ``tenant = (SELECT …)`` is planned for any tenant.
     """
     prefix = f"{alias}." if alias else ""
@@ -326,7 +326,7 @@ END_LOCKED_RUN: Final = {
 }
 """Keyed by whether the write has a fence."""
 
-# A new row version with the same values makes a single statement that waits for the row look again.
+# A new row version with the same values makes a waiting one-statement write check its conditions again.
 TOUCH_SESSION: Final = Statement(f"UPDATE {_SESSION} SET version = version WHERE id = %(key)s")
 
 
@@ -387,7 +387,7 @@ def end_run(*, is_fenced: bool) -> Statement:
 def start_run(*, is_expected: bool, is_fenced: bool) -> Statement:
     """Return the statement that starts the run of an active session, unless another run or request exists.
 
-    ``UNCHANGED`` guards that there is no request. A run that is started meanwhile is a conflict.
+    ``UNCHANGED`` ensures that there is no request. A run that is started at the same time is a conflict.
     """
     conditions = [SESSION_BY_ID, "s.status = 'active'", UNCHANGED]
     conditions += ["s.version = %(expected_version)s"] if is_expected else []

@@ -1,6 +1,6 @@
 """The step in one statement, and the statements that read its input.
 
-Each of its conditions decides on a column of the locked row, as every statement of `sql` does, or through
+Each of its conditions decides on a column of the locked row, like every statement of `sql`, or uses
 ``UNCHANGED``: the row is the version that existed at the start.
 """
 
@@ -32,7 +32,8 @@ _STAGED: Final = table(StagedChange)
 _RUN: Final = table(Run)
 
 # True if the step writes the recorded value, and at most appends to it: JSON keeps the order of keys. Other
-# calls record owners without a new version. The portable form merges what they recorded since the load.
+# calls record owners without a new version. The portable form merges the owners that they have recorded since
+# the load.
 _KEEPS_OWNERS: Final = """(s.client_tool_call_ownership IS NULL OR starts_with(
                 %(client_tool_call_ownership)s::text, left(s.client_tool_call_ownership, -1)))"""
 
@@ -40,7 +41,7 @@ MAX_SINGLE_MESSAGES: Final = 4
 """The maximum number of messages a step sends as single parameters: unpacking an array costs time."""
 
 _STAGED_VERSION: Final = staged_version("g")
-# Sort by an expression: the keys' index has this order too, but also all rows of all steps.
+# Sort by an expression: the index of the keys has the same order, but contains the rows of all steps.
 _STAGED_ORDER: Final = "ORDER BY g.id + 0"
 _STAGED_OF_STEP: Final = f"""{_STAGED} AS g
             WHERE g.session_id = (SELECT id FROM {_SESSION} WHERE {SESSION_BY_ID})
@@ -118,11 +119,11 @@ def step_statement(
     ``head`` decides, and every other part takes its rows from there. On the locked row it checks the mode,
     the owners of calls, whether posts are due, the version (the expected one, or else that the row is
     `UNCHANGED`), and for a delta the key of its base. While the fence is held, it checks the token.
-    `UNCHANGED` guards the status before the end. `UNCHANGED` or the version guards that the run exists,
-    that no state waits between checkpoints, and which changes are staged: a promote, a restore or a save
-    changes the version, and discarding touches the row. Changes staged meanwhile wait for the next promote.
-    If the step prunes, this also guards which checkpoints exist: deleting one touches the row, as long as
-    steps prune.
+    `UNCHANGED` ensures that the status before the end is correct. `UNCHANGED` or the version ensures that the
+    run exists, that no state waits between checkpoints, and that the staged changes are the same: a promote,
+    a restore or a save changes the version, and discarding touches the row. Changes that are staged in the
+    meantime wait for the next promotion. If the step prunes, this also ensures that the same checkpoints
+    exist: deleting one touches the row, as long as steps prune.
     """
     fence = replaced = taken = inserted_messages = ""
     conditions = ["s.version = %(expected_version)s"] if is_expected else [UNCHANGED]

@@ -1,4 +1,4 @@
-"""Rules of client tool calls: valid calls, valid answers, and the first answer counts.
+"""Rules of client tool calls: valid calls, valid answers, and the rule that the first answer counts.
 
 A session stores its calls by tool call id in two documents. A *pending* call has ``tool_name``, ``input``,
 ``run_id``, ``requested_at``, ``deadline``, ``approval_id`` and, if given, ``on_expiry``; an answer adds
@@ -70,7 +70,7 @@ _SHARE_OF_COMPLETED: Final = 4
 def checked_calls(calls: Any, *, requested_at: int, limits: Limits) -> dict[str, dict[str, Any]]:
     """Return the entries of new calls, complete and in order. Raises `InvalidPayload` and `LimitExceeded`.
 
-    Unknown keys stay in the entry. An entry has at most ``max_message_bytes``.
+    Unknown keys stay in the entry. An entry can have up to ``max_message_bytes``.
     """
     if not isinstance(calls, Mapping):
         raise InvalidPayload(path="/calls", reason="expected a dict of calls by tool call id")
@@ -131,9 +131,9 @@ def _check_on_expiry(entry: Mapping[str, Any], path: str) -> None:
 
 
 class ToolCalls:
-    """The calls of one session, by tool call id: the pending ones, the completed ones, and the approved ones.
+    """The pending, completed and approved calls of one session, by tool call id.
 
-    What was approved is only needed to answer a call, and to use an approval.
+    The approved calls are only needed to answer a call, and to use an approval.
     """
 
     def __init__(
@@ -227,12 +227,12 @@ class ToolCalls:
         return SubmissionOutcome.ACCEPTED
 
     def approved_call(self, tool_call_id: str) -> ApprovedCall:
-        """Return what was approved. Raises `ApprovalUsed` and `NotApproved`."""
+        """Return the approved call. Raises `ApprovalUsed` and `NotApproved`."""
         stored = self.pending if tool_call_id in self.pending else self.completed
         return approved_call(tool_call_id, _entry(stored.get(tool_call_id)), self.approved)
 
     def _approve(self, tool_call_id: str, call: Mapping[str, Any], actors: list[str]) -> None:
-        """Keep what was approved. After a rewind, a call may be approved again, but its use still counts."""
+        """Store the approved call. After a rewind, a call may be approved again, but its use still counts."""
         if "used_by" not in self.approved.get(tool_call_id, {}):
             kept = {"tool_name": call.get("tool_name"), "input": call.get("input"), "digest": call["digest"]}
             self.approved[tool_call_id] = {**kept, "actors": actors}
@@ -343,7 +343,7 @@ def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToo
 
 
 def readable_due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:
-    """Return `due_calls`, or none with a warning if the row is unreadable, so that other sessions go on."""
+    """Return `due_calls`; for an unreadable row log a warning instead, so that other sessions continue."""
     try:
         return due_calls(session_id, pending, now)
     except IntegrityFault as fault:

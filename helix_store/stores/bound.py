@@ -118,10 +118,10 @@ class BoundSession:
         return cast(PostStore, self.store)
 
     def update(self, change: Callable[[SessionState], object], *, attempts: int = 5) -> SessionState:
-        """Load the state, let ``change`` modify it in place, save it, and return it with its new version.
+        """Load the state, call ``change`` to modify it in place, save it, and return it with its new version.
 
-        If another writer changed the session meanwhile, it is loaded again after a short pause; the last
-        attempt raises its `StaleStateError`. If ``change`` raises, nothing is saved.
+        If another writer has changed the session since it was loaded, it is loaded again after a short pause;
+        the last attempt raises its `StaleStateError`. If ``change`` raises, nothing is saved.
         """
         for pause in _pauses(attempts):
             try:

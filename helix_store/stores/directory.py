@@ -110,7 +110,7 @@ class SessionDirectory:
     def starting_with(self, start: str, *, limit: int) -> list[tuple[str, str]]:
         """Return the tenants and ids of at most ``limit`` sessions whose id begins with ``start``.
 
-        A sub-session is left out if the root of its tree is found too.
+        A sub-session is left out if the root of its tree is also found.
         """
         validation.identifier(start, "session_id")
         return self._directory.starting_with(start, tenant=self.tenant, limit=limit)
@@ -141,7 +141,7 @@ class SessionDirectory:
         after = None
         if cursor is not None:
             if query.offset:
-                raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
+                raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
             time, session_id, tenant = read_cursor(cursor, query=binding)
             after = (datetime.fromisoformat(time), session_id, tenant)
         found, total, has_more = self._directory.select(query, after)
@@ -153,7 +153,7 @@ class SessionDirectory:
         return DirectoryPage(sessions=found, total=total, next_cursor=next_cursor)
 
     def tree(self, session_id: str, *, tenant: str) -> TreeNode:
-        """Return a session and everything it started: sessions by parent or local ref, and remote refs.
+        """Return a session and everything below it: sessions by parent or local ref, and remote refs.
 
         Runs three queries, however large the tree is. Raises `SessionNotFound`.
         """

@@ -48,10 +48,10 @@ class SessionHandle(BoundSession):
     ) -> Turn:
         """Return a turn for ``with`` or ``async with``: one worker drives the session until it ends or waits.
 
-        By default, ``locks`` and ``usage`` are those of the same database and tenant. ``ttl`` is a duration
-        or milliseconds. Entering raises `SessionBusy` while another worker drives the session. Entering and
-        each commit receive due posts, unless ``receive`` is false. The estimates are what each step holds in
-        the budgets that apply to the session.
+        By default, ``locks`` and ``usage`` belong to the same database and tenant. ``ttl`` is a duration or
+        milliseconds. Entering raises `SessionBusy` while another worker drives the session. Entering and each
+        commit receive due posts, unless ``receive`` is false. Each step holds the estimates in the budgets
+        that apply to the session.
         """
         return Turn(
             self,

@@ -33,7 +33,7 @@ class Parts(HasParts):
     """The stores of one database and tenant, and their common transaction."""
 
     is_atomic = True
-    """Whether several calls can be one transaction, or are all lost if the process ends."""
+    """True if several calls can be one transaction, or if all are lost when the process ends."""
 
     sessions: StateStore
 
@@ -75,7 +75,10 @@ class Parts(HasParts):
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        """Read what a step begins with; ``None`` if the session does not exist. The id may be the default."""
+        """Return the data with which a step begins, or ``None`` if the session does not exist.
+
+        ``step_id`` may be the default id.
+        """
         state = self.sessions.load_state(session_id)
         if state is None:
             return None

@@ -33,7 +33,7 @@ class _Step:
 
     @property
     def is_open(self) -> bool:
-        """Whether the step's transaction is still open and no savepoint around the step was rolled back.
+        """True if the step's transaction is still open and no savepoint around the step was rolled back.
 
         Django drops the hooks of a savepoint that is rolled back, and all hooks when COMMIT fails.
         """

@@ -1,4 +1,4 @@
-"""Rules about what a session waits for, and how a state requests it. Pure Python."""
+"""Rules about the calls that a session waits for, and about the states that request them. Pure Python."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _completed(tool_call_id: Any, call: Any, run_id: str | None) -> Any:
 
 
 def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> None:
-    """Move answers that a turn was offered to a state's completed calls."""
+    """Move the answers that a turn has offered to the completed calls of a state."""
     calls = calls_of(state)
     if calls.take(tool_call_ids):
         state.pending_client_tool_calls = calls.pending
@@ -98,7 +98,10 @@ def take(state: SessionState, tool_call_ids: Container[str], limits: Limits) -> 
 
 
 def ask(state: SessionState, entries: Mapping[str, dict[str, Any]], *, step_id: str) -> None:
-    """Make a state wait for calls, as `suspend` does. Raises `ConflictError` for a call it already had."""
+    """Make a state wait for calls, as `suspend` does.
+
+    Raises `ConflictError` for a call that the state already has.
+    """
     calls = calls_of(state)
     calls.add(entries)
     state.pending_client_tool_calls = calls.pending

@@ -57,7 +57,7 @@ class Spending:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to record."""
+        """True if there is nothing to record."""
         return len(self._entries) == self._recorded
 
     def record(self) -> None:

@@ -75,8 +75,8 @@ class Step(BothContexts):
     """One step of a session. Entering loads the state; leaving commits the whole step, or nothing.
 
     The commit carries the loaded version and the handle's fence, so it raises `StaleStateError` or
-    `FencedOutError` if somebody else wrote meanwhile. An exception in the block commits nothing, discards the
-    step's staged changes, and propagates. A step can be used only once.
+    `FencedOutError` if somebody else has written since then. An exception in the block commits nothing,
+    discards the step's staged changes, and propagates. A step can be used only once.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Step(BothContexts):
 
     @property
     def id(self) -> str:
-        """The step id. Empty before the step begins, unless it was given."""
+        """The step id. Empty before the step begins, unless an id was passed."""
         return self._id or ""
 
     @property
@@ -145,7 +145,7 @@ class Step(BothContexts):
             self._id = self._id or default_step_id(state)
             self._state, self._version = state, state.version
             if opened.has_staged:
-                # A worker that died in this step may have staged these.
+                # A worker that died in this step may have staged these changes.
                 self.session.store.discard_staging(self.session.id, self._id)
             self._phase = _Phase.OPEN
         except BaseException:
@@ -206,11 +206,12 @@ class Step(BothContexts):
             self._staged[tool_call_id] = copy.deepcopy(changes)
 
     def wait_for(self, calls: Mapping[str, AnyToolCall]) -> None:
-        """Suspend the session with the commit, until each call is answered.
+        """Suspend the session with the commit until each call is answered.
 
         ``calls`` are entries by tool call id. A ``deadline`` is a duration, an aware time, or epoch
-        milliseconds; with ``on_expiry`` "reject", the call is an approval. Store data for the next turn in
-        the custom state. Raises `InvalidPayload`, and `ConflictError` for calls it already had.
+        milliseconds; with ``on_expiry`` "reject", the call is an approval. To keep data for the next turn,
+        store it in the custom state. Raises `InvalidPayload`, and `ConflictError` for calls that the session
+        already has.
         """
         with self._working("wait_for"):
             self._require_going_on()
@@ -245,7 +246,7 @@ class Step(BothContexts):
     def finish(self, output: Any = None) -> None:
         """Complete the session with the commit, unless the commit of a turn finds a due post.
 
-        Then the session stays active without the output, and the turn goes on.
+        In that case the session stays active without the output, and the turn continues.
         """
         with self._working("finish"):
             self._require_going_on(finishing=True)
@@ -290,7 +291,9 @@ class Step(BothContexts):
     def _require_going_on(self, *, finishing: bool = False) -> None:
         """Raise `ConflictError` if a step both ends and waits, or ends twice."""
         if self.state.status in TERMINAL_STATUSES or self._ends_turn or (finishing and self._asked):
-            raise ConflictError("A step finishes, fails, waits or ends its turn; it does one of them, once.")
+            raise ConflictError(
+                "A step can finish, fail, wait or end its turn, but only one of these and once."
+            )
 
     def _require_unclaimed(self, entries: Mapping[str, dict[str, Any]]) -> None:
         """Raise `ConflictError` if another session of the tree owns a call; the root records the owners."""
@@ -429,12 +432,12 @@ class Step(BothContexts):
                 self._require_lock()
                 self._discard_staged()
         except Exception:
-            _logger.warning("What step %r staged was not discarded.", self.id, exc_info=True)
+            _logger.warning("The staged changes of step %r were not discarded.", self.id, exc_info=True)
 
-    # For the steps of a turn
+    # Overridden by the steps of a turn
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
-        """Read what the step begins with. Raises `SessionNotFound`."""
+        """Read the data with which the step begins. Raises `SessionNotFound`."""
         opened = self.session._parts.open_step(self.session.id, self._id, run_id, is_capped=is_capped)
         if opened is None:
             raise SessionNotFound(self.session.id)

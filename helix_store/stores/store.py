@@ -38,7 +38,7 @@ def _of_sessions(
 
 
 class StoreBase(Parts, OpensSessions):
-    """The stores of one database and tenant, and the calls that people need first."""
+    """The stores of one database and tenant, and the most common calls."""
 
     sessions: StateStoreBase
 

@@ -1,4 +1,4 @@
-"""A third party's state store, as a handle uses it."""
+"""A third-party state store in the form that a handle uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ThirdPartyStore"]
 
 
 class ThirdPartyStore(Parts):
-    """A state store that is known only to have the calls of the contract.
+    """A state store that has only the calls of the contract.
 
     A process can be killed between two calls. Calls made before a step are valid or have no effect without
     it; calls made after it can be repeated from the stored data.
@@ -49,7 +49,7 @@ class ThirdPartyStore(Parts):
         return limits if isinstance(limits, Limits) else conf.limits()
 
     def approved_call(self, session_id: str, tool_call_id: str) -> NoReturn:
-        raise NotSupportedOnBackend(f"A {type(self.sessions).__name__} does not keep what was approved.")
+        raise NotSupportedOnBackend(f"A {type(self.sessions).__name__} does not keep approvals.")
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
         if step.record is not None:
@@ -57,9 +57,9 @@ class ThirdPartyStore(Parts):
         return replace(step, record=None).written_by(self._save)
 
     def _save(self, step: StepWrite) -> CommittedStep:
-        """Promote staged changes here: the store could promote them too, but would not return them.
+        """Promote staged changes here: the store could also promote them, but would not return them.
 
-        Removing them successfully shows that nobody else has removed them meanwhile.
+        If removing them succeeds, nobody else has removed them in the meantime.
         """
         store, session_id, step_id = self.sessions, step.session_id, step.info.step_id
         state = step.state

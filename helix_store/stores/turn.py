@@ -58,7 +58,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Turn(BothContexts):
-    """The lock of a session and one run of it, from `__enter__` to `__exit__`.
+    """The lock of a session and one run, from `__enter__` to `__exit__`.
 
     Entering takes the lock and keeps it alive, resumes a session whose calls are answered, receives due
     posts, and starts a run that supersedes the run of a worker that died. If the session has ended or still
@@ -81,7 +81,7 @@ class Turn(BothContexts):
         self.session = session
         self.run: Run | None = None
         self.results: dict[str, dict[str, Any]] = {}
-        """The answers since the last turn, by tool call id. The first step that commits takes them."""
+        """The answers since the last turn, by tool call id. The first step that commits consumes them."""
         self._locks = session._parts.locks if locks is None else locks
         self._usage = usage
         self._owner = _this_thread() if owner is None else owner
@@ -109,7 +109,7 @@ class Turn(BothContexts):
     def state(self) -> SessionState:
         """The state of the last step, or the state at the start of the turn.
 
-        A step in a transaction of the caller counts until that transaction, or its savepoint, is rolled back.
+        A step in the caller's transaction counts unless that transaction, or its savepoint, is rolled back.
         After a rollback, this is the stored state; inside an event loop, which cannot query the store, it is
         the state before that step until the next step begins.
         """
@@ -121,7 +121,7 @@ class Turn(BothContexts):
 
     @property
     def is_active(self) -> bool:
-        """Whether the session continues in this turn: it has not ended, does not wait and was not stopped."""
+        """True if the session continues in this turn: it has not ended, does not wait and was not stopped."""
         if self.run is None or self._has_left or self._interrupt is not None:
             return False
         # Read the state first: doing so settles whether the run has ended.
@@ -153,9 +153,9 @@ class Turn(BothContexts):
         """Return the next step, with the fence and the run of this turn.
 
         Entering the step raises `TurnInterrupted` if somebody asked the session to stop: that ends the turn,
-        or is raised again by each later call. So does `BudgetExceeded`, if a budget of the session does not
-        allow the step: it holds the estimates, by default those of the turn, until it ends. Raises
-        `ConflictError` if the turn is not active.
+        or is raised again by each later call. `BudgetExceeded`, which is raised if a budget of the session
+        does not allow the step, has the same effect. The step holds the estimates, by default those of the
+        turn, until it ends. Raises `ConflictError` if the turn is not active.
         """
         if self._interrupt is not None:
             raise self._interrupt
@@ -175,7 +175,7 @@ class Turn(BothContexts):
         total: int | None = None,
         cost_usd: Any = None,
     ) -> None:
-        """Record the tokens of a model's answer, either with the next step that commits or without one.
+        """Record the tokens of a model's answer, with the next step that commits or, without one, at the end.
 
         By default, ``total`` is the sum of ``prompt`` and ``completion``.
         """
@@ -299,7 +299,7 @@ class Turn(BothContexts):
         return state if was_active else self.session.load()
 
     def _settle(self, state: SessionState) -> None:
-        """Finish the work that a worker left undone when it died after its last step."""
+        """Finish the work that a worker left unfinished when it died after its last step."""
         store, session_id = self.session.store, self.session.id
         asked = rules.calls_of(state).unanswered
         if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
@@ -326,7 +326,7 @@ class Turn(BothContexts):
     def _leave(self, error: BaseException | None) -> None:
         try:
             if self.run is not None:
-                # For a foreign store, nothing else can tell whether its writes were rolled back.
+                # For a third-party store, nothing else shows whether its writes were rolled back.
                 self._must_ask |= not self.session._parts.is_atomic
                 self._follow_commits(may_load=True)
             self._record_spending()
@@ -371,7 +371,7 @@ class Turn(BothContexts):
         )
 
     def _record_spending(self) -> None:
-        """Record what no commit has recorded, and release the hold of a step that did not commit."""
+        """Record usage that no commit has recorded, and release the hold of a step that did not commit."""
         record = self._to_record()
         if record is not None:
             record()
@@ -394,10 +394,10 @@ class Turn(BothContexts):
             # Its keep-alive has stopped, so the lock expires by itself.
             _logger.warning("The lock of session %r was not released.", self.session.id, exc_info=True)
 
-    # For the steps of the turn
+    # Called by the steps of the turn
 
     def _has_budget(self, state: SessionState) -> bool:
-        """Return whether a budget applies to the session. Some budget of its tenant exists."""
+        """Return whether a budget applies to the session. The tenant has at least one budget."""
         return self.session._parts.budgets._applies(_spender(state))
 
     def _hold_estimate(self, state: SessionState, estimate: Amounts) -> None:
@@ -438,11 +438,11 @@ class Turn(BothContexts):
 
     @property
     def _may_be_rolled_back(self) -> bool:
-        """Whether the state may differ from that of the last step."""
+        """True if the state may differ from the state of the last step."""
         return self._must_ask or bool(self._provisional)
 
     def _follow_commits(self, *, may_load: bool) -> None:
-        """Take back steps of a caller's transaction that was rolled back, to match the stored state."""
+        """Undo the steps of a caller's transaction that was rolled back, to match the stored state."""
         if not self._may_be_rolled_back:
             return
         with self._mutex:
@@ -510,12 +510,13 @@ class _TurnStep(Step):
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
         if self.session._parts.connection_of_caller is not None:
-            # The error rolls back the caller's transaction with the usage in it; the turn records it later.
+            # The error rolls back the caller's transaction with the usage in it; the turn records the usage
+            # later.
             return
         try:
             self._turn._record_spending()
         except Exception:
-            _logger.warning("What step %r spent is not recorded yet.", self.id, exc_info=True)
+            _logger.warning("The usage of step %r is not recorded yet.", self.id, exc_info=True)
 
 
 def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amounts:

@@ -1,6 +1,6 @@
 """The interface of a stream manager's back end: synchronous operations, and waiting for changes. Arguments
-are checked and chunks are encoded before they arrive here. Every write is atomic and raises `StreamNotFound`
-for an unknown stream; a guard is checked before anything is written.
+are checked and chunks are encoded before they reach the back end. Every write is atomic and raises
+`StreamNotFound` for an unknown stream; a guard is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """The arguments of a pruning; ``older_than`` is for ended and failed streams, by the storage's clock."""
+    """The arguments of pruning; ``older_than`` applies to ended streams, by the storage's clock."""
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None
@@ -81,7 +81,7 @@ class StreamWatch(Protocol):
         ...
 
     async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        """Wait until the stream may differ from ``seen``; ``False`` after the timeout, in seconds."""
+        """Wait until the stream may differ from ``seen``; return ``False`` after the timeout, in seconds."""
         ...
 
     def close(self) -> None: ...
@@ -95,7 +95,7 @@ class StreamBackend(Protocol):
     async def watch(self) -> StreamWatch: ...
 
     def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
-        """Create the stream if it does not exist. Give the lease of an active one to this writer."""
+        """Create the stream if it does not exist. If it is active, give its lease to this writer."""
         ...
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:

@@ -64,10 +64,10 @@ _HEAD_COLUMNS = ("id", "generation", "status", "last_sequence", "floor")
 class DatabaseStreamManager(StreamManagerBase):
     """Streams in a Django database. Every process writes and reads them; no other server is needed.
 
-    ``using`` and ``tenant`` are those of the sessions that the streams belong to. ``poll_interval`` is in
-    seconds. ``retention`` is how long the chunks of a stream are kept after its end; without it they are
-    kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a notification
-    misses.
+    Pass the ``using`` and ``tenant`` of the sessions that the streams belong to. ``poll_interval`` is in
+    seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it
+    they are kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
+    notification misses.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class DatabaseStreams(DatabaseOperations):
     def _repeatable_write(
         self, statement: Statement, stream_id: str, parameters: Mapping[str, Any], guard: Guard
     ) -> Rows:
-        """Run one statement that has the same effect twice."""
+        """Run one idempotent statement."""
         of_stream = {**self._row(stream_id), **parameters}
         write = partial(self._write_with_fence, statement, stream_id, of_stream, guard)
         return self.db.committed_once(write, write, operation_id=lambda: stream_id)
@@ -309,7 +309,7 @@ def streams_of(db: Database, session_keys: Collection[int]) -> list[str]:
 
 
 def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[type[Model]]:
-    """Delete those streams that no session refers to, and return the number of rows of each model.
+    """Delete the streams that no session refers to, and return the number of rows of each model.
 
     Call in the transaction that deleted sessions.
     """
@@ -321,7 +321,7 @@ def delete_orphaned_streams(db: Database, stream_ids: Iterable[str]) -> Counter[
 
 
 def _has_session(db: Database, stream_id: str) -> bool:
-    # In two parts, so that each is one index look-up, even if SQLite has no statistics.
+    # The condition has two parts, so that each is one index look-up, even if SQLite has no statistics.
     sessions = Session.objects.using(db.alias).filter(tenant=db.tenant, stream_id=stream_id)
     return sessions.filter(session_id=stream_id).union(sessions.filter(WRITES_ELSEWHERE), all=True).exists()
 
@@ -355,7 +355,7 @@ def _head(key: int, generation: int, status: str, last_sequence: int, floor: int
 def _check_complete(count: int, after: int, last: int) -> None:
     """Check that no chunk is missing; the head and its chunks are read at the same time."""
     if count != max(0, last - after):
-        raise IntegrityFault("A stream lacks chunks that it has numbered; other streams are not affected.")
+        raise IntegrityFault("Numbered chunks of a stream are missing; other streams are not affected.")
 
 
 def _lease(writer: NewWriter | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ListedStream(Serializable):
     """The head of a stream. ``chunk_count`` counts the stored chunks.
 
     ``age_seconds`` is the time since the last change, by the database's clock. ``run_id``, ``agent_name`` and
-    ``writer_id`` are those of the newest writer.
+    ``writer_id`` belong to the newest writer.
     """
 
     tenant: str

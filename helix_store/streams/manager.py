@@ -149,7 +149,7 @@ class StreamManagerBase:
         await self._backend.call(partial(self._backend.reset, stream_id, fence))
 
     async def delete_stream(self, stream_id: str) -> bool:
-        """Delete a stream with its chunks; ``False`` if it does not exist. Safe to repeat."""
+        """Delete a stream with its chunks; return ``False`` if it does not exist. Safe to repeat."""
         validation.identifier(stream_id, "stream_id")
         return await self._backend.call(partial(self._backend.delete, stream_id))
 

@@ -115,7 +115,10 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         return put_back
 
     def forget(self, stream_id: str) -> bool:
-        """Delete a stream and wake its readers; ``False`` if it does not exist. The lock is held."""
+        """Delete a stream and wake its readers; return ``False`` if it does not exist.
+
+        The caller holds the lock.
+        """
         stream = self.pop(stream_id, None)
         if stream is not None:
             self.watchers.wake(stream.key)
@@ -180,7 +183,7 @@ class MemoryStreams:
 
     async def call(self, operation: Callable[[], R]) -> R:
         if not self._lock.acquire(blocking=False):
-            # A transaction may hold the lock until this event loop has gone on: do not wait for it here.
+            # A transaction may hold the lock until this event loop continues: do not wait for it here.
             return await in_thread_to_the_end(operation)
         try:
             return operation()
@@ -341,7 +344,7 @@ class _Watch:
         if self._key is None:
             self._key = seen.identity[0]
             self._watchers.add(self._key, self._watcher)
-            # No write woke the reader before, so it reads once more.
+            # No write has woken the reader so far, so it reads once more.
             return True
         return await self._watcher.wait(timeout)
 

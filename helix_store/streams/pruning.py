@@ -1,5 +1,5 @@
 """Pruning, which fails streams with a dead writer, and deletes chunks by age and count, in small
-transactions. The row of a stream stays, with the floor that tells readers which chunks were deleted.
+transactions. The row of a stream stays, with the floor that shows readers which chunks were deleted.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> It
 def _would_prune(db: Database, tenant: str | None, request: PruneRequest) -> PrunedStreams:
     """Return what `prune` would do, with one statement for each rule.
 
-    Deleting millions of chunks and rolling that back would take as long as the real run.
+    Deleting millions of chunks and rolling the deletion back would take as long as the real run.
     """
     ((lost,),) = db.read(sql.COUNT_LOST, {"tenant": tenant})
     return replace(would_empty(db, _of_tenant(db, tenant), request), failed=int(lost))

@@ -92,7 +92,7 @@ def _close(executor: ThreadPoolExecutor) -> None:
     """End an idle executor, after each of its threads has closed its connections."""
     # A connection must be closed by its thread. The barrier keeps each thread from taking a second task.
     barrier = threading.Barrier(_THREADS, timeout=_CLOSE_TIMEOUT_SECONDS)
-    # Raised while the interpreter exits, which ends the threads as well.
+    # Raised while the interpreter exits, which also ends the threads.
     with suppress(RuntimeError):
         for _ in range(_THREADS):
             executor.submit(_close_connections, barrier)

@@ -67,7 +67,7 @@ OPEN: Final = Statement(
     # The row exists after the first statement, so that the lease begins after the wait for it.
     citus=(f"{_insert(CITUS)} DO NOTHING", _LOCK_ACTIVE, _open(CITUS)),
 )
-"""Create the stream, or give the lease of an active one to another writer."""
+"""Create the stream, or give an active stream's lease to another writer."""
 
 
 def _advance(clock: Clock) -> str:

@@ -32,7 +32,7 @@ _NOT_CACHED: Final = "private, no-store"
 _HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": _NOT_CACHED,
-    # Without it, nginx buffers the events.
+    # Without this header, nginx buffers the events.
     "X-Accel-Buffering": "no",
 }
 _NEEDS_ASGI: Final = "Streams need an ASGI server, such as uvicorn. This server uses WSGI."

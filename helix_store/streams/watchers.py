@@ -1,4 +1,4 @@
-"""Readers that wait for a change, and how any thread wakes them."""
+"""Readers that wait for a change, and the means by which any thread wakes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watcher:
         self._event.clear()
 
     async def wait(self, timeout: float | None) -> bool:  # noqa: ASYNC109  it ends the wait, not the reader
-        """Wait until `wake`; ``False`` after the timeout, in seconds."""
+        """Wait until `wake`; return ``False`` after the timeout, in seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -39,7 +39,7 @@ class Watcher:
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            # The loop was closed before the reader, which cannot run any more.
+            # The loop was closed before the reader, which can no longer run.
             return
 
 

@@ -78,7 +78,8 @@ class _Watch:
         if self._key is None:
             self._key = seen.identity[0]
             self._poller.add(self._key, self._watcher)
-            # No change woke the reader before, so it reads once more instead of waiting for the next poll.
+            # No change has woken the reader so far, so it reads once more instead of waiting for the next
+            # poll.
             return True
         return await self._watcher.wait(timeout)
 
@@ -122,7 +123,7 @@ class _Poller:
         self._watchers.remove(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] -= 1
-            # Without intervals that no watcher uses.
+            # Drop the intervals that no watcher uses.
             self._intervals = +self._intervals
         self._intervals_changed.set()
 

@@ -17,7 +17,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def helix_start_tiles(context: Any) -> list[Tile]:
-    """The tiles of the start page, of the admin site that shows it."""
+    """Return the tiles of the start page, for the admin site that shows it."""
     request = context["request"]
     current = getattr(request, "current_app", site.name)
     shown = next((each for each in all_sites if each.name == current), site)
@@ -26,5 +26,5 @@ def helix_start_tiles(context: Any) -> list[Tile]:
 
 @register.simple_tag(takes_context=True)
 def helix_databases(context: Any) -> list[DatabaseLink]:
-    """This page in each database, for the switch between them."""
+    """Return links to this page in each database."""
     return database_links(context["request"])

@@ -1,4 +1,4 @@
-"""Rules for the values that an import accepts in a column, the same as when the stores are called."""
+"""Rules for the values that an import accepts in a column, which are also the rules of the stores' calls."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ _COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 Reference = tuple[str, str, int]
-"""A checkpoint within its session: kind, namespace, version. It represents a key of the database."""
+"""A checkpoint within its session: kind, namespace, version.
+
+In an export, it replaces a key of the database.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ def _codec(field: models.Field[Any, Any]) -> tuple[_Writer, _Reader]:
             return _moment_text, _moment
         case models.CharField() | models.TextField():
             return None, partial(_text, field.max_length)
-    raise TypeError(f"No form in an export is known for the {type(field).__name__} {field.name}.")
+    raise TypeError(f"The {type(field).__name__} {field.name} has no known form in an export.")
 
 
 def _sorted(value: Any) -> Any:

@@ -63,7 +63,7 @@ class DatabaseSource:
     @contextmanager
     def reading(self) -> Iterator[None]:
         with self._db.snapshot():
-            # A tree that was walked before may have grown.
+            # A tree that has already been walked may have grown.
             self._trees = None
             yield
 
@@ -113,7 +113,7 @@ class DatabaseSource:
                 stored = self._db.query(self._rows(table.model).count)
                 if stored > exported[table.record]:
                     text = f"{stored - exported[table.record]} rows of {table.model.__name__} are not in it:"
-                    yield Problem(text=f"{text} they belong to nothing, or to what could not be read.")
+                    yield Problem(text=f"{text} they belong to nothing, or to unreadable rows.")
 
     # --- Units -------------------------------------------------------------------------------------
 

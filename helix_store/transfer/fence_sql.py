@@ -65,7 +65,7 @@ class Fenced(NamedTuple):
     """A table, and the way to find the tenant of its row: its own column, or one that refers to a parent.
 
     A change is logged as the ``record`` and ``names`` of the row that is copied again: the row itself, or the
-    one it belongs to. ``names`` are the columns that distinguish it, or none for all rows of the table.
+    one it belongs to. ``names`` are the columns that identify the row, or none for all rows of the table.
     """
 
     table: str

@@ -1,13 +1,13 @@
 """The fence around a tenant that is being moved: database triggers that refuse every write to its rows.
 
-Before the fence, in the phase ``copying``, other triggers let writers through and log what they change, in
-the same transaction, so that the move copies it again. The log names sessions, streams and rows of tenants.
+Before the fence, in the phase ``copying``, other triggers let writers through and log their changes, in the
+same transaction, so that the move copies them again. The log names sessions, streams and rows of tenants.
 
 The triggers exist only while a tenant is moved; the statements of the stores know nothing about them.
-Creating a trigger waits for the writers of its table, so that after the commit every write meets it.
-The tenant is part of the trigger, so a transaction with an older snapshot meets the trigger too.
+Creating a trigger waits for the writers of its table, so that after the commit every write meets it. The
+tenant is part of the trigger, so a transaction with an older snapshot also meets the trigger.
 
-On PostgreSQL, a fence is taken down by disabling its triggers. That waits for the writers of a table, but not
+On PostgreSQL, a fence is removed by disabling its triggers. That waits for the writers of a table, but not
 for its readers: ``ALTER TABLE … DISABLE TRIGGER`` takes SHARE ROW EXCLUSIVE, while ``DROP TRIGGER`` takes
 ACCESS EXCLUSIVE. A disabled trigger costs writers nothing. It is dropped when nobody is using its table.
 """
@@ -57,7 +57,7 @@ _LOCK_TIMEOUT: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '
 
 
 class Fence(NamedTuple):
-    """A fence that is up, in the database ``source``."""
+    """A fence that exists in the database ``source``."""
 
     tenant: str
     source: str
@@ -66,7 +66,7 @@ class Fence(NamedTuple):
 
 
 def put_up(db: Database, target: str, phase: str) -> None:
-    """Put up the fence of the tenant in one transaction. A fence in the phase ``moved`` is replaced.
+    """Create the fence of the tenant in one transaction. A fence in the phase ``moved`` is replaced.
 
     In the phase ``copying``, changes are logged instead of refused. ``fenced`` replaces that phase only.
     Raises `StoreBusy` if a writer takes too long, and `InvalidQuery` if the tenant has another fence.
@@ -117,12 +117,12 @@ def take_down(db: Database) -> None:
 
 
 def _drop_disabled(db: Database) -> None:
-    """Drop the triggers of fences that were taken down, unless someone is using their tables now."""
+    """Drop the triggers of removed fences, unless someone is using their tables now."""
 
     def drop(name: str, trigger: str) -> None:
         # Never wait for this lock: later readers and writers would queue behind it.
         db.execute(Statement(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT"), {})
-        # Another move may have put the fence up again.
+        # Another move may have created the fence again.
         if (name, trigger) in _triggers(db, is_disabled=True):
             db.execute(Statement(f"DROP TRIGGER {trigger} ON {name}"), {})
 
@@ -169,7 +169,7 @@ def through_the_fence(db: Database, body: Callable[[], R]) -> R:
 
 
 def mark_changes(db: Database) -> None:
-    """Mark what is logged. A snapshot that begins later contains these changes."""
+    """Mark the logged changes. A snapshot that begins later contains these changes."""
     db.write(sql.mark(), {"tenant": db.tenant})
 
 
@@ -197,7 +197,7 @@ def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:
 
 
 def missing_rights(db: Database) -> list[str]:
-    """List the rights that the connection's role lacks to put up a fence in the database."""
+    """List the rights that the connection's role lacks to create a fence in the database."""
     if not db.is_postgresql:
         return []
     tables = ", ".join(f"pg_catalog.to_regclass('{fenced.table}')" for fenced in sql.fenced_tables())

@@ -50,8 +50,8 @@ def import_units(
 ) -> ImportSummary:
     """Store units, each in one transaction, and return a summary. A repeat stores nothing twice.
 
-    Units that are stored already are compared: an identical unit is skipped; a different one is a problem,
-    and nothing changes. Only the token of a free lock is raised to that of the unit. A unit that the database
+    Units that are already stored are compared: an identical unit is skipped; a different one is a problem,
+    and nothing changes. Only the token of a free lock is raised to the unit's token. A unit that the database
     refuses is also a problem, and does not stop the import. With a ``tenant``, units of other tenants are
     left out. ``progress`` is called after each unit, and ``is_stopped`` before each. With ``reads_back``, a
     unit is stored only if it reads back as it was written. ``transact`` runs the transactions. Budgets count
@@ -59,7 +59,7 @@ def import_units(
 
     Ids, texts and payloads must be values that the stores accept today. Units that are ``is_trusted`` come
     from another database of the project, where limits may have been larger when they were stored. They are
-    all that the tenant has, so the counters of its budgets are stored as they are.
+    all of the tenant's data, so the counters of its budgets are stored as they are.
     """
     importer = _Importer(
         Database(using, tenant or ""), reads_back=reads_back, transact=transact, is_trusted=is_trusted
@@ -122,7 +122,7 @@ class _Importer:
             self.summary.identical[unit.kind] += 1
 
     def _store(self, unit: Unit) -> Counts | None:
-        """Return the written rows: none if the unit is stored already, ``None`` if a different one is."""
+        """Return the written rows: none if the unit is already stored, ``None`` if a different one is."""
         if unit.kind == "locks":
             return self._raise_tokens(unit)
         if unit.kind == "tenant_rows":
@@ -143,7 +143,7 @@ class _Importer:
     def _insert_checked(self, unit: Unit) -> Counts:
         written = self._insert(unit)
         if self._reads_back and not self._is_identical(unit):
-            raise IntegrityFault("What the database reads back is not what was written.")
+            raise IntegrityFault("The data that was read back differs from the data that was written.")
         return written
 
     def _insert(self, unit: Unit) -> Counts:
@@ -210,7 +210,7 @@ class _Importer:
         if self._is_trusted or unit.name not in (_BUDGETS, _COUNTERS):
             return merge_rows(self._db, unit, batch, self._limits)
         if unit.name == _COUNTERS:
-            # The usage in this database counts, not that of the other one.
+            # Only the usage in this database counts.
             return merge_rows(self._db, unit, [record | _NOTHING for record in batch], self._limits)[0], 0
         merged = merge_rows(self._db, unit, batch, self._limits)
         for record in batch:
@@ -218,7 +218,7 @@ class _Importer:
         return merged
 
     def note_missing_roots(self) -> None:
-        """Report trees whose root is not stored: their sessions cannot ask a person anything."""
+        """Report trees whose root is not stored: their sessions could not ask a person anything."""
         for (tenant, root_id), unit in self._roots.items():
             root = Session.objects.using(self._db.alias).filter(tenant=tenant, session_id=root_id)
             if not self._db.query(root.exists):
@@ -334,7 +334,7 @@ class _Rows:
 
 
 def _is_row(row: Model, values: Mapping[str, Any]) -> bool:
-    """Compare what an entry has both with its session and without it."""
+    """Compare the columns that an entry has both with its session and without it."""
     compared = (name for name in values if name not in ("session_id", "tree_id"))
     return all(getattr(row, name) == values[name] for name in compared)
 
@@ -352,4 +352,4 @@ def _create(alias: str, model: type[Model], rows: Sequence[Mapping[str, Any]]) -
 def _refusal(error: IntegrityError) -> str:
     name = violated_constraint(error)
     by = "a constraint of the database" if name is None else f"the constraint {name}"
-    return f"{by} refused a row, because of what is stored already or because a value is not allowed"
+    return f"{by} refused a row, because of stored data or because a value is not allowed"

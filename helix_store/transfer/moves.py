@@ -14,13 +14,13 @@ phase                  the tenant is        writes           a repeat
 ``aborting``           in the source        as before        deletes the rest of the copy
 ====================== ==================== ================ ===========================================
 
-Everything is copied, read back and compared while writers continue. Triggers log what they change, and that
-is copied and compared again, until little is left. Only the last changes are copied behind the fence.
+Everything is copied, read back and compared while writers continue. Triggers log the writers' changes, which
+are copied and compared again until few are left. Only the last changes are copied behind the fence.
 
-From the phase ``fenced`` on, the fence is up in the source. It stores the phase, so the two cannot disagree.
-While rows are copied, and while a copy is deleted, a fence is up in the target too, in the phase
-``arriving``: a cleanup of all databases must not change the compared rows. If the tenant returns to a
-database that still has the fence of an earlier move, that fence stays, in the phase ``returning``.
+From the phase ``fenced`` on, the source has the fence. It stores the phase, so the two cannot disagree. While
+rows are copied, and while a copy is deleted, the target also has a fence, in the phase ``arriving``: a
+cleanup of all databases must not change the compared rows. If the tenant returns to a database that still has
+the fence of an earlier move, that fence stays, in the phase ``returning``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MoveSummary(Serializable):
 
 
 def find_move(tenant: str) -> Fence | None:
-    """Return the move of a tenant that has begun and has not ended, in whichever database its fence is.
+    """Return the move of a tenant that has begun and has not ended, from the database with its fence.
 
     An unavailable database does not hide a move in progress between others.
     """
@@ -153,7 +153,7 @@ class TenantMove:
         if fence is None or fence.phase == "moved":
             self._require_a_start()
             if damaged := self._fingerprint(self._source).problems:
-                # Nothing is copied: a person has to repair the sessions first.
+                # Nothing is copied: repair the sessions first.
                 return self._summary(problems=[str(problem) for problem in damaged])
             self._close_target()
             try:
@@ -163,7 +163,7 @@ class TenantMove:
                 raise
         elif fence.target != self._target.alias:
             raise InvalidQuery(
-                f"The tenant is moved to {fence.target!r} already; abort that first.", path="to"
+                f"The tenant is already being moved to {fence.target!r}; abort that move first.", path="to"
             )
         elif fence.phase == "copied":
             return self._summary()
@@ -172,7 +172,7 @@ class TenantMove:
         try:
             if phase == COPYING:
                 self._copy_beside_writers()
-            # Check again behind the fence: a writer may have been faster.
+            # Check again behind the fence, because a writer may have been faster.
             self._require_exports()
             self._copy_changes()
             records = self._compared()
@@ -187,8 +187,8 @@ class TenantMove:
         self._require_phase("copied", "deleting", "moved")
         if not self._force and alias_of(self.tenant) == self._source.alias:
             raise InvalidQuery(
-                f"The router still has the tenant in {self._source.alias!r}; change it first, and start the"
-                " processes again that do not read the change.",
+                f"The router still places the tenant in {self._source.alias!r}; change it first, and "
+                "restart the processes that do not read the change.",
                 path="finish",
             )
         # An abort may have begun to delete the copy, or may have stopped before it did.
@@ -207,12 +207,12 @@ class TenantMove:
         if self._force and not self._can_reach_target():
             take_down(self._source)
             return self._summary(
-                problems=[f"{self._target.alias!r} cannot be reached: what was copied is still in it."]
+                problems=[f"{self._target.alias!r} cannot be reached: it still contains the copied rows."]
             )
         if not self._force and alias_of(self.tenant) == self._target.alias:
             raise InvalidQuery(
-                f"The router has the tenant in {self._target.alias!r}, where there may be new writes: finish"
-                " the move, or change the router back first.",
+                f"The router places the tenant in {self._target.alias!r}, where there may be new writes: "
+                "finish the move, or change the router back first.",
                 path="abort",
             )
         if phase == "copied" and not self._force:
@@ -237,7 +237,7 @@ class TenantMove:
         return self._summary()
 
     def release(self) -> MoveSummary:
-        """Remove the fence of an ended move, once no process uses the old answer of the router."""
+        """Remove the fence of an ended move, once no process uses the router's old answer."""
         self._require_phase("moved")
         take_down(self._source)
         return self._summary()
@@ -251,7 +251,7 @@ class TenantMove:
             if alias not in known:
                 raise InvalidQuery(f"The app is not in a database {alias!r}: {', '.join(known)}.", path="to")
         if source == target:
-            raise InvalidQuery(f"The tenant is in {target!r} already.", path="to")
+            raise InvalidQuery(f"The tenant is already in {target!r}.", path="to")
         for db in (self._source, self._target):
             if conf.is_citus(db.connection.settings_dict):
                 raise NotSupportedOnBackend(
@@ -270,10 +270,10 @@ class TenantMove:
         self._require_exports()
         fence = fence_of(self._target)
         if fence is not None and fence.phase not in ("moved", *_IN_TARGET):
-            raise InvalidQuery(f"The tenant is moved from {target!r} at the moment.", path="to")
+            raise InvalidQuery(f"The tenant is currently being moved from {target!r}.", path="to")
         if any(rows.exists() for rows in _rows(self._target)):
             raise InvalidQuery(
-                f"The database {target!r} has rows of the tenant {shown_id(self.tenant)} already.", path="to"
+                f"The database {target!r} already has rows of the tenant {shown_id(self.tenant)}.", path="to"
             )
 
     def _require_exports(self) -> None:
@@ -282,8 +282,8 @@ class TenantMove:
             rows = child.related_model._base_manager.using(self._source.alias)
             if rows.filter(**{f"{child.field.name}__tenant": self.tenant}).exists():
                 raise InvalidQuery(
-                    f"The rows of {child.related_model._meta.label} go with their session, and no export has"
-                    " them: call helix_store.adapters.register_table in its app.",
+                    f"The rows of {child.related_model._meta.label} are deleted with their session but are "
+                    "not exported: call helix_store.adapters.register_table in its app.",
                     path="tenant",
                 )
 
@@ -346,7 +346,7 @@ class TenantMove:
         return put_up(self._source, self._target.alias, FENCED)
 
     def _copy_rows(self) -> None:
-        """Copy the rows that the target lacks. Those of an earlier attempt are compared."""
+        """Copy the rows that the target lacks. Rows from an earlier attempt are compared."""
         source = DatabaseSource(self._source.alias, tenant=self.tenant)
         total = source.session_count
 
@@ -357,14 +357,14 @@ class TenantMove:
         self._copy(lambda changed: source.units(), progress=tell)
 
     def _copy_changes(self) -> int:
-        """Copy again what the log of changes names, and return its length."""
+        """Copy the logged changes again, and return their number."""
         source = DatabaseSource(self._source.alias, tenant=self.tenant)
         return self._copy(
             lambda changed: chain.from_iterable(source.units_of(table, rows) for table, rows in changed)
         )
 
     def _copy(self, units_of: Callable[[list[_Chosen]], Iterable[Unit]], **options: Any) -> int:
-        """Delete the copies of all that has changed, copy units, and return the number of changes.
+        """Delete the copies of everything that has changed, copy units, and return the number of changes.
 
         All reads see the source at one moment, so the target has only rows of this moment, from the first
         inserted unit on. Raises `_Incomplete`; a repeat deletes and copies the same again.
@@ -375,7 +375,7 @@ class TenantMove:
             changed = list(self._chosen(changes))
             for table, rows in changed:
                 copies = table.model._base_manager.using(self._target.alias).filter(rows)
-                # A session's rows in other tables go as well, but not those that several sessions share.
+                # A session's rows in other tables are also deleted, except rows that several sessions share.
                 through_the_fence(self._target, copies.delete)
             summary = import_units(
                 units_of(changed),
@@ -390,7 +390,7 @@ class TenantMove:
         if summary.problems:
             raise _Incomplete(list(map(str, summary.problems)))
         if not summary.is_complete:
-            raise _Incomplete(["It was stopped; run it again to go on."])
+            raise _Incomplete(["It was stopped; run it again to continue."])
         forget_marked_changes(self._source)
         return sum(map(len, changes.values()))
 
@@ -411,11 +411,11 @@ class TenantMove:
     def _compared(self) -> dict[str, int]:
         """Return the number of rows of each table. Raises `_Incomplete` if the target has other numbers.
 
-        Each unit was compared when it was copied. The numbers show rows that the source never had.
+        Each unit was compared when it was copied. The counts reveal rows that the source never had.
         """
         source, target = (_counted(db) for db in (self._source, self._target))
         if source != target:
-            raise _Incomplete(["What is in the two databases differs; the tenant stays where it is."])
+            raise _Incomplete(["The content of the two databases differs; the tenant stays where it is."])
         return source
 
     def _fingerprint(self, db: Database) -> ExportSummary:
@@ -449,7 +449,7 @@ class TenantMove:
 
 
 class _Incomplete(Exception):
-    """The copy cannot go on now. The phase of the move stays."""
+    """The copy cannot continue now. The phase of the move does not change."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems)
@@ -483,7 +483,7 @@ def _rows(db: Database) -> Iterator[QuerySet[Any]]:
 
 
 def _counted(db: Database) -> dict[str, int]:
-    """Return the number of the tenant's rows in each table that has some."""
+    """Return the number of the tenant's rows in each table that has any."""
 
     def count(each: Table) -> int:
         path = "tenant" if each.names_tenant else f"{each.parent_field.name}__tenant"

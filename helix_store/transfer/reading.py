@@ -34,7 +34,7 @@ class ExportFile:
     """An export in a binary file, which is read once from its start.
 
     After `units` has ended, ``problems`` lists missing or altered data, ``counts`` counts the units' records,
-    and ``is_complete`` tells whether the trailer was found and matches all lines.
+    and ``is_complete`` is true if the trailer was found and matches all lines.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -180,7 +180,7 @@ class ExportFile:
 
 
 class _OpenUnit:
-    """The lines of a unit so far, in memory while there are few of them."""
+    """The lines of a unit so far, in memory while they are few."""
 
     def __init__(self, kind: str, tenant: str, name: str, *, line: int) -> None:
         self.kind = kind

@@ -55,7 +55,7 @@ class Problem(Serializable):
 class Source(Protocol):
     """A source of sessions: a database of this app, or a store of another one.
 
-    The records of a unit are those of `helix_store.transfer.layout`, in its order. The same data must always
+    A unit has the records of `helix_store.transfer.layout`, in the same order. The same data must always
     yield the same records, in the same order.
     """
 
@@ -69,11 +69,11 @@ class Source(Protocol):
         ...
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units in order. Read the records of a unit before you ask for the next one."""
+        """Yield all units in order. Read the records of a unit before you request the next one."""
         ...
 
     def left_out(self, exported: Counts) -> Iterable[Problem]:
-        """Yield problems for requested or stored data in no unit; ``exported`` counts the read units."""
+        """Yield problems for requested or stored data outside all units; ``exported`` counts read units."""
         ...
 
 

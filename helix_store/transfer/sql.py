@@ -19,7 +19,7 @@ _RAISE: Final = f"""
     WHERE {_LOCK}.token < excluded.token AND ({_LOCK}.expires_at IS NULL OR {_LOCK}.expires_at <= {{now}})
     RETURNING id"""
 
-# A clock older than a wait finds the lock held, which errs on the safe side.
+# If the clock was read before a wait, the lock appears to be held, which errs on the safe side.
 RAISE_TOKEN: Final = with_clock(lambda clock: _RAISE.format(now=clock.now))
 """Create a free lock, or raise the token of one; return no row if it is held or its token is as high."""
 

@@ -72,7 +72,7 @@ class _Writer:
             reason = str(exc) if isinstance(exc, IntegrityFault) else "A stored value cannot be read."
             self.write({"record": "failed", "of": unit.kind, "problem": reason})
             self.summary.failed += 1
-            self.summary.problems.append(Problem(text=f"The {unit} is not complete: {reason}"))
+            self.summary.problems.append(Problem(text=f"The {unit} is incomplete: {reason}"))
             return
         self.write(
             {"record": "end", "of": unit.kind, "counts": _sorted(counts), "sha256": digest.hexdigest()}

@@ -32,8 +32,8 @@ class EntryFilter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
     """A page of entries. Filters are combined with AND; ``None`` means no filter. ``agent_type`` and
-    ``user_id`` are those of the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is
-    the timestamp and the ordinal of the last entry of the previous page.
+    ``user_id`` belong to the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is the
+    timestamp and the ordinal of the last entry of the previous page.
     """
 
     agent_type: str | None = None
@@ -59,10 +59,9 @@ class TimeSeriesQuery:
 
 
 class UsageOperations(Protocol):
-    """The operations of a back end. Arguments are checked already, and entries have ids and costs.
+    """The operations of a back end. Arguments have already been checked, and entries have ids and costs.
 
-    The entries of a session id are those of the existing session, or the kept entries of a deleted session if
-    it does not exist.
+    The entries of a session id belong to the existing session, or are the kept entries of a deleted one.
     """
 
     def record(self, entries: Sequence[UsageEntry]) -> None:

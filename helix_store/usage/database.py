@@ -84,7 +84,7 @@ _ENTRY_COLUMNS: Final = tuple(
 class DatabaseUsageStore(UsageStoreBase):
     """The usage ledger in a Django database: one row for each entry, summed by queries.
 
-    ``using`` and ``tenant`` are those of the state store with the sessions. Entries are deleted with their
+    Pass the ``using`` and ``tenant`` of the state store with the sessions. Entries are deleted with their
     session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
     """
 
@@ -99,7 +99,7 @@ class DatabaseUsage(DatabaseOperations):
 
     def __init__(self, db: Database) -> None:
         super().__init__(db)
-        self._counts = False  # whether the tenant has been seen to have budgets
+        self._counts = False  # true once the tenant was found to have budgets
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
         if len(entries) != 1:
@@ -291,7 +291,7 @@ def _token_counts(counts: Iterable[int]) -> TokenCounts:
 
 
 def _spent(entry: UsageEntry, root_id: str, copied: Mapping[str, Any]) -> Spent:
-    """Return what an entry adds to counters; ``copied`` are the columns that it copies from its session."""
+    """Return the amounts that an entry adds to counters; ``copied`` are the columns from its session."""
     day = period_of(BudgetPeriod.DAY, validation.milliseconds_to_datetime(entry.timestamp))
     return Spent(
         Spender(root_id, copied["user_id"], copied["session_agent_type"]),

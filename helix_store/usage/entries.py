@@ -25,7 +25,7 @@ from helix_store.exceptions import InvalidPayload
 __all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_cost", "checked_entry", "plain_amount"]
 
 MAX_AMOUNT: Final = 1e300
-"""The largest custom amount: the sum of a hundred million of them is still a finite float."""
+"""The largest custom amount: the sum of a hundred million such amounts is still a finite float."""
 
 MAX_EXACT_AMOUNT: Final = 2**53
 """The largest whole custom amount: amounts are stored and summed as floats, which are exact up to it."""

@@ -48,12 +48,12 @@ def usage_report(
     """Add up the usage of each group, and of all groups.
 
     ``by`` is ``session``, ``tree``, ``model``, ``agent_type``, ``user`` or ``day``. ``tenant=None`` means
-    every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are those of the session at
-    the time of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` decides where a day
-    begins. The groups with the highest costs come first; days are in order. ``limit`` returns only that many
-    of the highest groups, or of the last days. Every entry is in one group. Entries of a deleted session are
-    in the group of their session id, which is also their tree. One statement; the database computes the sums.
-    Raises `InvalidQuery`.
+    every tenant. Filters are combined with AND; ``agent_type`` and ``user_id`` are the session's at the time
+    of recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``zone`` decides where a day begins.
+    The groups with the highest costs come first; days are in order. ``limit`` returns only that many of the
+    highest groups, or of the last days. Every entry is in one group. Entries of a deleted session are in the
+    group of their session id, which is also their tree. One statement; the database computes the sums. Raises
+    `InvalidQuery`.
     """
     conf.require_usable_prefix()
     grouping = _grouping(by)
@@ -77,7 +77,7 @@ def usage_report(
 
 
 def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str = "") -> int:
-    """Count a session's token entries without a cost, without those of its sub-sessions."""
+    """Count a session's token entries without a cost, excluding its sub-sessions."""
     db = Database(using, validation.tenant(tenant), None)
     entries = UsageEntry.objects.using(db.alias).filter(
         session__tenant=db.tenant,

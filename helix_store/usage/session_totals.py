@@ -21,7 +21,7 @@ ENTRIES_READ: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SessionTotal:
-    """A session's totals. ``is_partial`` means that it has more entries than were added up."""
+    """A session's totals. ``is_partial`` means that the session has more entries than were added up."""
 
     tokens: int
     cost_usd: Decimal

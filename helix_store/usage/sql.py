@@ -85,8 +85,8 @@ def _names(columns: Iterable[str]) -> str:
 def insert_entry(columns: tuple[str, ...], *, counts: bool) -> Statement:
     """Insert an entry of the session ``recorded_for``; return no row for a known id or an unknown session.
 
-    An entry of a tenant with budgets is inserted only by a statement that ``counts``, which changes its
-    counters too. Only PostgreSQL has such a statement. Without budgets, it takes 1.1 times as long.
+    An entry of a tenant with budgets is inserted only by a statement that ``counts``, which also changes its
+    counters. Only PostgreSQL has such a statement. Without budgets, it takes 1.1 times as long.
     """
     insert = f"INSERT INTO {table(UsageRow)} ({_names((*SESSION_COLUMNS, *columns))})"
     copied = ", ".join(SESSION_COLUMNS.values())
@@ -112,7 +112,7 @@ def insert_entry(columns: tuple[str, ...], *, counts: bool) -> Statement:
 
 @lru_cache(16)
 def insert_entries(rows: int) -> Statement:
-    """Insert entries in order with all `COLUMNS`; the parameters are those of `rows_parameter`. With arrays,
+    """Insert entries in order with all `COLUMNS`; `rows_parameter` returns the parameters. With arrays,
     PostgreSQL takes a quarter of the time that it takes with a placeholder for every value.
 
     Return the id of each entry that was inserted, and whether its tenant has budgets.
@@ -135,7 +135,7 @@ def insert_entries(rows: int) -> Statement:
 
 
 def _keep_sessions() -> Statement:
-    # In the order in which trees are locked, so that the two cannot deadlock.
+    # Sorted in the order in which trees are locked, so that the two cannot deadlock.
     read = f"""
         SELECT session_id, COALESCE(root_session_id, session_id), {", ".join(SESSION_COLUMNS.values())}
         FROM {table(Session)}
@@ -164,7 +164,7 @@ def _sums(postgresql: str, sqlite: str | None = None) -> Statement:
 
 
 KEEP_SESSIONS: Final = _keep_sessions()
-"""The id, the root and the `SESSION_COLUMNS` of each session. None can be deleted until the commit."""
+"""The id, the root and the `SESSION_COLUMNS` of each session. No session can be deleted until the commit."""
 
 SUMS_OF_SESSION: Final = _sums(f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})")
 SUMS_OF_SESSIONS: Final = _sums(*is_in_list("session_id", "keys", "bigint"))
@@ -254,7 +254,7 @@ def _report_postgresql(by: UsageReportGrouping, rows: str) -> str:
 
 
 def _report_sqlite(by: UsageReportGrouping, rows: str) -> str:
-    """Return the report for SQLite. Each sum has two columns, of which the lower has 32 bits."""
+    """Return the report for SQLite. Each sum has two columns; the lower one has 32 bits."""
     low = "SUM(e.{0} & 4294967295)"
     high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
     halves = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"

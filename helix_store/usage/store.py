@@ -110,7 +110,7 @@ class UsageStoreBase:
     def delete(self, session_id: str) -> int:
         """Delete all entries of a session id and return their number.
 
-        Entries that were kept of a deleted session with this id are deleted too. One transaction; safe to
+        Entries that were kept of a deleted session with this id are also deleted. One transaction; safe to
         repeat.
         """
         return self._backend.delete(validation.identifier(session_id, "session_id"))
@@ -134,7 +134,7 @@ class UsageStoreBase:
     ) -> UsagePage:
         """Return a page of entries of all sessions, kept entries included, by timestamp.
 
-        Filters are combined with AND. ``agent_type`` and ``user_id`` are those of the session at the time of
+        Filters are combined with AND. ``agent_type`` and ``user_id`` are the session's at the time of
         recording. ``date_from`` is inclusive, ``date_to`` is exclusive. ``limit`` is 1 to 200; a larger one
         means 200. For the next page pass ``next_cursor`` as ``cursor`` with the same filters. Raises
         `InvalidCursor` for any other cursor, and `InvalidQuery` for an invalid query.
@@ -183,7 +183,7 @@ class UsageStoreBase:
         binding = _cursor_binding(self.tenant, query)
         if cursor is not None:
             if query.offset:
-                raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
+                raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
             timestamp, ordinal = read_cursor(cursor, query=binding)
             query = replace(query, after=(validation.milliseconds_to_datetime(timestamp), ordinal))
         placed, total, has_more = self._backend.query(query)
@@ -223,7 +223,7 @@ def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
     if isinstance(kinds, str):
         kinds = [kinds]
     if not isinstance(kinds, Collection) or isinstance(kinds, bytes | Mapping):
-        raise InvalidQuery("kinds must be a kind of usage or a collection of them.", path="kinds")
+        raise InvalidQuery("kinds must be a kind of usage or a collection of kinds.", path="kinds")
     return frozenset(_member(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds"))
 
 

@@ -7,7 +7,7 @@ from helix_store.models import UsageEntry
 
 __all__ = ["TABLES"]
 
-# An entry outlives its session: its order is that of its tenant.
+# An entry outlives its session, so entries are ordered within their tenant.
 TABLES: Final = (
     Table(
         UsageEntry,

@@ -97,7 +97,7 @@ def test_a_user_does_not_answer_an_own_request(browser: Browser) -> None:
     _ask(browser, requester=f"user:{user.pk}")
     page = _waits(browser)
     assert f"Requested by {user.username}, who may not answer it" in page.text
-    assert "it needs somebody other than who asked for it" in page.text
+    assert "somebody other than the requester must answer it" in page.text
     assert APPROVE not in page.html
     (refusal,) = _answer(browser)
     assert "you may not answer this call" in refusal
@@ -124,14 +124,14 @@ def test_two_users_approve(browser: Browser) -> None:
     _ask(browser, approvals=2)
     assert "0 of 2 approvals" in _waits(browser).text
     (message,) = _answer(browser)
-    assert message == "'call-1': approved; it needs the approval of somebody else too."
+    assert message == "'call-1': approved; it also needs the approval of somebody else."
     page = _waits(browser)
     assert f"1 of 2 approvals: {first.username}" in page.text
     assert "You have approved it." in page.text
     assert APPROVE not in page.html
     assert 'value="reject"' in page.html
     (refusal,) = _answer(browser)
-    assert "you have approved this call already" in refusal
+    assert "you have already approved this call" in refusal
     second = browser.sign_in(superuser=True)
     assert APPROVE in _waits(browser).html
     assert _answer(browser) == ["'call-1': approved."]
@@ -203,7 +203,7 @@ def test_the_next_approver_sees_what_an_edit_changed(browser: Browser) -> None:
     )
     page = _waits(browser)
     assert "1 of 2 approvals: “ann”" in page.text
-    assert "Somebody has changed what was asked for" in page.text
+    assert "Somebody has changed the requested input" in page.text
     assert "Oslo" in page.text
 
 

@@ -224,9 +224,9 @@ def test_a_hold_that_cannot_be_read_hides_no_other_budget(browser: Browser) -> N
         of_session = browser.page_of(row_of(browser), section="budgets")
         report = session_report(store.sessions, "s")
         rows.update(holds={})
-    assert "What is held cannot be read." in page.text
+    assert "The held amounts cannot be read." in page.text
     assert "$0.00 of $1.00 $0.50 held" in page.text
-    assert "What is held cannot be read." in of_cap.text
+    assert "The held amounts cannot be read." in of_cap.text
     assert "A stored hold of a budget cannot be read" in of_session.text
     assert report.budgets is None
     assert "A stored hold of a budget" in report.problems[0]
@@ -254,7 +254,7 @@ def test_a_budget_is_added_by_the_store_and_counts_what_was_spent(browser: Brows
         ({"limit_usd": ""}, "limit_usd", "a budget needs a limit in dollars, tokens or both"),
         ({"limit_usd": "-1"}, "limit_usd", "0"),
         ({"limit_tokens": "9" * 30}, "limit_tokens", "9223372036854775807"),
-        ({"name": "known"}, "name", "This tenant has a budget of this name."),
+        ({"name": "known"}, "name", "This tenant already has a budget with this name."),
         ({"name": "a\x00b"}, "name", "Null characters are not allowed."),
     ],
 )

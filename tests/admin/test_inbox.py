@@ -94,7 +94,7 @@ def test_a_form_that_is_sent_twice_posts_once(browser: Browser) -> None:
     for _ in range(2):
         assert told(browser, address(session, "post"), form) == ["Posted the message as number 1."]
     (refusal,) = told(browser, address(session, "post"), {**form, "text": "Vegan."})
-    assert "this form was sent before with other values" in refusal
+    assert "this form has already been sent with other values" in refusal
     (post,) = store.list_posts("s").items
     assert post.message == {"role": "user", "content": "Vegetarian."}
     assert post.key == form["key"]
@@ -154,9 +154,9 @@ def test_a_waiting_post_is_withdrawn_once(browser: Browser) -> None:
     url = address(session, "withdraw-post")
     assert told(browser, url, {"post_id": post_id}) == ["Withdrew the post."]
     (refusal,) = told(browser, url, {"post_id": post_id})
-    assert "does not wait any more" in refusal
+    assert "is no longer waiting" in refusal
     assert log_of(session) == [(CHANGE, "s", "Withdrew the post.")]
-    assert "No post waits here." in _inbox(browser).text
+    assert "No post is waiting." in _inbox(browser).text
 
 
 def test_a_session_that_has_ended_takes_no_posts_but_shows_them(browser: Browser) -> None:

@@ -160,5 +160,5 @@ def test_a_call_of_a_session_below_is_approved_on_its_own_page(browser: Browser)
     call = {"tool_name": "t", "input": LONG, "approval_id": "approval-1"}
     store.add_pending_tool_calls("below", {"call-1": call})
     (refusal,) = told(browser, address(row_of(browser), "answer"), GIVEN)
-    assert "does not wait for this call" in refusal
+    assert "no longer waits for this call" in refusal
     assert store.take_tool_results("below") == {}

@@ -102,7 +102,7 @@ def test_an_approval_is_given_and_a_second_answer_is_refused(browser: Browser) -
     given = {"call": "call-1", "approval": "approval-1", "answer": "approve", "reason": "fine"}
     assert told(browser, address(session, "answer"), given) == ["'call-1': approved."]
     (refusal,) = told(browser, address(session, "answer"), {**given, "answer": "reject"})
-    assert "answered this call before" in refusal
+    assert "somebody has already answered this call" in refusal
     (answer,) = store_of(browser.database).take_tool_results("s").values()
     assert answer["approved"] is True
     assert answer["reason"] == "fine"
@@ -194,7 +194,7 @@ def test_a_deleted_session_leads_to_the_list_and_stays_in_the_log(browser: Brows
     assert not store_of(browser.database).session_exists("s")
     assert log_of(session) == [(DELETION, "s", "Deleted 1 sessions.")]
     (refusal,) = told(browser, address(session, "delete-session"), given)
-    assert "may be deleted" in refusal
+    assert "may have been deleted" in refusal
 
 
 def test_expired_sessions_are_cleaned_up(browser: Browser) -> None:

@@ -359,7 +359,7 @@ def test_two_checkpoints_are_compared(browser: Browser) -> None:
 def test_a_checkpoint_that_is_not_there_is_named_in_words(browser: Browser, other: str) -> None:
     store_of(browser.database).create_session("s", agent_type="a")
     text = _section(browser, "checkpoints", a=step(browser, 1), b=other).text
-    assert "A checkpoint that was chosen is deleted." in text
+    assert "A chosen checkpoint has been deleted." in text
 
 
 def test_a_difference_shows_no_tracing_context(browser: Browser) -> None:

@@ -156,7 +156,8 @@ def test_posts_that_a_worker_could_have_received_five_minutes_ago_are_counted(br
         for call_id in answered:
             store.submit_tool_result(name, call_id, result="yes")
     assert {due.session_id for due in store.find_due_posts()} == overdue | {"fresh"}
-    text = _start_page(browser).text.partition("Posts that nobody receives")[2].partition("Running runs")[0]
+    page = _start_page(browser).text
+    text = page.partition("Posts that nobody has received")[2].partition("Running runs")[0]
     assert text.startswith(" 4 ")
     assert {name for name in names if f"Title {name} " in text} == overdue
     assert text.count("6 minutes ago") == 4
@@ -164,7 +165,11 @@ def test_posts_that_a_worker_could_have_received_five_minutes_ago_are_counted(br
 
 def test_an_empty_database_has_a_calm_start_page(browser: Browser) -> None:
     text = _start_page(browser).text
-    for words in ("No session waits for a person.", "No run is running.", "No session has failed today."):
+    for words in (
+        "No session is waiting for a person.",
+        "No run is running.",
+        "No session has failed today.",
+    ):
         assert words in text
     assert "No lock is held." in text
     assert "No post is overdue." in text

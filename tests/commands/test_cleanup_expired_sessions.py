@@ -180,8 +180,8 @@ def test_a_missing_provider_is_one_line_of_the_log(
         run(store, "--batch-size", "2")
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None)] * 2
     assert sorted(caplog.messages) == [
-        "No workspace provider 'nobody\\n' is configured; sessions that were not cleaned up for that: 5.",
-        "No workspace provider None is configured; sessions that were not cleaned up for that: 1.",
+        "No workspace provider 'nobody\\n' is configured; sessions left for this reason: 5.",
+        "No workspace provider None is configured; sessions left for this reason: 1.",
     ]
 
 

@@ -51,18 +51,18 @@ def test_an_unknown_checkpoint_is_named_as_it_was_given(store: DatabaseStateStor
 def test_an_erasure_of_nothing_names_the_options(store: DatabaseStateStore) -> None:
     ended = run(store.alias, "helix_erase", "--no-input")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "Give --user, --session or --tenant."
+    assert ended.err == "Pass --user, --session or --tenant."
 
 
 def test_a_cost_that_is_not_known_is_not_zero(store: DatabaseStateStore) -> None:
     spend(store, "free", cost_usd="0")
     assert cost_shown(store) == "$0"
     spend(store, "unpriced")
-    assert cost_shown(store) == "unknown: entries of tokens without a known cost: 1"
+    assert cost_shown(store) == "unknown: token entries without a known cost: 1"
     by_model = run(store.alias, "helix_usage", "--by", "model").lines
     by_day = run(store.alias, "helix_usage", "--by", "day").lines
     assert [line.split()[1] for line in by_model[1:3]] == ["unknown", "unknown"]
     assert [line.split()[1] for line in by_day[1:3]] == ["unknown", "unknown"]
     spend(store, "priced", cost_usd="0.25")
-    assert cost_shown(store) == "$0.25, entries of tokens without a known cost: 1"
+    assert cost_shown(store) == "$0.25, token entries without a known cost: 1"
     assert run(store.alias, "helix_usage", "--by", "model").lines[1].split()[1] == "0.25"

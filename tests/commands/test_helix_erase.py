@@ -131,7 +131,7 @@ def test_wrong_usage_is_exit_code_2(store: DatabaseStateStore, options: Any) -> 
 
 def test_a_session_id_of_two_tenants_is_exit_code_2(store: DatabaseStateStore) -> None:
     DatabaseStateStore(store.alias, tenant="other").create_session("secret-1", agent_type="agent")
-    with pytest.raises(CommandError, match="give the tenant") as caught:
+    with pytest.raises(CommandError, match="pass the tenant") as caught:
         run(store, "--session", "secret-1", "--no-input")
     assert caught.value.returncode == 2
 

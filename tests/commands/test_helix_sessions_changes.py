@@ -142,7 +142,7 @@ def test_control_c_ends_a_question(tmp_path: Path) -> None:
     asking = manage(tmp_path, "helix_sessions", "delete", "trip-1", stdin=subprocess.PIPE)
     assert asking.stderr is not None
     seen = ""
-    while not seen.endswith("go on: "):
+    while not seen.endswith("continue: "):
         seen += asking.stderr.read(1)
     timer = threading.Timer(30, asking.kill)
     timer.start()

@@ -63,7 +63,7 @@ def test_a_table_has_the_highest_costs_first_and_the_total(filled: str) -> None:
         "dear     12.35        1,234   1,200          34        3      2",
         "cheap     0.0000046       6       5           0        2      0",
         "total    12.35        1,240   1,205          34        5      2",
-        "Entries of tokens without a known cost: 1.",
+        "Token entries without a known cost: 1.",
     ]
 
 
@@ -80,7 +80,7 @@ def test_a_series_of_days_is_drawn_as_bars(filled: str) -> None:
     assert len(lines[1]) == 80
     drawn = [line.partition("  ")[2].split("  ")[-1].strip("0123456789., ") for line in lines[1:]]
     assert [set(each) for each in drawn] == [{"█"}, set(), set(), {"▏"}, set()]
-    assert note == "Entries of tokens without a known cost: 1."
+    assert note == "Token entries without a known cost: 1."
 
 
 def test_without_costs_the_bars_are_of_tokens(empty_db: CommittedDatabase) -> None:

@@ -66,7 +66,7 @@ def test_a_session_that_has_ended_takes_no_post(store: DatabaseStateStore) -> No
     store.update_status("journey", "completed")
     refused = command(store, "post", "journey", TEXT)
     assert (refused.code, refused.out) == (1, "")
-    assert "takes no posts; nothing was stored" in refused.err
+    assert "accepts no posts; nothing was stored" in refused.err
     assert store.list_posts("journey").items == []
 
 
@@ -81,7 +81,7 @@ def test_a_waiting_post_is_withdrawn_once(store: DatabaseStateStore) -> None:
     }
     again = command(store, "withdraw-post", "journey", post.post_id)
     assert (again.code, again.out) == (1, "")
-    assert "waits in this session; nothing was changed" in again.err
+    assert "is waiting in this session; nothing was changed" in again.err
 
 
 def test_posts_are_listed_by_state(store: DatabaseStateStore) -> None:

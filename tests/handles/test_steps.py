@@ -317,7 +317,7 @@ def test_a_step_does_not_commit_without_what_its_tools_did(world: World) -> None
     # The rival begins the same step, drops what is staged there, and stages under the same id.
     with rival.step() as other:
         other.stage("call", merge_changes={"theirs": True})
-        with pytest.raises(ConflictError, match="let one worker drive"):
+        with pytest.raises(ConflictError, match="let only one worker drive"):
             step.__exit__(None, None, None)
     assert (step.commit, session.messages()) == (None, [])
     assert world.loaded().custom_state == {"theirs": True}
@@ -328,7 +328,7 @@ def test_a_rival_that_has_staged_nothing_is_noticed_too(world: World) -> None:
     step = session.step().__enter__()
     step.stage("call", merge_changes={"mine": True})
     with rival.step():
-        with pytest.raises(ConflictError, match="let one worker drive"):
+        with pytest.raises(ConflictError, match="let only one worker drive"):
             step.__exit__(None, None, None)
         assert world.loaded().version == 1
 
@@ -340,7 +340,7 @@ def test_a_stale_step_leaves_alone_what_a_rival_has_staged(world: World) -> None
     with pytest.raises(StaleStateError), rival.step() as other:
         other.stage("call", merge_changes={"theirs": True})
         world.store.append_messages("session", [HELLO])
-        with pytest.raises(ConflictError, match="let one worker drive"):
+        with pytest.raises(ConflictError, match="let only one worker drive"):
             step.__exit__(None, None, None)
         (staged,) = world.store.get_staged_changes("session", "step-1")
         assert staged.merge_changes == {"theirs": True}

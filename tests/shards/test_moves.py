@@ -184,7 +184,7 @@ def test_the_fence_is_open_to_its_own_transaction_alone(routed: Pair) -> None:
     ("options", "reason"),
     [
         (["--to", "nowhere"], "not in a database 'nowhere'"),
-        (["--to", "{first}"], "is in '.*' already"),
+        (["--to", "{first}"], "is already in '.*'"),
         (["--finish"], "not being moved"),
         (["--abort"], "not being moved"),
         (["--release"], "not being moved"),
@@ -202,7 +202,7 @@ def test_the_router_decides_what_may_be_deleted(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     filled(tenant)
     move(tenant, "--to", routed.second)
-    with pytest.raises(CommandError, match="router still has the tenant"):
+    with pytest.raises(CommandError, match="router still places the tenant"):
         move(tenant, "--finish")
     PLACES[GROUP] = routed.second
     with pytest.raises(CommandError, match="there may be new writes"):
@@ -216,7 +216,7 @@ def test_rows_in_the_target_are_never_mixed(routed: Pair) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     store = filled(tenant)
     DatabaseStateStore(routed.second, tenant=tenant).create_session("theirs", agent_type="agent")
-    with pytest.raises(CommandError, match="has rows of the tenant"):
+    with pytest.raises(CommandError, match="already has rows of the tenant"):
         move(tenant, "--to", routed.second)
     store.create_session("goes on", agent_type="agent")
 

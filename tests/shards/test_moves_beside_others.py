@@ -156,7 +156,7 @@ def test_rows_that_no_export_has_are_found_by_any_name_of_their_key(routed: Pair
     tenant = f"{GROUP}:{routed.tenant}"
     filled(tenant)
     write_page(routed.first, tenant)
-    with pytest.raises(CommandError, match="no export has them"):
+    with pytest.raises(CommandError, match="are not exported"):
         move(tenant, "--to", routed.second)
     assert find_move(tenant) is None
 
@@ -172,7 +172,7 @@ class LateMove(TenantMove):
 def test_rows_that_no_export_has_are_looked_for_behind_the_fence(routed: Pair, unregistered: None) -> None:
     tenant = f"{GROUP}:{routed.tenant}"
     DatabaseStateStore(tenant=tenant).create_session("session", agent_type="agent")
-    with pytest.raises(InvalidQuery, match="no export has them"):
+    with pytest.raises(InvalidQuery, match="are not exported"):
         LateMove(tenant, routed.first, routed.second).copy()
     assert move(tenant, "--abort")["phase"] == "none"
 

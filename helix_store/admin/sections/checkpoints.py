@@ -66,7 +66,7 @@ class Checkpoints(Section):
         except HelixStoreError as error:
             return {"problem": str(error)}
         if before is None or after is None:
-            return {"problem": _("A checkpoint that was chosen is deleted.")}
+            return {"problem": _("A chosen checkpoint has been deleted.")}
         changes = changes_between(shown_state(before), shown_state(after))
         return {"a": printable(a), "b": printable(b), **difference(changes)}
 

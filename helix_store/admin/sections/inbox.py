@@ -1,4 +1,4 @@
-"""The posts of a session: the waiting ones in the order of their reception, then the trace of the others."""
+"""The posts of a session: the waiting ones in the order in which they will be received, then the rest."""
 
 from __future__ import annotations
 

@@ -178,7 +178,8 @@ def decoded(text: str | None, *, limit: int | None = DOCUMENT_LIMIT) -> Any:
 class Section:
     """A section of the session page with its own address. It reads nothing unless it is shown.
 
-    ``needs`` are the models whose rows it shows. Users who may not view all of them do not see the section.
+    ``needs`` are the models whose rows it shows. Users who may not view all of these models do not see the
+    section.
     """
 
     name: ClassVar[str]

@@ -33,7 +33,10 @@ Span = tuple[datetime, datetime]
 
 
 class Scale:
-    """A map from times to places on an axis of 1000 units. Idle times longer than the nearby work are cut."""
+    """A map from times to places on an axis of 1000 units.
+
+    An idle time that is longer than the work around it is cut.
+    """
 
     def __init__(self, busy: Sequence[Span]) -> None:
         merged = _merged(busy)

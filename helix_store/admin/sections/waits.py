@@ -43,13 +43,13 @@ _SHOWN: Final = 60_000
 _USER: Final = "user:"
 _REFUSALS: Final = {
     "permission": _("You may not answer it: it needs an active user with its permission."),
-    "requester": _("You may not answer it: it needs somebody other than who asked for it."),
+    "requester": _("You may not answer it: somebody other than the requester must answer it."),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """Who may answer an open call, who has approved it, and why this user may not answer it."""
+    """The people who may answer a call or have approved it, and why this user may not answer it."""
 
     requester: str = ""
     permission: str = ""
@@ -307,7 +307,7 @@ class _People:
         return cls({keys[key]: user.get_username() for key, user in found.items()})
 
     def named(self, actor: Any) -> str:
-        """Return the name of a user, or a text in quotes, so that nobody takes it for a user's name."""
+        """Return the name of a user, or any other text in quotes, so it is not mistaken for a name."""
         if not isinstance(actor, str):
             return ""
         if actor in self.users:

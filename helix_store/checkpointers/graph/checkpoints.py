@@ -181,7 +181,7 @@ class GraphCheckpoints(DatabaseOperations):
         except IntegrityError as exc:
             if is_unique_violation(exc):
                 raise ConflictError(
-                    "The namespace has a checkpoint with this version already; save without a version to "
+                    "The namespace already has a checkpoint with this version; save without a version to "
                     "take the next free one.",
                     namespace=request.namespace,
                     version=version,

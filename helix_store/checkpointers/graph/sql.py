@@ -29,7 +29,7 @@ _ALL_UP_TO_THIS_ONE: Final = """{row}.kind = 'graph' AND {row}.id <= %(forked)s
 def _copy(is_copied: str) -> Statement:
     """Return the statement that copies checkpoints. A copy's id is a prefix and the original's key, so the
     same statement can translate the ids of parents. The forked checkpoint has the original as its parent. A
-    parent that is not copied stays.
+    parent that is not copied stays unchanged.
     """
     text = f"""
         INSERT INTO {table(Checkpoint)} (

@@ -244,7 +244,7 @@ class GraphCheckpointStore:
     ) -> list[StoredMessage]:
         """Append messages in order, all or none; each is a dict of the arguments of `add_message`.
 
-        One transaction; errors and repeats as of `add_message`.
+        One transaction; errors and repeats are the same as for `add_message`.
         """
         validation.identifier(session_id, "session_id")
         encoded = encode_messages(messages, self.limits)
@@ -325,7 +325,7 @@ class GraphCheckpointStore:
     def get_latest_checkpoint(self, session_id: str, namespace: str | None = None) -> GraphCheckpoint | None:
         """Return the checkpoint with the highest version, in one namespace or in all, or ``None``. One query.
 
-        Its step may be lower than that of another checkpoint. If versions in several namespaces are equal, it
+        Its step may be lower than another checkpoint's step. If versions in several namespaces are equal, it
         is the one that was saved last.
         """
         validation.identifier(session_id, "session_id")

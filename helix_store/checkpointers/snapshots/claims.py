@@ -60,7 +60,7 @@ class Claim:
     def refresh(self, ttl_ms: Duration | None = None) -> datetime:
         """Restart the term and return its new end; for a resume that takes longer than one term.
 
-        One transaction under the session's lock. ``ttl_ms`` is by default that of the claim. Raises
+        One transaction under the session's lock. The default ``ttl_ms`` is the claim's. Raises
         `LockLostError` if the term is over; this resumer must stop. Safe to repeat.
         """
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")

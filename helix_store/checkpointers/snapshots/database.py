@@ -97,7 +97,7 @@ class DatabaseSnapshots(DatabaseOperations):
     @writes
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
         head, _ = lock_or_insert_session(self.db, thread_id, lambda: new_thread(thread_id), guard)
-        # A put that waited for the lock comes after those that it waited for.
+        # A put that waited for the lock comes after the puts that it waited for.
         of_thread = {**parameters, "key": head.pk, "at": moments.now(), "call_id": None}
         if "kept" in parameters:
             self.db.execute(sql.TRIM, of_thread)
@@ -105,7 +105,7 @@ class DatabaseSnapshots(DatabaseOperations):
             self.db.execute(sql.ADD, of_thread)
         except IntegrityError as exc:
             if is_unique_violation(exc):
-                raise ConflictError("The thread has a checkpoint with this id already.") from exc
+                raise ConflictError("The thread already has a checkpoint with this id.") from exc
             raise
         self._mark_written([head.pk], of_thread["at"])
 

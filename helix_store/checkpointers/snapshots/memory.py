@@ -67,7 +67,7 @@ class MemorySnapshots:
             draft = _new_record(thread_id) if record is None else record.draft()
             self._scope.check_guard(draft, guard)
             if checkpoint_id in draft.snapshots:
-                raise ConflictError("The thread has a checkpoint with this id already.")
+                raise ConflictError("The thread already has a checkpoint with this id.")
             at = moments.now()
             draft.snapshots[checkpoint_id] = StoredSnapshot(
                 CheckpointMeta(

@@ -156,7 +156,7 @@ CLAIM_ONE: Final = _claim(_ONE_LOCKED)
 CLAIM_NEWEST: Final = _claim(_NEWEST_LOCKED)
 REFRESH_CLAIM: Final = _update("claim_expires_at = {end}", _IS_HELD, "claim_expires_at")
 RELEASE_CLAIM: Final = _update("claim_expires_at = NULL", _IS_HELD, "id")
-# This also works after the term, unless someone else has claimed it since: the work is done.
+# This also works after the term, unless someone else has claimed it since, because the work is done.
 FINISH_CLAIM: Final = _update(
     "claim_done_at = COALESCE(claim_done_at, {now})", f"{_IS_OWN} AND claim_expires_at IS NOT NULL", "id"
 )

@@ -86,8 +86,8 @@ class SnapshotCheckpointerBase:
         """List the thread's snapshots without their payloads, newest first; empty for an unknown thread.
 
         One query, two with ``before``, which is the id of the last snapshot of the previous page. Raises
-        `CheckpointNotFound` for an id that the thread does not have, such as that of a deleted snapshot, and
-        `InvalidQuery` for a limit below 1.
+        `CheckpointNotFound` for an id that the thread does not have, such as the id of a deleted snapshot,
+        and `InvalidQuery` for a limit below 1.
         """
         validation.identifier(thread_id, "thread_id")
         return self._backend.select(

@@ -29,7 +29,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
     raises `FencedOutError` if the session's lock has a larger one.
 
     The framework writes values that JSON cannot represent as pickles. They are only read with its restricted
-    reader, which creates objects of the framework's own types, of those that the application registers with
+    reader, which creates objects of the framework's own types, of types that the application registers with
     ``register_checkpoint_type``, and of ``allowed_checkpoint_types`` (``"module:qualname"``).
     """
 
@@ -51,10 +51,10 @@ class DjangoCheckpointStorage(CheckpointStorage):
         self._allowed = frozenset(allowed_checkpoint_types)
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> CheckpointID:
-        """Store a checkpoint, over an older one with its id.
+        """Store a checkpoint, and replace an older one with the same id.
 
-        Raises ``WorkflowCheckpointException`` for one that could not be loaded again, such as one with an
-        object whose type is not allowed; also `InvalidPayload` and `LimitExceeded`.
+        Raises ``WorkflowCheckpointException`` for a checkpoint that could not be loaded again, for example
+        because the type of an object is not allowed; also `InvalidPayload` and `LimitExceeded`.
         """
         document = encode_checkpoint_value(checkpoint.to_dict())
         self._checkpoint(document)
@@ -87,7 +87,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         """Return the checkpoint of a workflow with the latest time, or ``None``. Two queries."""
         heads = await self._of(workflow_name)
         for checkpoint_id, _ in sorted(heads, key=lambda head: head[1], reverse=True):
-            # It may have been deleted since then.
+            # It may have been deleted since the ids were read.
             if (checkpoint := await self._find(checkpoint_id)) is not None:
                 return checkpoint
         return None

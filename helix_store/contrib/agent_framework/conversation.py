@@ -16,7 +16,7 @@ _FILES: Final = frozenset({"data", "uri", "hosted_file", "hosted_vector_store"})
 
 
 def _says(message: dict[str, Any]) -> Said:
-    """Return what a message says."""
+    """Return the content of a message."""
     role, contents = message.get("role"), message.get("contents")
     listed = contents if isinstance(contents, list) else []
     parts = [_part(each) for each in listed if isinstance(each, dict)]

@@ -34,13 +34,13 @@ _saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
 class DjangoHistoryProvider(HistoryProvider):
     """The messages of agents' sessions as items of sessions, in the database ``using`` and one tenant.
 
-    A session of the framework is one session here, and the messages of this provider are a lane of it. Saving
-    messages is one transaction under the session's lock: messages that are stored already are left out, as in
-    the framework's own providers, and the usage of the response is recorded in the usage ledger. ``model`` is
-    the name for responses that do not name their model; with ``None`` nothing is recorded. ``user_id`` is the
-    user of the sessions; a session of another user raises `ConflictError`. With a ``fencing_token``, a write
-    raises `FencedOutError` if the session's lock has a larger one. The other options are those of the
-    framework's providers.
+    A session of the framework is one session here, and the messages of this provider are one of its lanes.
+    Saving messages is one transaction under the session's lock: messages that are already stored are left
+    out, as in the framework's own providers, and the usage of the response is recorded in the usage ledger.
+    ``model`` is the name for responses that do not name their model; with ``None``, their usage is not
+    recorded. ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. The other
+    options are the same as for the framework's providers.
     """
 
     DEFAULT_SOURCE_ID: Final = "helix_store"
@@ -85,7 +85,7 @@ class DjangoHistoryProvider(HistoryProvider):
     ) -> list[Message]:
         """Return the stored messages. One query.
 
-        Raises `IntegrityFault` for one that cannot be read, because the agent must not continue without it.
+        Raises `IntegrityFault` if a message cannot be read, because the agent must not continue without it.
         """
         items = await self._log(session_id).atail()
         messages = [_message(item.payload) for item in items]
@@ -151,6 +151,5 @@ def _message(payload: Any) -> Message:
         pass
     # Raised here, because the framework's error may hold the document and would become the context.
     raise IntegrityFault(
-        "A stored message is not what the installed agent-framework-core reads; was it stored by another "
-        "version?"
+        "The installed agent-framework-core cannot read a stored message; was it stored by another version?"
     )

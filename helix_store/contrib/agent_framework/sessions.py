@@ -18,17 +18,18 @@ from helix_store.models import Item
 __all__ = ["DjangoSessionStore"]
 
 _MARKER: Final = "_helix_store_marker"
-"""The attribute of an `AgentSession` that says which stored snapshot it was read from."""
+"""The attribute of an `AgentSession` that identifies the stored snapshot from which it was read."""
 
 
 class DjangoSessionStore(SessionStore):
     """Snapshots of agents' sessions as items of sessions, in the database ``using`` and one tenant.
 
     The snapshot of an id is an item of the session with this id, which `DjangoHistoryProvider` may share.
-    Every write is one transaction under the session's lock. A session that was read and has been changed or
-    deleted since then is refused with `ConflictError`; one that was not read here replaces the stored one.
-    ``user_id`` is the user of the sessions; a session of another user raises `ConflictError`. With a
-    ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one.
+    Every write is one transaction under the session's lock. Saving a session that was read from this store
+    raises `ConflictError` if the stored one has been changed or deleted since then. Any other session
+    replaces the stored one. ``user_id`` is the user of the sessions; a session of another user raises
+    `ConflictError`. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a
+    larger one.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class DjangoSessionStore(SessionStore):
         else:
             return session
         raise IntegrityFault(
-            f"A stored session is not what the installed agent-framework-core reads ({reason}); are the "
-            "types of its state registered?"
+            f"The installed agent-framework-core cannot read a stored session ({reason}); are the types of "
+            "its state registered?"
         )
 
     async def set(self, session_id: str, session: AgentSession) -> None:

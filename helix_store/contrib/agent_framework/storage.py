@@ -17,7 +17,10 @@ R = TypeVar("R")
 
 
 class Storage:
-    """Reads and writes items of sessions, of the user ``user_id``. Ids are those of this store."""
+    """Reads and writes items of sessions that belong to the user ``user_id``.
+
+    All ids are this store's ids.
+    """
 
     def __init__(
         self,

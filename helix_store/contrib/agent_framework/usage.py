@@ -15,7 +15,7 @@ __all__ = ["usage_of"]
 
 
 def usage_of(response: AgentResponse[Any], *, agent: str, session_id: str, model: str) -> UsageEntry | None:
-    """Return the ledger's entry for a response, or ``None`` if it has no usage. Its id is that of the
+    """Return the ledger's entry for a response, or ``None`` if it has no usage. It has the id of the
     response, so that two providers of one agent record it once.
     """
     counts = dict(response.usage_details or {})

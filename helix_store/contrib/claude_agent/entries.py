@@ -38,9 +38,9 @@ def usage_of(
 ) -> list[UsageEntry]:
     """Return a ledger entry for each response of a model.
 
-    A response is written as several entries with one message id and the same usage, and a fork copies them:
-    the id of the ledger's entry is that of the message. The totals of a `ResultMessage` are not in a
-    transcript, and are those of a whole connection.
+    A response is written as several entries with one message id and the same usage, and a fork copies them,
+    so the ledger's entry has the id of the message. The totals of a `ResultMessage` are not in a transcript,
+    and cover a whole connection.
     """
     responses: dict[str, UsageEntry] = {}
     for entry in entries:
@@ -55,7 +55,7 @@ def usage_of(
 def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
     """Record the responses in the ledger, each once, with the largest usage that its entries have.
 
-    The entries of one response may come in several batches. Entries of another session in the ledger stay.
+    The entries of one response may arrive in several batches. Entries of another session in the ledger stay.
     """
     if not usage:
         return

@@ -21,7 +21,7 @@ MAIN: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class TranscriptKey:
-    """A key of the SDK, checked. Each part may have 1,000 bytes."""
+    """A key of the SDK, checked. Each part can have up to 1,000 bytes."""
 
     project_key: str
     session_id: str

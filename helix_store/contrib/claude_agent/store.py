@@ -43,13 +43,13 @@ _PAGE: Final = 1_000
 class DjangoSessionStore(SessionStore):
     """Transcripts of the SDK as items of sessions, in the database ``using`` and one tenant.
 
-    A session of the SDK is one session here, and each transcript is a lane of it. An entry with a ``uuid`` is
-    stored once. The summary is folded under the session's lock, so that appends may overlap. A cancelled
-    write raises after its transaction has ended. The usage of the models' responses is recorded in the usage
-    ledger in the same transaction, unless ``record_usage`` is False. An append gives a session without a user
-    ``user_id``, and raises `ConflictError` if the session belongs to another user. With a ``fencing_token``,
-    a write raises `FencedOutError` if the session's lock has a larger one. Needs asyncio. Raises the errors
-    of this package.
+    A session of the SDK is one session here, and each transcript is one of its lanes. An entry with a
+    ``uuid`` is stored once. The summary is folded under the session's lock, so that appends may overlap. A
+    cancelled write raises after its transaction has ended. The usage of the models' responses is recorded in
+    the usage ledger in the same transaction, unless ``record_usage`` is False. An append sets ``user_id`` as
+    the user of a session without one, and raises `ConflictError` if the session belongs to another user. With
+    a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. Needs
+    asyncio. Calls raise the errors of this package.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DjangoSessionStore(SessionStore):
             await in_thread_to_the_end(partial(self._append, transcript, given))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
-        """Return all entries of a transcript as of one moment, or ``None`` for one that has none."""
+        """Return all entries of a transcript as of one moment, or ``None`` if it has no entries."""
         entries = await in_thread(partial(self._load, TranscriptKey.of(key)))
         return cast("list[SessionStoreEntry]", entries) or None
 
@@ -188,7 +188,7 @@ class DjangoSessionStore(SessionStore):
             key: SessionKey = {"project_key": transcript.project_key, "session_id": transcript.session_id}
             folded = fold_session_summary(before, key, cast("list[SessionStoreEntry]", entries))
             row.summary = encode(folded["data"])
-            # Later even if the clock was set back, so that no write looks older than it is.
+            # The new time is later even if the clock was set back, so that no write looks older than it is.
             row.mtime_ms = max(now_ms, (row.mtime_ms or 0) + 1)
         row.save(using=session.alias)
 

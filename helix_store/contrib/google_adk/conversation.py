@@ -15,7 +15,7 @@ __all__ = ["CONVERSATION"]
 
 
 def _says(event: dict[str, Any]) -> Said:
-    """Return what an event says. The role is the event's author: the user, or the name of an agent."""
+    """Return the content of an event. The role is the event's author: the user, or the name of an agent."""
     content = event.get("content")
     listed = content.get("parts") if isinstance(content, dict) else None
     parts = [part for each in _mappings(listed) for part in _parts(each)]

@@ -42,13 +42,13 @@ class DjangoSessionService(BaseSessionService):
     """Sessions of ADK in the database ``using`` and one tenant.
 
     A session of ADK is one session here, which belongs to ADK's user, and its events are items. The state of
-    an app and the state of each of its users are sessions of their own; the latter belongs to the user, so an
+    an app and the state of each of its users are separate sessions. A user's state belongs to the user, so an
     erasure of the user deletes it. Every write is one transaction under the session's lock. An event that is
     appended to an outdated `Session` raises ADK's ``StaleSessionError``, and nothing is stored. The usage of
     responses is recorded in the usage ledger in the transaction of the event; ``model`` is the name for
-    responses that do not name their model, and with ``None`` nothing is recorded. With a ``fencing_token``, a
-    write raises `FencedOutError` if the session's lock has a larger one. The caller of a cancelled write is
-    told after its transaction has ended.
+    responses that do not name their model, and with ``None``, their usage is not recorded. With a
+    ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one. If a write is
+    cancelled, the caller is told after its transaction has ended.
     """
 
     def __init__(
@@ -113,13 +113,12 @@ class DjangoSessionService(BaseSessionService):
     ) -> Session | None:
         """Return a session with its events, or ``None``. One statement.
 
-        Raises `IntegrityFault` for an event that cannot be read, because the agent must not continue without
-        it.
+        Raises `IntegrityFault` if an event cannot be read, because the agent must not continue without it.
         """
         newest = config.num_recent_events if config is not None else None
         session = await in_thread(partial(self._read, app_name, user_id, session_id.strip(), newest=newest))
         if session is not None and config is not None and config.after_timestamp is not None:
-            # As in ADK, the events after the last one that is too old.
+            # As in ADK, return the events after the last one that is too old.
             old = [event.timestamp < config.after_timestamp for event in session.events]
             first = len(old) - old[::-1].index(True) if True in old else 0
             session.events = session.events[first:]
@@ -150,8 +149,8 @@ class DjangoSessionService(BaseSessionService):
     async def append_event(self, session: Session, event: Event) -> Event:
         """Store an event, the state that it changes, and its usage, all or nothing.
 
-        Raises ADK's ``StaleSessionError`` if ``session`` lacks an event that was stored meanwhile; get the
-        session again and redo the change. A repeat of the same event has no effect. Raises ADK's
+        Raises ADK's ``StaleSessionError`` if ``session`` lacks an event that another writer has stored; get
+        the session again and redo the change. A repeat of the same event has no effect. Raises ADK's
         ``SessionNotFoundError``, and ``AlreadyExistsError`` for another event with the same id.
         """
         if event.partial or not await in_thread_to_the_end(partial(self._append, session, event)):
@@ -318,7 +317,7 @@ def _events(app_name: str) -> str:
 
 
 def _refuse_stale(session: Session, marker: str | None, stored: Document) -> None:
-    """Raise ``StaleSessionError`` if a session lacks the newest event. One that the caller built has no
+    """Raise ``StaleSessionError`` if a session lacks the newest event. A session built by a caller has no
     marker.
     """
     if marker is not None:
@@ -385,5 +384,5 @@ def _event(document: Document) -> Event:
         pass
     # Raised here, because ADK's error holds the document and would become the context.
     raise IntegrityFault(
-        "A stored event is not what the installed google-adk reads; was it stored by another version?"
+        "The installed google-adk cannot read a stored event; was it stored by another version?"
     )

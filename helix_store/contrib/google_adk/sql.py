@@ -1,4 +1,4 @@
-"""The SQL that reads sessions of ADK. One statement reads a session, so its parts fit together."""
+"""The SQL that reads sessions of ADK. One statement reads a session, so its parts are consistent."""
 
 from __future__ import annotations
 
@@ -49,4 +49,7 @@ def _listed(condition: str) -> Statement:
 
 LISTED: Final = _listed("")
 LISTED_OF_USER: Final = _listed("AND s.user_id = %(user)s")
-"""Pages of the sessions and states of an app or user. A session that is written meanwhile may come twice."""
+"""Pages of the sessions and states of an app or user.
+
+A session that is written between two pages may appear twice.
+"""

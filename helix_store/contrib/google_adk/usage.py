@@ -12,8 +12,8 @@ __all__ = ["usage_of"]
 
 
 def usage_of(event: Event, *, session_id: str, model: str, now_ms: int) -> UsageEntry | None:
-    """Return the ledger's entry for a model's response, or ``None`` for an event without usage. Its id is
-    that of the event, so that a copy in another session does not count again.
+    """Return the ledger's entry for a model's response, or ``None`` for an event without usage. It has the id
+    of the event, so that a copy in another session does not count again.
     """
     usage = event.usage_metadata
     if usage is None:

@@ -1,4 +1,4 @@
-"""A thread as messages: those of its newest checkpoint, and the path of checkpoints that led there."""
+"""A thread as messages: the messages of its newest checkpoint, and the checkpoints that led there."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ class _Value(NamedTuple):
 
 
 class _LangGraphConversation:
-    """The threads of LangGraph. The messages are the channel ``messages``, or one whose name ends so."""
+    """The threads of LangGraph.
+
+    The messages are in the channel ``messages``, or in one whose name ends with this word.
+    """
 
     name = "LangGraph"
     needs: tuple[type[Model], ...] = (LangGraphCheckpoint, LangGraphValue)
@@ -215,7 +218,7 @@ def _role(name: Any) -> str:
 
 
 def _deltas(pk: int) -> ConversationMessage:
-    """Return a message that says why none is shown: only the graph can make messages from its deltas."""
+    """Return a note in place of messages: only the graph can build messages from its deltas."""
     text = "LangGraph keeps the messages of this thread as deltas. The graph's get_state() returns them."
     part = Part(kind="other", text=text, name="DeltaChannel")
     return ConversationMessage(number=1, role="?", parts=[part], row=(LangGraphCheckpoint, pk))

@@ -100,7 +100,7 @@ def _ancestors(db: Database, serde: SerializerProtocol, place: Place) -> Iterato
         start = newest[0][0] if newest else None
     while start is not None:
         page = db.read(sql.CHAIN, {**names, "checkpoint_id": start, "depth": _PAGE})
-        # The first one starts the page: it is not an ancestor, or was already on the last page.
+        # The first row only starts the page: it is not an ancestor, or was already on the previous page.
         for checkpoint_id, _, versions, kind, content in page[1:]:
             body = read_from(place.thread_id, checkpoint_id, partial(read_body, serde, kind, content))
             yield _Ancestor(checkpoint_id, json.loads(versions), body)

@@ -114,7 +114,7 @@ def encoded_checkpoint(
 ) -> dict[str, Any]:
     """Return the columns of a checkpoint, and its new values as lists of columns, for `sql.PUT`.
 
-    The serializer writes everything that the application gave: the checkpoint, its metadata and the values.
+    The serializer writes everything that the application passed: the checkpoint, its metadata and the values.
     """
     rest: dict[str, Any] = dict(checkpoint)
     values: Mapping[str, Any] = rest.pop("channel_values")
@@ -124,7 +124,7 @@ def encoded_checkpoint(
         for channel, version in checkpoint["channel_versions"].items()
         if channel in values and channel not in small
     }
-    # In the same order for all writers, so that two of them never wait for each other.
+    # All writers use the same order, so that two writers never wait for each other.
     stored = sorted(channel for channel in new_versions if channel in versions)
     known = get_checkpoint_metadata(config, metadata)
     named = [("checkpoint", {"checkpoint": rest, "metadata": known, "values": small})]
@@ -147,8 +147,8 @@ def encoded_checkpoint(
         "size_bytes": len(body) + sum(len(blob) for _, blob in blobs),
         "at": moments.now(),
         "channels": stored,
-        # Not the order of channel_versions: a channel may be new in a version that the checkpoint does not
-        # see.
+        # This is not the order of channel_versions: a channel may be new in a version that the checkpoint
+        # does not see.
         "channel_versions": [str(new_versions[channel]) for channel in stored],
         "types": [kind for kind, _ in blobs],
         "blobs": [blob for _, blob in blobs],
@@ -165,7 +165,8 @@ def encoded_writes(
     limit: int,
 ) -> dict[str, Any]:
     """Return the columns of the writes of a task, for `sql.PUT_WRITES`."""
-    # Two interrupts have one position. The later one counts, because a statement may write a row only once.
+    # Two interrupts have one position. Only the later one is written, because a statement may write a row
+    # only once.
     at_position = {
         WRITES_IDX_MAP.get(channel, index): (channel, v)
         for index, (channel, v) in enumerate(validation.items(writes, "writes"))
@@ -203,7 +204,7 @@ def _encoded(
     """Return the types and bytes of all values of one call, which are passed with their paths.
 
     Raises `InvalidPayload`, and `LimitExceeded` at the first value that exceeds the limit. Names of channels
-    count, because a value may be shorter than its name.
+    also count, because a value may be shorter than its name.
     """
     encoded = []
     size = size_of(*channels)
@@ -231,8 +232,8 @@ def searchable(metadata: Mapping[str, Any]) -> str:
 
 
 def searchable_filter(wanted: Mapping[str, Any]) -> str:
-    """Return a filter in the form of `searchable`. Raises `InvalidQuery` for values that `searchable` leaves
-    out.
+    """Return a filter in the form that `searchable` returns. Raises `InvalidQuery` for values that
+    `searchable` leaves out.
 
     Without it, the filter would match checkpoints that differ only in that value.
     """

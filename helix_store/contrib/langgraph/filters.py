@@ -1,4 +1,4 @@
-"""Filters of a search: the database compares a part, and this module all of it."""
+"""Filters of a search: the database checks a part of a filter, and this module checks all of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def narrowed(conditions: Mapping[str, Any]) -> Q:
 
 
 def is_match(value: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
-    """Return whether each field meets its condition. A missing field is like one that is null."""
+    """Return whether each field meets its condition. A missing field counts as null."""
     return all(_meets(value.get(name), condition) for name, condition in conditions.items())
 
 

@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 
 class NewMemory(NamedTuple):
-    """A value to store. ``embedded`` are the parts of it that get a vector, by path."""
+    """A value to store. ``embedded`` maps the path of each part that gets a vector to its text."""
 
     text: str
     ttl_ms: int | None
@@ -122,7 +122,7 @@ class Memories:
     ) -> list[tuple[StoredMemory, float]]:
         """Return the memories under a namespace that meet a filter, nearest first, with their scores.
 
-        With a filter, this reads the distances of all of them, and then values until enough have matched.
+        With a filter, this reads the distances of all memories, and then values until enough have matched.
         """
         from helix_store.contrib.langgraph.vectors.rows import with_distance
 
@@ -159,7 +159,7 @@ class Memories:
         while page := list(rows.filter(namespace__gt=after)[:_LARGEST_PAGE]):
             for labels, _ in groupby(page, key=lambda text: namespaces.labels_of(text)[:depth]):
                 yield labels
-            # All namespaces below this depth are cut to it.
+            # Deeper namespaces are cut to this depth.
             after = page[-1] if len(labels) < depth else namespaces.end_of(namespaces.namespace_text(labels))
 
     def _all(self, rows: QuerySet[LangGraphMemory]) -> Iterator[StoredMemory]:
@@ -179,7 +179,7 @@ class Memories:
     def put(self, memories: Mapping[Address, NewMemory], *, vectors: Mapping[str, str] | None = None) -> None:
         """Insert or replace, in the order of addresses, so that two writers do not wait for each other.
 
-        ``vectors`` are those of the texts in ``embedded``, and replace those of the former values.
+        ``vectors`` belong to the texts in ``embedded``, and replace the vectors of the former values.
         """
         time = moments.now()
         has_terms = any(memory.ttl_ms is not None for memory in memories.values())
@@ -223,7 +223,10 @@ class Memories:
             self._rows().filter(_is_one_of(some)).delete()
 
     def renew(self, memories: Collection[StoredMemory]) -> None:
-        """Restart the terms of memories that were read. A memory that was replaced since keeps its term."""
+        """Restart the terms of memories that were read.
+
+        A memory that has been replaced since then keeps its term.
+        """
         by_term = defaultdict(set)
         for memory in memories:
             if memory.ttl_ms is not None:
@@ -264,7 +267,8 @@ class Memories:
 def sweep(db: Database, now: datetime) -> int:
     """Delete the memories of a tenant that have expired, and return their number.
 
-    Each thousand is a transaction. Those that another transaction has locked stay until the next time.
+    One transaction deletes a thousand memories. Memories that another transaction has locked stay until the
+    next time.
     """
     return _in_transactions(db, partial(Memories(db).delete_expired, now))
 
@@ -272,7 +276,7 @@ def sweep(db: Database, now: datetime) -> int:
 def delete_namespace(db: Database, prefix: str) -> int:
     """Delete the memories of a tenant under a namespace, and return their number; otherwise like `sweep`.
 
-    It waits for a transaction that has locked one of them.
+    It waits for a transaction that has locked one of these memories.
     """
     return _in_transactions(db, partial(Memories(db).delete_under, prefix))
 

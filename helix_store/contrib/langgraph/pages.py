@@ -1,4 +1,4 @@
-"""Reading checkpoints: one statement returns a page of them with their values and pending writes."""
+"""Reading checkpoints: one statement returns a page of checkpoints with their values and pending writes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def every(
             except IntegrityFault as exc:
                 if place is not None:
                     raise
-                _logger.error("A list of all threads leaves out what cannot be read. %s", exc)
+                _logger.error("A list of all threads leaves out a checkpoint. %s", exc)
                 continue
             yield found
             left = None if left is None else left - 1

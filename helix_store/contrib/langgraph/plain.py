@@ -1,5 +1,5 @@
-"""Stored values as plain data. Nothing here imports or builds a type that the bytes name: an object is its
-fields.
+"""Stored values as plain data. Nothing here imports or builds a type that the bytes name: an object is read
+as its fields.
 """
 
 from __future__ import annotations

@@ -48,17 +48,17 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer in a Django database, for sync and async graphs.
 
     A thread is the session with its id, in the database ``using`` and one tenant; the first write creates it
-    with agent type ``langgraph``, and with ``user_id`` and ``title`` of the config's metadata. A later write
-    gives a thread without a user the config's, and raises `ConflictError` if the thread belongs to another
-    user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never interpreted.
-    The default serializer builds objects of the types that a graph's schema names, and reads other types as
-    plain data, whatever the environment says. ``allow`` names more types as (module, class name). Bytes that
-    are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
+    with agent type ``langgraph``, and with the ``user_id`` and ``title`` in the config's metadata. A later
+    write sets the config's user for a thread without one, and raises `ConflictError` if the thread belongs to
+    another user. Values are stored as the pairs of type and bytes that ``serde`` creates, and are never
+    interpreted. The default serializer builds objects of the types that a graph's schema names, and reads
+    other types as plain data, regardless of the environment. ``allow`` names more types as (module, class
+    name). Bytes that are marked as ``json`` or ``pickle`` raise `IntegrityFault`.
 
     Safe in any thread: each call releases its connection. Your own call joins an open transaction of its
     thread. The threads of ``graph.invoke`` cannot: inside ``atomic()`` it raises `OutsideTransaction`,
-    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, the write finishes
-    before the task is told.
+    whereas ``async_to_sync(graph.ainvoke)`` joins. If a task is cancelled during a write, it is told after
+    the write has finished.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         allow: Iterable[tuple[str, str]] = (),
     ) -> None:
-        # None is strict; without the argument, the environment would decide.
+        # None means strict; without the argument, the environment would decide.
         super().__init__(serde=serde or StrictSerializer(allowed_msgpack_modules=list(allow) or None))
         self._adapter = SessionAdapter(AGENT_TYPE, using, tenant=tenant)
         self._owned: _Owned | None = None
@@ -147,9 +147,9 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task wrote after a checkpoint, which may be stored later than its writes.
+        """Store a task's writes after a checkpoint, which may be stored later than its writes.
 
-        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a place stays;
+        One statement on PostgreSQL, one transaction on SQLite. The first write of a task at a position stays;
         errors, interrupts and resume values replace earlier ones. Raises as `put`.
         """
         place = Place.of(config)
@@ -158,7 +158,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
                 path="config/configurable/checkpoint_id", reason="expected the checkpoint's id"
             )
         columns = encoded_writes(self.serde, place, writes, task_id, task_path, limit=self._largest)
-        # A repeat of one statement could replace what another worker has stored since at such a position.
+        # A repeated statement could replace a value that another worker has since stored at such a position.
         replaces = any(position < 0 for position in columns["positions"])
         statement = None if replaces else sql.PUT_WRITES
         self._store(place, config, statement, columns, _put_writes_locked)
@@ -175,7 +175,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         columns: dict[str, Any],
         locked: Any,
     ) -> None:
-        """Store by ``statement``; without one, in a transaction, whose number tells its outcome."""
+        """Store by ``statement``; without one, use a transaction, whose number reveals its outcome."""
         db, owned = self._adapter.db, self._owned
         if owned is not None and owned.session_id != place.session_id:
             reason = "this saver owns another thread; claim this one too"
@@ -191,7 +191,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             parameters = {**columns, **thread, "tenant": db.tenant}
             if call.try_write(statement, parameters):
                 return
-            # The thread is new or its user is not named, or the statement was aborted; the portable form
+            # The thread is new, its user is not yet named, or the statement was aborted; the portable form
             # tries again.
             self._adapter.ensure(place.session_id, **about)
             # Checked again, because this opens the connection that the previous call released.
@@ -266,7 +266,7 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         self._adapter.delete(session_id, LangGraphCheckpoint, LangGraphValue, LangGraphWrite)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs, with their writes, and the values that no other one refers to.
+        """Delete the checkpoints of runs, with their writes, and values that no other checkpoint refers to.
 
         One transaction for each thread. A `DeltaChannel` needs the writes of earlier checkpoints: do not
         delete a run of a thread that uses one and continues.

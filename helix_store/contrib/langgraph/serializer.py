@@ -26,8 +26,8 @@ class StrictSerializer(JsonPlusSerializer):
     """LangGraph's serializer, limited to the types that it writes. It builds objects of plain types, of
     LangChain's messages, and of the types in the schema of its graph.
 
-    LangGraph's also reads ``json``, a type of older versions, and builds objects of langchain_core that such
-    bytes name. This one does not.
+    LangGraph's serializer also reads ``json``, a type of older versions, and builds the langchain_core
+    objects that such bytes name. This one does not.
     """
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -50,8 +50,8 @@ def dumped(serde: SerializerProtocol, value: Any, path: str) -> tuple[str, bytes
 
 def read_from(thread_id: str, checkpoint_id: str, read: Callable[[], T]) -> T:
     """Read from the bytes of a checkpoint. If they cannot be read, raise an `IntegrityFault` that names it.
-    Damaged bytes may raise any error, depending on where they are damaged. An `OSError` is not about the
-    bytes: a serializer may have requested a key from a service.
+    Damaged bytes may raise any error, depending on where they are damaged. An `OSError` does not mean that
+    the bytes are damaged: a serializer may have requested a key from a service.
     """
     try:
         return read()

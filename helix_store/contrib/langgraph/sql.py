@@ -2,8 +2,8 @@
 
 A write to a known thread takes a share lock on the session's row, so that the session cannot be deleted in
 the meantime; writers of one thread do not wait for each other. The session is looked up by a scalar subquery
-and never joined, so that the planner reads the rows of one session by their index, whatever the size of the
-tables.
+and never joined, so that the planner reads the rows of one session by their index, regardless of the size of
+the tables.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _TOUCHED: Final = f"""touched AS (
         UPDATE {_SESSION} SET updated_at = %(at)s
         WHERE id = (SELECT id FROM session) AND updated_at < %(at)s::timestamptz - interval '1 second'
     )"""
-"""Writes the time of the session's last write, which shows whether it is idle, at most once per second."""
+"""Updates the time of the session's last write, which shows whether it is idle, at most once per second."""
 
 PUT: Final = Statement(f"""
     WITH session AS ({_SESSION_OF_USER}),
@@ -117,8 +117,8 @@ PUT_WRITES: Final = Statement(f"""
     ),
     {_TOUCHED}
     SELECT id FROM session""")
-"""Put the writes of a task. In the same cases, nothing is put and no row is returned. The row is that of the
-session, because a repeat, which inserts nothing, must not look like an unknown session.
+"""Put the writes of a task. In the same cases, nothing is put and no row is returned. The session's row is
+returned, because a repeat, which inserts nothing, must not look like an unknown session.
 """
 
 # The same for one row in a transaction that has locked the session: on SQLite, and for guarded writes.

@@ -64,7 +64,7 @@ class DjangoStore(OpenedByHabit, BaseStore):
     effect, as in LangGraph's stores; the first such search logs a warning.
 
     Each batch reads first and then writes, and its writes are one transaction. Safe for any number of
-    threads. Errors are those of `helix_store.exceptions`, and ``InvalidNamespaceError`` of LangGraph.
+    threads. Calls raise the errors of `helix_store.exceptions`, and LangGraph's ``InvalidNamespaceError``.
     """
 
     supports_ttl = True
@@ -87,8 +87,9 @@ class DjangoStore(OpenedByHabit, BaseStore):
         """Run the operations and return their results in the same order.
 
         All are checked before any statement. Reads see the store as it was before the batch; if several puts
-        have one address, the last one counts. A search leaves out an item that cannot be read, which counts
-        for ``limit`` and ``offset`` if there is no filter, and logs an error; a get raises `IntegrityFault`.
+        have one address, the last one counts. A search leaves out an item that cannot be read and logs an
+        error; without a filter, the item still counts for ``limit`` and ``offset``. A get raises
+        `IntegrityFault`.
         """
         plan = self._planned(ops)
         return self._run(plan, Embedded() if self._index is None else self._index.embed(*plan.to_embed))
@@ -100,7 +101,8 @@ class DjangoStore(OpenedByHabit, BaseStore):
         return await in_thread_to_the_end(partial(self._run, plan, embedded))
 
     def sweep_ttl(self) -> int:
-        """Delete the tenant's expired items and return their number. Each thousand is a transaction.
+        """Delete the tenant's expired items and return their number. One transaction deletes a thousand
+        items.
 
         `expired_session_cleanup` and ``cleanup_expired_sessions`` also do this, for all tenants.
         """
@@ -109,8 +111,9 @@ class DjangoStore(OpenedByHabit, BaseStore):
     def delete_namespace(self, prefix: Sequence[str]) -> int:
         """Delete all items of a namespace and of those under it, and return their number.
 
-        Each thousand is a transaction; safe to repeat. Items that are put meanwhile may stay. Raises
-        `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item can have.
+        One transaction deletes a thousand items; safe to repeat. Items that are put during the call may stay.
+        Raises `InvalidPayload` without labels, and ``InvalidNamespaceError`` for labels that no item can
+        have.
         """
         if isinstance(prefix, str):
             raise InvalidPayload(path="prefix", reason="expected labels, got str")

@@ -16,7 +16,7 @@ _registered: Final[set[str]] = set()
 
 
 def register_types(*types: str) -> None:
-    """Let imports and moves accept rows of these types, which a serializer of the project writes.
+    """Make imports and moves accept rows of these types, which a serializer of the project writes.
 
     Call it in ``AppConfig.ready()``. The types of LangGraph's default serializer are known, even with a
     cipher, such as ``msgpack+aes``. Raises `InvalidPayload` for a name that no column can hold.

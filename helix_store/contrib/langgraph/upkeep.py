@@ -1,4 +1,7 @@
-"""Copying and deleting checkpoints. The caller's runs may continue; what they put meanwhile is kept."""
+"""Copying and deleting checkpoints.
+
+The caller's runs may continue; checkpoints that they put in the meantime are kept.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
         for statement in (sql.COPY,) if session.db.is_postgresql else sql.COPY_PARTS:
             session.db.execute(statement, parameters)
 
-    # A copy of nothing must not create a session.
+    # An empty copy must not create a session.
     checkpoints = LangGraphCheckpoint._base_manager.using(adapter.db.alias)
     of_source = checkpoints.filter(session__tenant=adapter.tenant, session__session_id=source_id)
     about = of_source.values(user_id=F("session__user_id"), title=F("session__title"))[:1]
@@ -44,7 +47,7 @@ def copy_thread(adapter: SessionAdapter, source: tuple[str, str], target: tuple[
         return
 
     def ensure_and_copy() -> None:
-        # So that the erasure of a user also finds the copy.
+        # The user is copied so that an erasure of the user also finds the copy.
         adapter.ensure(target_id, **about_thread(found[0]))
         adapter.write(target_id, copy)
 

@@ -1,4 +1,7 @@
-"""OpenAI Agents SDK: `DjangoSession` keeps its items, `RunStateStore` the runs that wait for an approval."""
+"""OpenAI Agents SDK:
+
+`DjangoSession` keeps its items, and `RunStateStore` keeps runs that wait for an approval.
+"""
 
 from typing import TYPE_CHECKING
 

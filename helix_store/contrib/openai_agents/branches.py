@@ -50,13 +50,13 @@ class Branches:
             raise ValueError(f"Turn {turn_number} does not exist in branch {self.branch_id!r}.")
         name = branch_name or f"branch_from_turn_{turn_number}_{new_id()}"
         if name in (self.branch_id, _MAIN):
-            raise ValueError(f"Branch {name!r} exists already.")
+            raise ValueError(f"Branch {name!r} already exists.")
         try:
             await self._log.acopy_to(
                 name, before=turns[turn_number - 1].position, fencing_token=self.fencing_token
             )
         except ConflictError as exc:
-            raise ValueError(f"Branch {name!r} exists already.") from exc
+            raise ValueError(f"Branch {name!r} already exists.") from exc
         self._log = self._log_of(name)
         return name
 
@@ -69,7 +69,7 @@ class Branches:
         raise ValueError("No turn has this text.")
 
     async def switch_to_branch(self, branch_id: str) -> None:
-        """Switch to another branch. Raises `ValueError` for one without items, unless it is ``main``."""
+        """Switch to another branch. Raises `ValueError` for a branch without items, unless it is ``main``."""
         if lane_name(branch_id, "branch_id") != _MAIN and branch_id not in await self._log.alanes():
             raise ValueError(f"Branch {branch_id!r} does not exist.")
         self._log = self._log_of(branch_id)

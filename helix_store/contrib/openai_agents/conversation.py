@@ -1,4 +1,4 @@
-"""The items of a session as messages: those of the Responses API, each a message, a call or a result."""
+"""The items of a session as messages. An item of the Responses API is a message, a call or a result."""
 
 from __future__ import annotations
 

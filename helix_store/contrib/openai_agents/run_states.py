@@ -59,8 +59,8 @@ class StoredRunState:
 class RunStateStore:
     """The runs that wait, each in a row of its session. A text is returned exactly as it was saved:
     ``RunState.from_string(agent, text)`` continues the run in any process. According to the SDK, it may hold
-    credentials; anyone who can read the table can read them. A save gives a session without a user
-    ``user_id``, and raises `ConflictError` if the session belongs to another user.
+    credentials; anyone who can read the table can read them. A save sets ``user_id`` as the user of a session
+    without one, and raises `ConflictError` if the session belongs to another user.
     """
 
     def __init__(self, using: str | None = None, *, tenant: str = "", user_id: UserId | None = None) -> None:
@@ -77,10 +77,9 @@ class RunStateStore:
         deadline: datetime | None = None,
     ) -> str:
         """Store a run that waits, and return its id, by default a new one. Only ``owner`` may claim it, if
-        there is one, and no one after ``deadline``. The first row creates the session. Raises `ConflictError`
-        if the session has the id with another text, so a repeat is safe; `InvalidPayload`, for example for a
-        text that is not a JSON object, from which no run could continue; and `LimitExceeded` beyond
-        ``max_state_bytes``.
+        there is one, and no one after ``deadline``. The first row creates the session. A repeat is safe; the
+        same id with another text raises `ConflictError`. Raises `InvalidPayload`, for example for a text that
+        is not a JSON object and could not be resumed, and `LimitExceeded` beyond ``max_state_bytes``.
         """
         text = state if isinstance(state, str) else _written(state)
         payload = encode(text, limit=conf.limits().max_state_bytes, path="/state")
@@ -106,7 +105,7 @@ class RunStateStore:
         return self._sessions.write(session_id_for(session_id), insert, user_id=self._user_id)
 
     def load(self, session_id: str, state_id: str) -> StoredRunState | None:
-        """Return a stored run with its text, or ``None``. One query; it takes no claim."""
+        """Return a stored run with its text, or ``None``. One query; it does not claim the run."""
         validation.identifier(state_id, "state_id")
         for row in self._sessions.db.read(sql.LOAD, self._names(session_id, state_id)):
             return _stored(session_id, row, text=_text(row[-1]))
@@ -206,9 +205,9 @@ class RunStateClaim:
         return self.expires_at
 
     def done(self) -> bool:
-        """Mark the run as resumed, so that no one can claim it again. In your transaction, both happen or
-        neither. This also works after the term. Returns ``False`` if the run was claimed again, released or
-        deleted.
+        """Mark the run as resumed, so that no one can claim it again. If you call it in the transaction of
+        the side effect, both happen or neither. This also works after the term. Returns ``False`` if the run
+        was claimed again, released or deleted.
         """
         return bool(self._write(sql.FINISH, {}))
 

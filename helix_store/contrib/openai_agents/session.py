@@ -30,9 +30,10 @@ class DjangoSession(Branches):
 
     ``session_id`` may be any text: if it is not a valid session id, it gets a readable form with a digest.
     The first item creates the session, unless it exists; admin, usage, retention and erasure find it there.
-    Every write is one transaction; if it is cancelled, the caller is told after it has ended. A write gives a
-    session without a user ``user_id``, and raises `ConflictError` if the session belongs to another user.
-    With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger one.
+    Every write is one transaction; if it is cancelled, the caller is told after it has ended. A write sets
+    ``user_id`` as the user of a session without one, and raises `ConflictError` if the session belongs to
+    another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
+    one.
 
     ``limit`` of the settings is the number of newest items that a run reads; a negative one means all.
     ``branch`` is the branch to begin with.
@@ -72,7 +73,7 @@ class DjangoSession(Branches):
     ) -> list[TResponseInputItem]:
         """Return the newest ``limit`` items of the branch in the order in which they were added.
 
-        The default ``limit`` is that of the settings. A negative one means all. An item that cannot be read
+        The default ``limit`` comes from the settings. A negative one means all. An item that cannot be read
         is left out, and does not count.
         """
         if limit is not None:

@@ -20,7 +20,7 @@ from helix_store.reports.previews import PREVIEW_SOURCE, read_start, start_text
 __all__ = ["CONVERSATION"]
 
 _MOST_COUNTED: Final = 100
-"""The most entries of a conversation that a list of sessions reads."""
+"""The maximum number of entries of a conversation that a list of sessions reads."""
 
 _MOST_NUMBERED: Final = 10_000
 """The number of entries that a page walks to reach the oldest one."""

@@ -32,8 +32,8 @@ _ENTRY: Final = table(ConversationEntry)
 
 def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Model], int]:
     """Delete the entries that only conversations of these sessions reach, before the sessions are deleted.
-    Call it in a transaction. It locks the families of the conversations: a fork that begins meanwhile waits
-    for the commit, and an earlier fork keeps the entries that it reaches.
+    Call it in a transaction. It locks the families of the conversations: a fork that begins now waits for the
+    commit, and an earlier fork keeps the entries that it reaches.
     """
     keys = list_parameter(db, list(sessions))
     families = _families_of(db, keys)
@@ -41,7 +41,7 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
         db.execute(_LOCK_FAMILIES, chosen)
-        # Separate statements, which see what the lock has waited for.
+        # These are separate statements, so that they see the commits for which the lock has waited.
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}

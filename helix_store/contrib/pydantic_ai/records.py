@@ -98,6 +98,6 @@ def _validated(adapter: TypeAdapter[Any], texts: Sequence[str]) -> Any:
         reason = f"{exc.error_count()} fields do not fit"
     # Raised outside the handler, because Pydantic's error holds the values.
     raise IntegrityFault(
-        f"A stored conversation is not what the installed pydantic-ai reads ({reason}); was it stored by "
-        "another version?"
+        f"The installed pydantic-ai cannot read a stored conversation ({reason}); was it stored by another "
+        "version?"
     )

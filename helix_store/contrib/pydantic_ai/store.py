@@ -44,14 +44,14 @@ class DjangoConversationStore(ConversationStore):
 
     If a conversation id is not a valid session id, `session_id_for` converts it. The user of its session is
     ``user_id``, or the scope that the conversation is created with, so that usage and erasure by user include
-    it. A save gives a session without a user ``user_id``, and raises `ConflictError` if the session belongs
-    to another user. A fork is a branch of its source, and is erased with it. A save is one transaction: the
-    record, its new entries and the usage that it adds to the ledger. If saves of one revision run
-    concurrently, one succeeds; the others raise ``ConversationConflict``. The caller of a cancelled save or
-    deletion is told after its transaction has ended. A deletion deletes the entries that no other
-    conversation of the tenant reaches, even if the session is deleted in another way, such as by cleanup, the
-    admin or an erasure. With a ``fencing_token``, a save or deletion of a conversation whose lock has a
-    larger one raises `FencedOutError` and stores nothing.
+    it. A save sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the
+    session belongs to another user. A fork is a branch of its source, and is erased with it. A save is one
+    transaction: the record, its new entries and the usage that it adds to the ledger. If saves of one
+    revision run concurrently, one succeeds; the others raise ``ConversationConflict``. If a save or deletion
+    is cancelled, the caller is told after its transaction has ended. A deletion deletes the entries that no
+    other conversation of the tenant reaches, even if the session is deleted in another way, such as by
+    cleanup, the admin or an erasure. With a ``fencing_token``, a save or deletion of a conversation whose
+    lock has a larger one raises `FencedOutError` and stores nothing.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class DjangoConversationStore(ConversationStore):
         raise KeyError(entry_id)
 
     async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
-        """Return the entries from the first to ``head_id``, or the last ``limit`` of them. One statement.
+        """Return the entries from the first to ``head_id``, or only the last ``limit`` entries. One
+        statement.
 
         Raises ``KeyError`` if one of them is not stored.
         """

@@ -53,8 +53,8 @@ def register_tables() -> None:
 
 
 def fork_to_branch(model: type[Model], branch: Branch) -> None:
-    """Give a branch of a session a fork of its conversation, with the same history and no branches. The lock
-    of the source protects its entries, and so those of the fork, until the commit.
+    """Create a fork of the conversation for a branch of its session, with the same history and no branches.
+    The lock of the source protects its entries, and thus the fork's, until the commit.
     """
     source = Conversation._base_manager.using(branch.db.alias).filter(session=branch.source).first()
     if source is None:

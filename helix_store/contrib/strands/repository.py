@@ -47,11 +47,11 @@ class DjangoSessionRepository(SessionRepository):
 
     A session of Strands is one session here. Its agents are items of a lane, and the messages of each agent
     are a lane. Every write is one transaction under the session's lock. The usage of the model's responses is
-    recorded in the usage ledger in the same transaction, under the name ``model``, unless that is ``None``.
-    A write gives a session without a user ``user_id``, and raises `ConflictError` if the session belongs to
-    another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock has a larger
-    one. It may be called while an event loop runs, which then waits. Raises Strands' `SessionException` if
-    something does not exist or already exists, and the errors of this package.
+    recorded in the usage ledger in the same transaction, under the name ``model``, unless that is ``None``. A
+    write sets ``user_id`` as the user of a session without one, and raises `ConflictError` if the session
+    belongs to another user. With a ``fencing_token``, a write raises `FencedOutError` if the session's lock
+    has a larger one. Methods may be called in the thread of a running event loop, which then waits. Raises
+    Strands' `SessionException` if something does not exist or already exists, and the errors of this package.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class DjangoSessionRepository(SessionRepository):
     ) -> list[SessionMessage]:
         """Return the messages of an agent by their ids, without the first ``offset``. One query.
 
-        Raises `IntegrityFault` for one that cannot be read, because the agent must not continue without it.
+        Raises `IntegrityFault` if a message cannot be read, because the agent must not continue without it.
         """
         lane, start = _messages(agent_id), validation.page_offset(offset)
         end = None if limit is None else start + validation.query_number(limit, "limit")
@@ -308,8 +308,8 @@ def _built(kind: type[Built], document: Document) -> Built:
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
         reason = type(exc).__name__
     raise IntegrityFault(
-        f"A stored {kind.__name__} is not what the installed strands-agents reads ({reason}); was it stored "
-        "by another version?"
+        f"The installed strands-agents cannot read a stored {kind.__name__} ({reason}); was it stored by "
+        "another version?"
     )
 
 
@@ -323,5 +323,5 @@ def _key_of(message: SessionMessage) -> str:
 
 
 def _message_key(message_id: int) -> str:
-    """Return a key whose order as text is the order of the numbers."""
+    """Return a key that sorts as text in the order of the numbers."""
     return f"{validation.whole_number(message_id, 'message_id'):019d}"

@@ -14,7 +14,7 @@ __all__ = ["messages_of", "usage_of"]
 
 
 def messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the messages of the agents of a graph or swarm that have an id, including those of nested ones.
+    """Yield the messages with an id from the agents of a graph or swarm, including nested ones.
 
     Without an id, a message would be recorded again by each update.
     """
@@ -29,8 +29,8 @@ def messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
 def usage_of(
     message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str, now_ms: int
 ) -> UsageEntry | None:
-    """Return the ledger's entry for a model's response, or ``None`` for a message without usage. Its id is
-    that of the message, so that a copy in another session does not count again.
+    """Return the ledger's entry for a model's response, or ``None`` for a message without usage. It has the
+    id of the message, so that a copy in another session does not count again.
     """
     match message:
         case {"metadata": {"usage": dict(usage)}}:

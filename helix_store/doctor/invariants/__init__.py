@@ -1,4 +1,4 @@
-"""The invariants that hold between the rows of a sound database. Each one is written only here."""
+"""The invariants that hold between the rows of a sound database. Each invariant is defined only here."""
 
 from typing import Final
 

@@ -29,7 +29,7 @@ def counters(db: Database, keys: list[int]) -> Iterator[Fault]:
 
 
 def _differing(db: Database, name: str) -> list[tuple[str, str]]:
-    """Return the values and periods of counters that differ from the ledger, while nobody changes them."""
+    """Return the value and period of each counter that differs from the ledger, unless counters change."""
     before = db.query(partial(counters_of, db, name))
     for _ in range(_ATTEMPTS):
         sums = db.query(partial(sums_of, db, name))

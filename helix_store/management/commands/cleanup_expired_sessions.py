@@ -32,7 +32,7 @@ class Command(StoreCommand):
     help = (
         "Mark expired sessions as failed, delete the workspace snapshots they own, and answer tool calls "
         "past their deadline with their default. Also delete the expired rows of other apps, such as the "
-        "memories of LangGraph. Any number may run at once, and again after a stop."
+        "memories of LangGraph. Any number of cleanups may run at once; run it again after a stop."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -45,7 +45,7 @@ class Command(StoreCommand):
             default=conf.page_size(),
             help="Sessions per batch (default: PAGE_SIZE, which is %(default)s).",
         )
-        parser.add_argument("--limit", type=at_least(1), help="Most sessions to clean up in one round.")
+        parser.add_argument("--limit", type=at_least(1), help="The most sessions to clean up in one round.")
         parser.add_argument(
             "--delete-after",
             type=at_least(0),
@@ -53,7 +53,7 @@ class Command(StoreCommand):
             help="Also delete marked sessions that expired this many days ago; their usage stays.",
         )
         parser.add_argument(
-            "--loop", type=at_least(1), metavar="SECONDS", help="Repeat for ever, with this pause."
+            "--loop", type=at_least(1), metavar="SECONDS", help="Repeat until stopped, with this pause."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -70,7 +70,7 @@ class Command(StoreCommand):
         problems += [f"expired rows of {record} were not deleted" for record in sorted(not_swept)]
         if problems:
             raise CommandError(
-                f"{', '.join(problems)}; the log of helix_store.cleanup tells why.", returncode=PROBLEMS_FOUND
+                f"{', '.join(problems)}; see the log of helix_store.cleanup.", returncode=PROBLEMS_FOUND
             )
 
     def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:

@@ -139,7 +139,7 @@ class Command(ActingCommand):
             parts,
             "restore",
             self._restore,
-            help="Rewind a session to a checkpoint; later checkpoints, messages and staged changes go.",
+            help="Rewind a session to a checkpoint, deleting later checkpoints, messages and staged changes.",
             epilog="example: manage.py helix_checkpoints restore trip-1@latest~1 --no-input",
         )
         parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
@@ -147,7 +147,7 @@ class Command(ActingCommand):
             "--expected-version",
             type=at_least(1),
             metavar="N",
-            help="Only if the session is at this version.",
+            help="Restore only if the session is at this version.",
         )
         self.add_confirmation_argument(parser)
 

@@ -21,7 +21,7 @@ _STYLES: dict[str, Style] = {"error": "red", "warning": "yellow", "info": "cyan"
 class Command(StoreCommand):
     help = (
         "Examine a database: schema, settings, durability, stored texts, and the invariants between rows. "
-        "Says what to do about each finding, and exits with 1 when there is a problem."
+        "Explains what to do about each finding, and exits with 1 if there is a problem."
     )
     # The doctor also reports problems with the settings.
     requires_system_checks = []
@@ -34,12 +34,12 @@ class Command(StoreCommand):
             "--session", metavar="ID", help='Only this session, of the tenant "" unless --tenant is given.'
         )
         parser.add_argument(
-            "--fix", action="store_true", help="Mend what is safe, each row in one transaction."
+            "--fix", action="store_true", help="Fix what is safe to fix, each row in one transaction."
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="With --fix: say what it would do, and change nothing."
+            "--dry-run", action="store_true", help="With --fix: only report what would be fixed."
         )
-        parser.add_argument("--deploy", action="store_true", help="Run the checks of check --deploy too.")
+        parser.add_argument("--deploy", action="store_true", help="Also run the checks of check --deploy.")
         parser.epilog = "example: manage.py helix_doctor --session trip-1"
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -61,7 +61,7 @@ class Command(StoreCommand):
         else:
             self._write(diagnosis)
         if diagnosis.stopped_at is not None:
-            self.progress(f"Stopped at {diagnosis.stopped_at}. Run it again for the rest.")
+            self.progress(f"Stopped at {diagnosis.stopped_at}. Run it again to examine the rest.")
         problems = sum(finding.is_problem for finding in diagnosis.findings)
         if problems:
             raise CommandError(f"Findings that are problems: {problems}.", returncode=PROBLEMS_FOUND)

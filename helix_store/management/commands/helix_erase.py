@@ -53,7 +53,7 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if all(options[name] is None for name in _SUBJECTS):
-            raise CommandError("Give --user, --session or --tenant.", returncode=USAGE)
+            raise CommandError("Pass --user, --session or --tenant.", returncode=USAGE)
         if options["dry_run"]:
             self._write(self._run(self._erasure(options, dry_run=True)), options)
             return

@@ -73,7 +73,7 @@ class Command(StoreCommand):
                     keep()
         self._write_summary(summary, options, to_stdout=output is not None)
         if summary.sha256 is None:
-            left = "What was written has no trailer." if output is None else f"{output} is unchanged."
+            left = "The output has no trailer." if output is None else f"{output} is unchanged."
             raise CommandError(
                 f"Stopped after {summary.sessions} sessions. {left}", returncode=PROBLEMS_FOUND
             )

@@ -32,8 +32,8 @@ class _LineFormatter(DjangoHelpFormatter):
 class Command(StoreCommand):
     help = (
         "Read an export of helix_export, or with --from the tables of another store, into a database: each "
-        "session in one transaction, and checked. A session that is stored already is skipped if it is "
-        "identical, and never overwritten. May be run again after a stop."
+        "session in one transaction, and checked. A session that is already stored is never overwritten, "
+        "and is skipped if it is identical. May be run again after a stop."
     )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -48,8 +48,8 @@ class Command(StoreCommand):
         super().add_arguments(parser)
         parser.add_argument(
             "--tenant",
-            help="Of a file, only this tenant (default: every tenant). With --from, the tenant that the "
-            "sessions get (default: the empty one).",
+            help="Import only this tenant of a file (default: every tenant). With --from, the tenant that "
+            "the sessions get (default: the empty one).",
         )
         parser.add_argument(
             "file", nargs="?", metavar="FILE", help="A file of helix_export (default: stdin)."
@@ -61,10 +61,10 @@ class Command(StoreCommand):
             nargs=2,
             metavar=("STORE", "ADDRESS"),
             help=f"Read the tables of {' or '.join(SOURCES)}. The address is the connection string of a "
-            "PostgreSQL database, which needs no password where ~/.pgpass or a service file has one, or the "
-            "path of an SQLite file.",
+            "PostgreSQL database, which needs no password if ~/.pgpass or a service file contains it, or "
+            "the path of an SQLite file.",
         )
-        store.add_argument("--schema", help="The schema of the tables (default: as the store itself).")
+        store.add_argument("--schema", help="The schema of the tables (default: the store's own).")
         store.add_argument("--table", help="The table, if the store lets you name it (default: its own).")
         store.add_argument(
             "--only-whole",
@@ -79,7 +79,7 @@ class Command(StoreCommand):
         store.add_argument(
             "--dry-run",
             action="store_true",
-            help="Read and count all rows, tell problems, and store nothing.",
+            help="Read and count all rows, report problems, and store nothing.",
         )
 
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
@@ -162,7 +162,7 @@ class Command(StoreCommand):
         return summary
 
     def _write(self, summary: ImportSummary, options: dict[str, Any], counts: dict[str, Counts]) -> None:
-        """Write the summary. ``counts`` are those of the other store's rows."""
+        """Write the summary. ``counts`` counts the rows of the other store."""
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()

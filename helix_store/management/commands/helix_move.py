@@ -13,11 +13,11 @@ from helix_store.transfer.moves import MoveSummary, TenantMove, find_move
 __all__ = ["Command"]
 
 _NEXT: Final = {
-    "copying": "Run it again to go on, or with --abort to return.",
-    "fenced": "Writers are refused. Run it again to go on, or with --abort to return.",
-    "copied": "Change the router of the project, so that it has the tenant in {target!r}. Then run --finish.",
+    "copying": "Run it again to continue, or with --abort to return.",
+    "fenced": "Writers are refused. Run it again to continue, or with --abort to return.",
+    "copied": "Change the project's router so that it places the tenant in {target!r}. Then run --finish.",
     "deleting": "Run --finish again to delete the rest.",
-    "moved": "Run --release when no process has the old answer of the router.",
+    "moved": "Run --release when no process uses the router's old answer.",
     "aborting": "Run --abort again to delete the rest of the copy.",
     "none": "The tenant is in one database.",
 }
@@ -26,22 +26,24 @@ _NEXT: Final = {
 class Command(StoreCommand):
     help = (
         "Move a tenant to another database of the project. Once its rows are copied, its writers get "
-        "TenantMoved, which is retryable, until the router has the tenant there. Safe to repeat after a stop "
-        "or a kill at any point."
+        "TenantMoved, which is retryable, until the router places the tenant there. Safe to repeat after a "
+        "stop or a kill at any point."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("tenant", metavar="TENANT", help="The tenant. Alone, the phase of its move.")
+        parser.add_argument(
+            "tenant", metavar="TENANT", help="The tenant; without other options, show the phase of its move."
+        )
         step = parser.add_mutually_exclusive_group()
         step.add_argument("--to", metavar="ALIAS", help="Copy the tenant to this database, and compare.")
         step.add_argument(
-            "--finish", action="store_true", help="After the router was changed: delete it where it was."
+            "--finish", action="store_true", help="After the router was changed: delete it from the source."
         )
         step.add_argument(
             "--abort", action="store_true", help="Before the router is changed: delete the copy, and return."
         )
         step.add_argument(
-            "--release", action="store_true", help="After --finish: stop refusing writers where it was."
+            "--release", action="store_true", help="After --finish: stop refusing writers at the source."
         )
         parser.add_argument(
             "--from",
@@ -54,7 +56,7 @@ class Command(StoreCommand):
             "--force",
             action="store_true",
             help="Do not ask the router: the project passes using= itself. An abort does not compare, and "
-            "does without a target that cannot be reached.",
+            "works even if the target cannot be reached.",
         )
         parser.add_argument(
             "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."

@@ -62,8 +62,8 @@ class Command(StoreCommand):
             )
         if retention.summary.errors:
             raise CommandError(
-                f"{retention.summary.errors} sessions or tenants had a problem and were left as they are; "
-                "the log of helix_store.cleanup tells why.",
+                f"{retention.summary.errors} sessions or tenants had a problem and were left unchanged; see "
+                "the log of helix_store.cleanup.",
                 returncode=PROBLEMS_FOUND,
             )
 

@@ -80,14 +80,17 @@ class Command(ActingCommand):
             parts,
             "list",
             self._list,
-            help="List sessions, the last updated first. Filters are combined with AND.",
+            help="List sessions, the most recently updated first. Filters are combined with AND.",
             epilog="example: manage.py helix_sessions list --status active --user user-1",
         )
-        parser.add_argument("--agent-type", help="Only of this agent type.")
+        parser.add_argument("--agent-type", help="Only sessions of this agent type.")
         parser.add_argument(
-            "--status", action="append", choices=_STATUSES, help="Only with this status; may be repeated."
+            "--status",
+            action="append",
+            choices=_STATUSES,
+            help="Only sessions with this status; may be repeated.",
         )
-        parser.add_argument("--user", dest="user_id", help="Only of this user id.")
+        parser.add_argument("--user", dest="user_id", help="Only sessions of this user.")
         family = parser.add_mutually_exclusive_group()
         family.add_argument(
             "--parent",
@@ -105,20 +108,20 @@ class Command(ActingCommand):
             help="Only sessions without a parent.",
         )
         parser.add_argument(
-            "--root", dest="root_session_id", metavar="ID", help="Only sessions of the tree of this root."
+            "--root", dest="root_session_id", metavar="ID", help="Only sessions in the tree with this root."
         )
         parser.add_argument(
-            "--workspace", dest="workspace_id", metavar="ID", help="Only with this workspace id."
+            "--workspace", dest="workspace_id", metavar="ID", help="Only sessions with this workspace id."
         )
         parser.add_argument(
-            "--tag", dest="tags", action="append", help="Only with this tag; may be repeated."
+            "--tag", dest="tags", action="append", help="Only sessions with this tag; may be repeated."
         )
         parser.add_argument(
             "--metadata",
             action="append",
             type=_key_and_value,
             metavar="KEY=VALUE",
-            help="Only with this value in the metadata; may be repeated.",
+            help="Only sessions with this value in their metadata; may be repeated.",
         )
         parser.add_argument(
             "--created-from", type=time_argument, metavar="TIME", help="Created at or after this time."
@@ -199,7 +202,7 @@ class Command(ActingCommand):
             parts,
             "tree",
             self._tree,
-            help="Show a session and all sub-sessions below it, with the remote ones.",
+            help="Show a session and all sub-sessions below it, including remote ones.",
             epilog="example: manage.py helix_sessions tree trip-1",
         )
         parser.add_argument("session_id", metavar="ID")
@@ -233,7 +236,7 @@ class Command(ActingCommand):
             dest="states",
             action="append",
             choices=_POST_STATES,
-            help="Only in this state (default: waiting); may be repeated.",
+            help="Only posts in this state (default: waiting); may be repeated.",
         )
         parser.add_argument(
             "--limit", type=at_least(1), default=50, help="At most this many posts (default: %(default)s)."
@@ -256,7 +259,7 @@ class Command(ActingCommand):
             parts,
             "wake",
             self._wake,
-            help="Send the signal session_posted for each session whose due posts nobody picks up.",
+            help="Send the signal session_posted for each session whose due posts nobody has picked up.",
             epilog="example: manage.py helix_sessions wake",
         )
         parser.add_argument(
@@ -301,7 +304,7 @@ def _check_answer(options: Mapping[str, Any]) -> None:
     if options["input"] is not None and answer != APPROVE:
         raise CommandError(f"{answer} takes no --input.", returncode=USAGE)
     if options["user"] is not None and options["actor"] is not None:
-        raise CommandError("Give either --as or --actor.", returncode=USAGE)
+        raise CommandError("Pass either --as or --actor.", returncode=USAGE)
     if options["reason"] is not None and answer in (RESULT, ERROR):
         raise CommandError(f"{answer} takes no --reason.", returncode=USAGE)
 

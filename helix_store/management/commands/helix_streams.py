@@ -46,7 +46,7 @@ _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
 
 
 class Command(StoreCommandWithParts):
-    help = "List streams, follow one of them, and remove old chunks."
+    help = "List streams, follow a stream, and remove old chunks."
 
     def add_parts(self, parts: Any) -> None:
         self._add_list(parts)
@@ -64,7 +64,9 @@ class Command(StoreCommandWithParts):
             epilog="example: manage.py helix_streams list --status ended --limit 20",
         )
         parser.add_argument(
-            "--status", choices=[status.value for status in StreamStatus], help="Only with this status."
+            "--status",
+            choices=[status.value for status in StreamStatus],
+            help="Only streams with this status.",
         )
         parser.add_argument(
             "--limit", type=at_least(1), default=50, help="At most this many streams (default: %(default)s)."
@@ -91,8 +93,8 @@ class Command(StoreCommandWithParts):
             "tail",
             self._tail,
             help=(
-                "Print the chunks of a stream as they come, until it ends, fails or pauses. "
-                "Ctrl-C prints the position to go on from."
+                "Print the chunks of a stream as they arrive, until it ends, fails or pauses. "
+                "Ctrl-C prints the position to continue from."
             ),
             epilog="example: manage.py helix_streams tail trip-1 --from 1",
         )
@@ -105,7 +107,7 @@ class Command(StoreCommandWithParts):
             help="Only chunks after this sequence, the last one seen (default: from the oldest chunk).",
         )
         parser.add_argument(
-            "--no-follow", action="store_false", dest="follow", help="Print what there is, and stop."
+            "--no-follow", action="store_false", dest="follow", help="Print the existing chunks, and stop."
         )
 
     def _tail(self, options: dict[str, Any]) -> None:
@@ -166,8 +168,8 @@ class Command(StoreCommandWithParts):
             "prune",
             self._prune,
             help=(
-                "Fail streams with a lost writer, and remove the chunks of streams whose retention is over, "
-                "that ended too long ago, or that are too many. The streams stay."
+                "Fail streams with a lost writer, and remove chunks of streams that ended too long ago, "
+                "chunks whose retention is over, and surplus chunks. The streams stay."
             ),
             epilog="example: manage.py helix_streams prune --older-than 7d --keep-chunks 10000 --dry-run",
         )
@@ -240,7 +242,7 @@ def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
         tenants = tenants_of_stream(stream_id, using=options["database"])
     except InvalidPayload as exc:
         raise CommandError(
-            f"{visible(stream_id)!r} is no stream id: {exc.reason}.", returncode=USAGE
+            f"{visible(stream_id)!r} is not a stream id: {exc.reason}.", returncode=USAGE
         ) from exc
     if not tenants:
         raise StreamNotFound(stream_id)

@@ -33,7 +33,7 @@ _STOPPED: Final = "Stopped before the usage was added up; nothing was changed."
 class Command(StoreCommand):
     help = (
         "Report tokens and costs by session, tree, model, agent type, user or day. The highest costs come "
-        "first; days are in their order, with bars. Or list the budgets."
+        "first; days are in order, with bars. Or list the budgets."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -46,7 +46,7 @@ class Command(StoreCommand):
             type=_grouping,
             choices=[grouping.value for grouping in UsageReportGrouping],
             default=UsageReportGrouping.DAY.value,
-            help="What is added up (default: %(default)s).",
+            help="The grouping of the usage (default: %(default)s).",
         )
         parser.add_argument(
             "--since", type=time_or_age, metavar="TIME", help="From this date or age on, such as 7d."
@@ -145,7 +145,7 @@ class Command(StoreCommand):
         if hidden:
             lines.append(f"Groups in the total that are not shown: {hidden:,}.")
         if report.total.unpriced:
-            lines.append(f"Entries of tokens without a known cost: {report.total.unpriced:,}.")
+            lines.append(f"Token entries without a known cost: {report.total.unpriced:,}.")
         if any(group.is_deleted for group in report.groups):
             lines.append("* The session was deleted, and its usage was kept.")
         return "\n".join(lines)

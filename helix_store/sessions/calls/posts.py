@@ -1,4 +1,4 @@
-"""Posts: messages that arrive while somebody else drives the session."""
+"""Posts: messages that arrive while another worker drives the session."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class PostCalls(StoreCalls):
         return PostPage(items=items, next_cursor=next_cursor)
 
     def withdraw_post(self, session_id: str, post_id: str) -> bool:
-        """Take a waiting post back, and return whether it was waiting.
+        """Withdraw a waiting post, and return whether it was waiting.
 
-        One transaction under the session's lock: of a withdrawal and a reception, one wins.
+        One transaction under the session's lock: if a withdrawal and a reception compete, one of them wins.
         """
         validation.identifier(session_id, "session_id")
         return self._backend.posts.withdraw(session_id, validation.identifier(post_id, "post_id"))
@@ -82,8 +82,8 @@ class PostCalls(StoreCalls):
     ) -> list[Message]:
         """Move due posts into the history, and return their messages in order of due time and sequence.
 
-        One transaction and one version; without due posts, nothing is written. Open tool calls do not
-        matter. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
+        One transaction and one version; without due posts, nothing is written. Open tool calls do not prevent
+        this. Raises `StaleStateError`, and `SessionEnded` for a session that has ended.
         """
         validation.identifier(session_id, "session_id")
         if limit is not None:

@@ -53,9 +53,9 @@ class SessionCalls(StoreCalls):
     ) -> SessionState:
         """Create a session at version 1, with a new id unless one is given.
 
-        Runs in one transaction and locks the parent's row, so that it cannot be deleted meanwhile. Raises
-        `SessionExists` if the id exists, and never overwrites that session, and `SessionNotFound` if the
-        parent is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates another
+        Runs in one transaction and locks the parent's row, so that it cannot be deleted in the meantime.
+        Raises `SessionExists` if the id exists, and never overwrites that session, and `SessionNotFound` if
+        the parent is unknown. ``expires_at`` is epoch milliseconds. Without an id, a repeat creates another
         session.
         """
         chosen_id = new_id() if session_id is None else validation.identifier(session_id, "session_id")
@@ -191,7 +191,7 @@ class SessionCalls(StoreCalls):
         binding = cursor_binding(self.tenant, query)
         if cursor is not None:
             if query.offset:
-                raise InvalidQuery("Give a cursor or an offset, not both.", path="cursor")
+                raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
             time, session_id = read_cursor(cursor, query=binding)
             query = replace(query, after=(datetime.fromisoformat(time), session_id))
         heads, total, has_more = self._backend.sessions.select(query)

@@ -48,7 +48,7 @@ class StepCalls(StoreCalls):
 
         Runs in one transaction under the same session lock as steps: a step that commits at the same time
         either promotes the whole change or leaves it staged. Safe to repeat: the same tool call replaces its
-        earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, also for a patch
+        earlier change and keeps its order. Raises `InvalidPayload`. Raises `LimitExceeded`, even for a patch
         that could not be applied to any state.
         """
         self._stage(session_id, step_id, staged)
@@ -92,7 +92,7 @@ class StepCalls(StoreCalls):
         """Apply a step's staged changes to the custom state in staging order, clear them, return the version.
 
         Runs in one transaction. If no change is staged, the version does not change. Raises `PatchError` if a
-        patch cannot be applied: then no change is applied, and all of them stay staged.
+        patch cannot be applied: then no change is applied, and all changes stay staged.
         """
         validation.identifier(session_id, "session_id")
         validation.identifier(step_id, "step_id")

@@ -41,8 +41,8 @@ class WaitingCalls(StoreCalls):
         The calls belong to the session, or to ``owner_session_id`` of the same tree. The root session records
         the owner, so that an answer sent to any session of the tree finds the call. Runs in one transaction
         that locks both rows; each session that it changes gets one new version. Safe to repeat. The
-        ``fencing_token`` is that of ``session_id``. Raises `LimitExceeded`, and `ConflictError` if the tree
-        already has a call with this id or it was answered before.
+        ``fencing_token`` belongs to the lock of ``session_id``. Raises `LimitExceeded`, and `ConflictError`
+        if the tree already has a call with this id or it was answered before.
         """
         validation.identifier(session_id, "session_id")
         owner_id = validation.optional_identifier(owner_session_id, "owner_session_id") or session_id
@@ -76,8 +76,8 @@ class WaitingCalls(StoreCalls):
         ``actor`` is a text or a Django user, who is stored as ``user:<pk>``. Raises `NotPermitted` if a call
         has a permission or a requester and this actor may not answer it. With the ``digest`` that the person
         was shown, the answer to any other call is ``changed``. ``input`` approves a changed input of an
-        editable call. If a call needs several approvals, each but the last of different actors is
-        ``recorded``; an edit discards the earlier ones, and a rejection is final.
+        editable call. If a call needs several approvals, every approval but the last is ``recorded``, each
+        from a different actor; an edit discards the earlier ones, and a rejection is final.
         """
         answer = checked_answer(
             result=result,
@@ -102,7 +102,7 @@ class WaitingCalls(StoreCalls):
         return self._backend.waiting.submit_answer(session_id, tool_call_id, answer, submitted_at=_now())
 
     def _approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
-        """Return the version of the session and what was approved, for a step. Raises `NotApproved`."""
+        """Return the version of the session and the approved call, for a step. Raises `NotApproved`."""
         return self._backend.waiting.approved_call(
             session_id, validation.identifier(tool_call_id, "tool_call_id")
         )

@@ -82,7 +82,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
     """Delete step checkpoints of a locked session and return their number; the current state is kept.
 
     If the newest checkpoint holds the current state, it is converted from a checkpoint to a plain state
-    stored in full. The bases that remaining checkpoints are deltas from are kept as bases.
+    stored in full. Bases that remaining checkpoints need for their deltas are kept as bases.
     """
     demoted = 0
     if head.current_is_checkpoint:
@@ -101,7 +101,7 @@ def drop_checkpoints(db: Database, head: Session, doomed: QuerySet[Checkpoint]) 
 
 
 def keep_checkpoints(db: Database, head: Session, keep: int, before: datetime | None = None) -> int:
-    """Drop all but the newest ``keep`` step checkpoints, or those of them made before a time.
+    """Drop the step checkpoints beyond the newest ``keep``, or only those made before a time.
 
     Return their number.
     """

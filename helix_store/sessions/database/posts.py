@@ -162,7 +162,7 @@ def receive_due(
 ) -> list[EncodedMessage]:
     """Mark due posts of a locked session as received, and return their messages for the caller to insert.
 
-    ``position`` is that of the first message.
+    ``position`` is the position of the first message.
     """
     most = MAX_BIGINT if limit is None else limit
     rows = db.execute(post_sql.DUE_POSTS, {"key": head.pk, "limit": most})
@@ -207,7 +207,7 @@ def announce_due_posts(*, using: str | None = None, tenant: str | None = None, l
 
 
 class DueSession(NamedTuple):
-    """A session that a worker could drive now to receive its due posts. ``post_id`` is the first of them."""
+    """A session that a worker could drive now to receive its due posts. ``post_id`` is the first due post."""
 
     key: int
     due_at: datetime
@@ -227,7 +227,7 @@ def find_due_sessions(db: Database, limit: int, *, of_all: bool = False) -> list
     found: list[DueSession] = []
     due_at, key = _FIRST
     while len(found) < limit:
-        # One page, unless it has sessions of which only some calls are answered.
+        # One page is read, unless it contains sessions with only some of their calls answered.
         size = limit - len(found)
         page = {"tenant": db.tenant, "due_at": due_at, "key": key, "limit": size}
         rows = [DueSession(*row) for row in db.read(statement, page)]

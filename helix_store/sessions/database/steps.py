@@ -254,8 +254,8 @@ class DatabaseSteps(DatabaseOperations):
     def _commit_locked(self, request: StepRequest, *, is_repeat: bool = False) -> StepCommit:
         """Lock the session, promote its staging, and write messages, checkpoint and head.
 
-        The number of statements does not depend on the length of the history. One more reads a run or an
-        operation id, one more records the operation, and up to five more prune.
+        The number of statements does not depend on the length of the history. A run or an operation id takes
+        one more statement, recording the operation takes another, and pruning takes up to five.
         """
         more_columns = ("approved_tool_calls",) if request.uses else ()
         head = lock_session(self.db, request.session_id, None, *WRITTEN_COLUMNS, *more_columns)
@@ -384,9 +384,7 @@ def _message_parameters(messages: Sequence[EncodedMessage]) -> dict[str, Any]:
 
 
 class _Claims(NamedTuple):
-    """Whether the run of a request exists, the commit of an earlier call with the same operation id, and
-    whether there are due posts to receive.
-    """
+    """A step's checks: its run, an earlier commit with the same operation id, and due posts to receive."""
 
     run_exists: bool = False
     earlier_commit: StepCommit | None = None
@@ -443,7 +441,7 @@ def _read_claims(db: Database, head: Session, request: StepRequest, *, is_repeat
 
 
 def _may_be_pruned(head: Session, request: StepRequest) -> bool:
-    """Return whether as many later steps as are kept may have pruned the lost step's checkpoint."""
+    """Return whether so many later steps were stored that the lost step's checkpoint may have been pruned."""
     expected_version = request.guard.expected_version
     before = request.state.version if expected_version is None else expected_version
     return request.keep is not None and request.operation_id is None and head.version - before > request.keep

@@ -90,7 +90,7 @@ def delete_locked_sessions(db: Database, locked: Collection[int], *, keep_usage:
     for relation in children:
         rows = relation.related_model._base_manager.using(db.alias)
         deleted[relation.related_model] += rows.filter(**{f"{relation.field.name}__in": locked}).delete()[0]
-    # A budget of the tree still counts what is kept.
+    # A budget of the tree still counts the kept entries.
     session = Session.objects.filter(pk=OuterRef("session_id"))
     root_id = session.values(root=Coalesce("root_session_id", "session_id"))
     usage.update(tree_id=Subquery(root_id), session=None)

@@ -1,4 +1,4 @@
-"""The user of a session that an adapter writes to, who may be named by any write."""
+"""The user of a session that an adapter writes to; any write may name the user."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["name_user", "user_columns"]
 
 
 def user_columns(user_id: str | None) -> tuple[str, ...]:
-    """Return the columns that `name_user` needs of the locked session."""
+    """Return the columns of the locked session that `name_user` needs."""
     return () if user_id is None else ("user_id",)
 
 
 def name_user(db: Database, head: Session, user_id: str | None) -> None:
-    """Give a locked session its user, unless ``user_id`` is ``None`` or it has this user already.
+    """Set the user of a locked session, unless ``user_id`` is ``None`` or already the session's user.
 
-    The usage that was recorded before gets the user too. Raises `ConflictError` if the session belongs to
+    Usage that was recorded earlier also gets the user. Raises `ConflictError` if the session belongs to
     another user.
     """
     if user_id is None or head.user_id == user_id:
         return
     if head.user_id is not None:
-        raise ConflictError("The session belongs to another user, and a session keeps its user.")
+        raise ConflictError("The session belongs to another user, and the user of a session cannot change.")
     head.version = advance(db, head, user_id=user_id)
     UsageEntry.objects.using(db.alias).filter(session_id=head.pk, user_id=None).update(user_id=user_id)

@@ -243,7 +243,7 @@ def _asked_columns(
     if record is not None and keeper.pk == owner.pk:
         columns["client_tool_call_ownership"] = record
     elif record is not None:
-        # The version stays the same: a step of the root running meanwhile has read nothing that changes.
+        # The version stays the same: a running step of the root has read nothing that changes.
         update_row(db, Session, keeper.pk, {"client_tool_call_ownership": record})
     return columns
 

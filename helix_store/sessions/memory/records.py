@@ -213,7 +213,7 @@ class SessionRecord:
         return self.version
 
     def write_state(self, encoded: EncodedState) -> int:
-        """Write a whole state as `write` does. Raises `ConflictError` if the mode differs."""
+        """Write a whole state, like `write`. Raises `ConflictError` if the mode differs."""
         columns = written_columns(
             encoded,
             session_id=self.session_id,

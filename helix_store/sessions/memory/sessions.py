@@ -75,7 +75,7 @@ def _matches(columns: Mapping[str, Any], query: SessionQuery) -> bool:
 def with_descendants(sessions: Mapping[str, SessionRecord], session_id: str) -> list[str]:
     """Return the session and its descendants, by parent id and by local sub-session refs, each once.
 
-    Parents come before their descendants; the list is empty if the session is unknown.
+    Parents precede their descendants; the list is empty if the session is unknown.
     """
     if session_id not in sessions:
         return []

@@ -164,7 +164,7 @@ def _asked_columns(
         columns["client_tool_call_ownership"] = record
     elif record is not None:
         with scope.writing(root_id) as draft:
-            # The version stays the same: a step of the root running meanwhile has read nothing that changes.
+            # The version stays the same: a running step of the root has read nothing that changes.
             draft.columns["client_tool_call_ownership"] = record
     return columns
 

@@ -1,4 +1,4 @@
-"""Stores of other projects as sources of an import, and the registry of them."""
+"""Stores of other projects as sources of an import, and their registry."""
 
 from helix_store.transfer.sources.foreign import ForeignSource
 from helix_store.transfer.sources.origin import Origin

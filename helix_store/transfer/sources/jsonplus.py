@@ -23,7 +23,8 @@ __all__ = ["revive"]
 
 _TYPE: Final = "__type"
 _VALUE: Final = "value"
-# A date alone means midnight UTC, as in JavaScript. A time without a zone would depend on the reader's zone.
+# A date without a time means midnight UTC, as in JavaScript. A time without a zone would depend on the
+# reader's zone.
 _DATE: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:[0-9]{2}))?"
 )
@@ -32,7 +33,7 @@ _DATE: Final = re.compile(
 def revive(text: str, path: str, remarks: list[str]) -> Any:
     """Return the value of a text. Raises `InvalidPayload` with a JSON pointer that begins with ``path``.
 
-    A set or map whose members or keys Python cannot hold becomes a list, and adds a remark.
+    A set or map that Python cannot represent becomes a list, and adds a remark.
     """
     try:
         return _value(json.loads(text, parse_constant=_refuse_constant), path, remarks)

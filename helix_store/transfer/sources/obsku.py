@@ -64,7 +64,7 @@ class ObskuSource(ForeignSource):
 
     def __init__(self, origin: Origin) -> None:
         if origin.table is not None:
-            raise InvalidQuery("The names of obsku's tables are fixed; give a schema.", path="table")
+            raise InvalidQuery("The names of obsku's tables are fixed; pass a schema.", path="table")
         super().__init__(origin, PostgresReader(origin.dsn, schema=origin.schema))
 
     def left_out(self, exported: Counts) -> Iterator[Problem]:
@@ -183,7 +183,7 @@ def _revived(session: ForeignSession, name: str, field: str, text: str | None) -
 
 
 def _with_known_statuses(node_results: Any) -> Any:
-    """Return node results with this package's statuses. Anything else is left to its own check."""
+    """Return node results with this package's statuses. Any other value is checked later."""
     if type(node_results) is not dict:
         return node_results
     return {node_id: _with_known_status(result) for node_id, result in node_results.items()}

@@ -1,4 +1,4 @@
-"""The location of another store's data, and the part of it to take."""
+"""The location of another store's data, and the part to import."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Origin"]
 class Origin:
     """The place where another store keeps its tables, and the tenant here that its sessions get.
 
-    ``schema`` and ``table`` default to those of the store. With ``only_whole``, a session with a fault in one
-    of its rows is left out; otherwise it is imported without that row. With ``leaves_tables``, rows of tables
-    that have no counterpart here are counted but are not a problem.
+    ``schema`` and ``table`` default to the names of the store. With ``only_whole``, a session with a fault in
+    one of its rows is left out; otherwise it is imported without that row. With ``leaves_tables``, rows of
+    tables that have no counterpart here are counted but are not a problem.
     """
 
     dsn: str = field(repr=False)

@@ -111,7 +111,7 @@ class PostgresReader:
     @property
     def _open(self) -> Connection[_Row]:
         if self._connection is None:
-            raise SourceUnreadable("The source is read inside of reading() only.")
+            raise SourceUnreadable("The source can only be read inside reading().")
         return self._connection
 
     def _composed(self, query: str) -> Composed:
@@ -145,7 +145,7 @@ def _connected(dsn: str) -> Connection[_Row]:
         reason = f"The source cannot be reached ({known[0] if known else type(exc).__name__})."
     # Raise outside the handler: the driver's error may contain the address and would become the context.
     if reason is not None:
-        raise SourceUnreadable(f"{reason} psql with the same address tells more.")
+        raise SourceUnreadable(f"{reason} For details, run psql with the same address.")
     connection.read_only = True
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     return connection

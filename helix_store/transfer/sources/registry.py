@@ -19,5 +19,5 @@ SOURCES: Final[dict[str, Callable[[Origin], ForeignSource]]] = {
 
 
 def register_source(name: str, source: Callable[[Origin], ForeignSource]) -> None:
-    """Let ``helix_import --from`` read one more store. Call it in ``AppConfig.ready()``."""
+    """Register another store that ``helix_import --from`` can read. Call it in ``AppConfig.ready()``."""
     SOURCES[name] = source

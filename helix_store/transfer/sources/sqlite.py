@@ -67,7 +67,7 @@ class SqliteReader:
     @property
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise SourceUnreadable("The source is read inside of reading() only.")
+            raise SourceUnreadable("The source can only be read inside reading().")
         return self._connection
 
 

@@ -13,7 +13,7 @@ __all__ = ["Tally"]
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of rows by table name: ``found`` in the source, and of these the ones ``left`` there.
+    """Counts of rows by table name: ``found`` in the source, and the part of these that was ``left`` there.
 
     ``problems`` has each row that is left out, and each row that is imported with a change.
     """

@@ -258,7 +258,9 @@ def test_what_is_not_read_back_as_it_was_written_is_not_stored(
     obsku.message("s", content="x")
     with altered_messages(committed_db):
         (problem,) = import_problems(obsku, committed_db)["problems"]
-    assert problem.endswith("cannot be imported: What the database reads back is not what was written.")
+    assert problem.endswith(
+        "cannot be imported: The data that was read back differs from the data that was written."
+    )
     assert not Session.objects.using(committed_db.alias).filter(tenant=committed_db.tenant).exists()
     assert import_from(obsku, committed_db).data["imported"] == {"session": 1}
 

@@ -52,7 +52,7 @@ class LangGraphCheckpoint(models.Model):
         verbose_name = _("LangGraph checkpoint")
         verbose_name_plural = _("LangGraph checkpoints")
         constraints = [
-            # Also finds the newest of a namespace, and pages of it.
+            # This index also finds the newest checkpoint and the pages of a namespace.
             models.UniqueConstraint(
                 fields=["session", "namespace", "checkpoint_id"], name=constraint_name("lg_checkpoint_uniq")
             ),
@@ -63,7 +63,7 @@ class LangGraphCheckpoint(models.Model):
                 condition=Q(run_id__isnull=False),
                 name=constraint_name("lg_run_idx"),
             ),
-            # The newest of all threads.
+            # This index finds the newest checkpoints of all threads.
             models.Index(fields=["checkpoint_id", "id"], name=constraint_name("lg_newest_idx")),
         ]
 

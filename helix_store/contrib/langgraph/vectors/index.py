@@ -22,7 +22,7 @@ _APP: Final = "helix_store.contrib.langgraph.vectors"
 _KEYS: Final = frozenset({"dims", "embed", "fields", "distance_type", "ann_index_config"})
 _DISTANCES: Final = frozenset({"cosine", "l2", "inner_product"})
 _MOST_DIMENSIONS: Final = 16_000
-"""pgvector stores no longer vectors."""
+"""pgvector cannot store longer vectors."""
 
 
 class Embedded(NamedTuple):
@@ -64,7 +64,7 @@ class Index:
         self._fields = _checked_paths([fields] if isinstance(fields, str) else fields, "index/fields")
 
     def texts_of(self, value: Mapping[str, Any], index: Any) -> dict[str, str]:
-        """Return the texts of a value that get a vector, by path; ``index`` is that of the put."""
+        """Return the texts of a value that get a vector, by path; ``index`` is the put's ``index``."""
         if index is False:
             return {}
         texts = {}
@@ -89,7 +89,7 @@ class Index:
         return Embedded(self._vectors(texts, documents), self._vectors(queries, of_queries))
 
     def score(self, distance: float) -> float:
-        """Return what LangGraph's store returns as the score: more is nearer."""
+        """Return the score in the same scale as LangGraph's store: a higher score is nearer."""
         return 1 - distance if self.distance == "cosine" else -distance
 
     def _vectors(self, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> dict[str, str]:

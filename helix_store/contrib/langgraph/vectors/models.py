@@ -25,7 +25,7 @@ class LangGraphVector(models.Model):
     """The vector of a text in a memory. ``path`` is the place of the text in the value.
 
     It belongs to the memory that was ``written_at`` this time: after a put that stores no vectors, the old
-    ones do not count. The database deletes it with the memory.
+    vectors are ignored. The database deletes it with the memory.
     """
 
     tenant = IdentifierField(default="", blank=True)
