@@ -44,7 +44,7 @@ class Interrupt(SessionAction):
     help = "Request that the current run of a session stops, in whichever process it runs."
     example = "trip-1 --reason 'costs too much'"
     options = {
-        "--abort": {"action": "store_true", "help": "Stop for good (default: so that it can continue)."},
+        "--abort": {"action": "store_true", "help": "Stop for good (by default, the session can continue)."},
         "--reason": {"help": "A reason that the run can read."},
         "--run": {"dest": "run_id", "metavar": "RUN", "help": "Only this run."},
     }

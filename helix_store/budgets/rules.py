@@ -84,7 +84,9 @@ class Definition:
 
 
 class Standing(NamedTuple):
-    """A budget with one counter at one moment, and what sessions other than the caller's hold."""
+    """A budget with one counter as of one moment, and the total that sessions other than the caller's
+    hold.
+    """
 
     definition: Definition
     value: str

@@ -37,8 +37,8 @@ from helix_store.exceptions import (
 __all__ = ["MAX_EQUAL_HASHES", "dumps", "loads"]
 
 MAX_EQUAL_HASHES: Final = 32
-"""The number of keys of a set or dict that may share a hash, because building it takes quadratic time. All
-multiples of ``2**61 - 1`` have the same hash.
+"""The number of keys of a set or dict that may share a hash, because such keys make building it quadratic.
+All multiples of ``2**61 - 1`` have the same hash.
 """
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})

@@ -262,7 +262,8 @@ class _PreparedCursor:
         if reads_mark and results[1].status == ExecStatus.TUPLES_OK:
             _keep_mark(self._connection, results[1])
         if must_prepare and results[before + 1].status == ExecStatus.COMMAND_OK:
-            # Even if the statement fails later, because its prepared form survives the rollback.
+            # The name is kept even if the statement fails later, because its prepared form survives the
+            # rollback.
             self._known.add(name)
         for index, result in enumerate(results):
             if result.status == ExecStatus.FATAL_ERROR:

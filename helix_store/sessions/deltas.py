@@ -121,7 +121,8 @@ def encode_changed(
 ) -> tuple[str, dict[str, Entry] | None]:
     """Encode a dict that shares values with a dict that was just encoded, like `encode_reusing`.
 
-    ``known`` holds the entries of all of ``before``. A value that is the same object was checked there.
+    ``known`` holds the entries of all of ``before``. A value that is the same object as in ``before`` has
+    already been checked.
     """
     changed = {key: item for key, item in value.items() if key not in before or before[key] is not item}
     _, written = encode_reusing(known, changed, limit=limit, path=path)

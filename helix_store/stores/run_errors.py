@@ -39,7 +39,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    # Only frames are kept: the message is stored already, and earlier errors could be of any size.
+    # Only frames are kept: the message is already stored, and earlier errors could be of any size.
     lines = traceback.format_tb(error.__traceback__, limit=-_MOST_FRAMES)
     text = "".join(lines)
     if len(text) > _LONGEST_TRACEBACK:

@@ -30,7 +30,7 @@ def end_of(text: str) -> str:
 
 
 def is_under(text: str) -> Q:
-    """Return the namespace itself and all under it: one range of the index."""
+    """Return the namespace itself and all namespaces under it: one range of the index."""
     return Q(namespace__gte=text, namespace__lt=end_of(text)) if text else Q()
 
 

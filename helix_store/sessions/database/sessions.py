@@ -91,7 +91,7 @@ class DatabaseSessions(DatabaseOperations):
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
     ) -> OpenedStep | None:
-        """Read what a step begins with in one statement. Raises `NotSupportedOnBackend`."""
+        """Read the data with which a step begins, in one statement. Raises `NotSupportedOnBackend`."""
         step = {"tenant": self.db.tenant, "session_id": session_id, "step_id": step_id, "run_id": run_id}
         rows = self.db.read_if_fast(LOAD_CAPPED_STEP if is_capped else LOAD_STEP, step)
         if rows is None:

@@ -180,8 +180,8 @@ class DatabaseWaiting(DatabaseOperations):
     def _owner_of(self, session_id: str, tool_call_id: str) -> tuple[str, str]:
         """Return the call's owner according to the root, and the root; by default the session is the owner.
 
-        No lock is needed: the owner of a call never changes, and the owner's locked row decides, also about
-        whether the owner is in the tree.
+        No lock is needed: the owner of a call never changes, and later checks use the owner's locked row,
+        including the check that the owner is in the tree.
         """
         ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
         own = first_row(ownership.filter(session_id=session_id))

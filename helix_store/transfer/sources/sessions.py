@@ -1,4 +1,4 @@
-"""The conversion of a session of another store from its rows there to its records here."""
+"""The conversion of another store's session: from its rows to records of this store."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def new_session(session_id: str, agent_type: str) -> NewSession:
 
 
 def _head_records(head: Head, tenant: str, *, message_count: int) -> list[Record]:
-    """Return the session and its state, as the store here creates them."""
+    """Return the session and its state, as a state store creates them."""
     new = head.new
     columns = {**new.encoded.columns, "root_session_id": new.session_id, "message_count": message_count}
     session = Session(
