@@ -9,12 +9,14 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
+import psycopg
 import pytest
 from django.core.management import call_command
 from django.core.signals import request_finished, request_started
 from django.db.backends.base.base import BaseDatabaseWrapper
 from pytest_django import DjangoDbBlocker
 
+from helix_store.checkpointers import SnapshotCheckpointer
 from helix_store.exceptions import OutcomeUnknown, StoreUnavailable
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from tests.database.separate import execute, separate_postgres
@@ -24,7 +26,9 @@ from tests.faults.campaign import Campaign, Trial, campaign
 from tests.faults.clients import SESSION, read
 from tests.faults.crew import Crew, until
 from tests.faults.history import History, faults_of
+from tests.faults.proxy import Cut
 from tests.faults.servers import crash_one_process, kill_all_processes
+from tests.faults.wires import opened_wire
 from tests.postgres import PostgresCluster
 
 _CLIENTS: Final = 4
@@ -232,3 +236,21 @@ def test_a_kept_connection_costs_at_most_one_typed_error_after_a_restart(
             assert [message["content"] for message in messages] == [1, 2, 3]
     assert max(map(len, errors.values())) <= (0 if is_checked else 1), errors
     assert is_checked or errors["read"], "the connection was not kept"
+
+
+def test_the_first_snapshot_of_a_thread_is_found_on_a_server_that_has_forgotten_its_transactions(
+    of_ours: Server,
+) -> None:
+    """The reset makes the server look like a promoted standby, so the outcome is only known by the row."""
+
+    def forget() -> None:
+        # In the thread of the proxy, which has none of our connections.
+        with psycopg.connect(of_ours.cluster.url) as connection:
+            connection.execute("SELECT pg_stat_reset_shared('bgwriter')")
+
+    with opened_wire(of_ours.connection.alias, fresh_tenant()) as wire:
+        snapshots = SnapshotCheckpointer(wire.alias, tenant=wire.tenant)
+        # The statement that finds no thread is followed by the transaction that creates one.
+        wire.proxy.arm(Cut.AFTER, after=1, meanwhile=forget)
+        put = snapshots.put("thread", {"version": 1})
+        assert [each.id for each in snapshots.list("thread")] == [put]

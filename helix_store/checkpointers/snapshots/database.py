@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from django.db import IntegrityError
@@ -55,18 +54,18 @@ class DatabaseSnapshots(DatabaseOperations):
         }
         if cap is not None:
             parameters["kept"] = cap - 1
-        locked = partial(self._put, thread_id, parameters, guard)
         if guard != _UNGUARDED or not self.db.has_fast_writes:
-            locked()
+            self._put(thread_id, parameters, guard)
             return
 
         def put(call: Call) -> None:
-            if not self._put_in_one_statement(call, {**parameters, "call_id": call.id}):
-                locked()
+            recorded = {**parameters, "call_id": call.id}
+            if not self._put_in_one_statement(call, recorded):
+                self._put(thread_id, recorded, guard)
 
         def look_first(call: Call) -> None:
             if not self._is_put(thread_id, checkpoint_id, call.id):
-                locked()
+                self._put(thread_id, {**parameters, "call_id": call.id}, guard)
 
         self.db.committed_once(put, look_first, operation_id=lambda: checkpoint_id)
 
@@ -98,7 +97,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def _put(self, thread_id: str, parameters: dict[str, Any], guard: Guard) -> None:
         head, _ = lock_or_insert_session(self.db, thread_id, lambda: new_thread(thread_id), guard)
         # A put that waited for the lock comes after the puts that it waited for.
-        of_thread = {**parameters, "key": head.pk, "at": moments.now(), "call_id": None}
+        of_thread = {"call_id": None, **parameters, "key": head.pk, "at": moments.now()}
         if "kept" in parameters:
             self.db.execute(sql.TRIM, of_thread)
         try:
