@@ -115,10 +115,10 @@ def test_the_agents_of_all_frameworks_are_readable_in_the_admin_and_in_show(brow
         assert _in_order(_show(session_id, "--messages", "20"), words), session_id
         assert len(page.statements) <= 30, session_id
     text = browser.list_of(Session).text
-    assert "strands-example Sunny in Lisbon. strands active - 4 0 steps" in text
-    assert "langgraph-example It is booked. langgraph active - 4 0 steps" in text
-    assert "openai-agents-example The Seine. openai_agents active - 4 0 steps" in text
-    assert "An app. claude-agent active - 2 0 steps" in text
+    assert "strands-example Sunny in Lisbon. strands active ada 4 0 steps" in text
+    assert "langgraph-example It is booked. langgraph active ada 4 0 steps" in text
+    assert "openai-agents-example The Seine. openai_agents active ada 4 0 steps" in text
+    assert "An app. claude-agent active ada 2 0 steps" in text
     assert "pydantic-ai-example Done: a room in Lisbon is booked pydantic_ai active ada 6 0 steps" in text
 
 

@@ -174,7 +174,7 @@ def test_a_transaction_is_used_once(store: AnyStore) -> None:
 
 @pytest.mark.django_db
 def test_a_transaction_joins_that_of_the_caller() -> None:
-    store = Store()
+    store = Store(tenant=fresh_tenant())
     with pytest.raises(Interruption), transaction.atomic():
         with store.transaction():
             store.new_session("session", agent_type="agent")
