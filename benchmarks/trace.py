@@ -42,7 +42,7 @@ BOUNDS = {
     "SQLite": (20, 110),
     "handle": (19, 89),
     "handle, staging": (21, 127),
-    "turn": (38, 347),
+    "turn": (38, 349),
     "answer": (36, 218),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.

@@ -65,10 +65,13 @@ class Call(NamedTuple):
     database: Access
     connection: BaseDatabaseWrapper
     form: conf.Form
-    in_transaction: bool
-    """Whether a write becomes part of a transaction of the caller."""
     id: str = ""
     """A random id, by which a write can find itself after a lost reply (see `engine.call_ids`)."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """True if a write becomes part of the caller's transaction."""
+        return _is_in_transaction(self.connection)
 
     @property
     def has_fast_writes(self) -> bool:
@@ -214,7 +217,7 @@ class Access:
     def enter(self) -> Call:
         """Begin a call. Raises `OutsideTransaction`."""
         connection = self.connection
-        return Call(self, connection, form_of(connection), _is_in_transaction(connection))
+        return Call(self, connection, form_of(connection))
 
     def read_if_fast(self, statement: Statement, parameters: Parameters) -> Rows | None:
         """Run a read that only PostgreSQL runs; return ``None`` unless the database has fast reads."""
