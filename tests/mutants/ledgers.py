@@ -25,7 +25,7 @@ _USAGE_RACES: Final = ("tests/concurrency/test_usage.py",)
 _REPORTS: Final = named("tests/usage/test_reports.py", "test_the_sums_of_a_report")
 _ITEMS: Final = ("tests/items/test_item_log.py",)
 _CAPS: Final = ("tests/contract/test_budgets.py",)
-_CAP_PAGES: Final = ("tests/admin/test_budgets.py", "-k", "another_tenant")
+_CAP_PAGES: Final = ("tests/admin/test_budgets.py::test_values_of_another_tenant_are_not_shown",)
 _CAP_RACES: Final = ("tests/concurrency/test_budgets.py",)
 
 _STEPS: Final = "sessions/database/steps.py"

@@ -25,7 +25,9 @@ _WAITS: Final = state(
 )
 _TENANTS: Final = state("tenant")
 _ALL_TENANTS: Final = ("tests/security/test_tenants.py",)
-_OTHER_TENANTS_STREAMS: Final = ("tests/streams/test_retention.py", "-k", "own_tenant")
+_OTHER_TENANTS_STREAMS: Final = (
+    "tests/streams/test_retention.py::test_a_stream_whose_writer_died_is_failed_only_for_its_own_tenant",
+)
 _FENCES_OF_TENANTS: Final = ("tests/security/test_fences_of_tenants.py",)
 _LOCKS: Final = locks(
     "tokens_grow_however",
