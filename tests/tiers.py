@@ -34,6 +34,7 @@ LEFT_OUT: Final[dict[str, str]] = {
     "tests/contract/test_payload_round_trips.py": "generated payloads",
     "tests/contract/test_the_suite.py": "faulty stores under the contract suite",
     "tests/contract/test_usage_against_reference.py": "generated ledgers",
+    "tests/database/test_autovacuum.py": "a server that vacuums all the time",
     "tests/database/test_checkpoint_deltas.py": "generated histories of checkpoints",
     "tests/database/test_failing_statements.py": "every statement failing in turn",
     "tests/database/test_usage_statements.py": "the statements of the ledger",

@@ -48,8 +48,10 @@ __all__ = [
     "sums_of",
 ]
 
-_LOCK_TIMEOUT: Final = "500ms"
-"""While a call waits for the ledger, other writers also wait."""
+_LOCK_TIMEOUT: Final = "2s"
+"""While a call waits for the ledger, other writers also wait. PostgreSQL cancels an autovacuum of the ledger
+for it, but only after ``deadlock_timeout``, by default one second.
+"""
 _ATTEMPTS: Final = 3
 _ROWS: Final = 1_000
 
