@@ -27,6 +27,7 @@ from tests.databases import (
     delete_all_rows,
     forget_statistics,
     fresh_tenant,
+    stop_keep_alives,
 )
 from tests.postgres import PostgresCluster
 from tests.selection import (
@@ -185,6 +186,7 @@ def _committed(
         try:
             yield CommittedDatabase(alias=alias, tenant=fresh_tenant())
         finally:
+            stop_keep_alives()
             forget_statistics(alias)
             close_connections(only_unclean=keeps_connections)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ __all__ = [
     "delete_all_rows",
     "forget_statistics",
     "fresh_tenant",
+    "stop_keep_alives",
 ]
 
 ALIASES: dict[str, str] = {
@@ -95,6 +97,18 @@ def forget_statistics(alias: str) -> None:
             return
         cursor.execute("DELETE FROM sqlite_stat1")
     close_connections()
+
+
+def stop_keep_alives() -> None:
+    """Stop refreshing the locks that a test has not released, as one that abandons a turn does.
+
+    Their threads would ask the database between two tests, where pytest-django allows nobody to.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "helix_store keep-alive":
+            keep_alive = getattr(getattr(thread, "_target", None), "__self__", None)
+            if keep_alive is not None:  # None in a thread that is ending
+                keep_alive.stop()
 
 
 def close_connections(*, only_unclean: bool = False) -> None:
