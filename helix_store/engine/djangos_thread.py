@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import operator
 import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, chain, repeat
 from types import FrameType
 from typing import Any, Final, NamedTuple, cast
 
@@ -94,13 +96,11 @@ def _calling_loop(
     thread: int, executor: Any, default: asyncio.AbstractEventLoop
 ) -> asyncio.AbstractEventLoop:
     """Return the loop that made the call which runs in a thread; ``default`` if the thread is free."""
-    frame = _frame_of(thread)
-    while frame is not None:
+    for frame in _frames_of(thread):
         if frame.f_code is _RUNS_A_CALL:
             return cast(asyncio.AbstractEventLoop, frame.f_locals.get("loop", default))
         if frame.f_code is _IS_PARKED and frame.f_locals.get("self") is executor:
             break
-        frame = frame.f_back
     return default
 
 
@@ -113,18 +113,26 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _frame_of(thread: int) -> FrameType | None:
-    """Return the current frame of a thread.
+def _frames_of(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, innermost first.
 
-    CPython before 3.12.4 must not collect garbage here: it holds the lock of its threads while it makes the
-    frames. A collection may run code that lets another thread continue. That thread waits for the lock when
-    it ends, and blocks all other threads.
+    One call of a built-in method makes them all, so that the thread cannot go on meanwhile: CPython 3.11 has
+    crashed in ``f_back`` of a frame that had ended. For the same reason, no garbage may be collected here.
+    Besides, CPython before 3.12.4 holds the lock of its threads while it makes the frames. A collection may
+    run code that lets another thread continue. That thread waits for the lock when it ends, and blocks all
+    other threads.
     """
+    current = map(operator.methodcaller("get", thread), map(operator.call, [sys._current_frames]))
+    frames: list[Any] = []
     with _without_gc:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return sys._current_frames().get(thread)
+            frames.extend(accumulate(chain(current, repeat("f_back")), getattr))
+        except AttributeError:
+            # Behind the outermost frame is None, which has no frame behind it.
+            frames.pop()
         finally:
             if was_enabled:
                 gc.enable()
+    return frames
