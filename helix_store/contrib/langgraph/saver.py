@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,12 +27,11 @@ from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphV
 from helix_store.contrib.langgraph.serializer import StrictSerializer
 from helix_store.contrib.langgraph.threads import AGENT_TYPE, about_thread
 from helix_store.core.guards import guard
-from helix_store.engine.async_twins import async_iterator_twin, in_thread, in_thread_to_the_end
+from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.database import Call
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.locks.database import DatabaseLockManager, hold_fence
-from helix_store.locks.lock import Lock
 
 __all__ = ["DjangoSaver"]
 
@@ -240,7 +239,10 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
         with a turn or its own lock, and vice versa. Savers without a claim are not checked.
         """
         _, session_id = Place.ids_of_thread(thread_id)
-        return self._owner(session_id, self._locks.take_over(session_id))
+        lock = DatabaseLockManager(self._adapter.db.alias, tenant=self.tenant).take_over(session_id)
+        owner = copy.copy(self)
+        owner._owned = _Owned(session_id, lock.fencing_token)
+        return owner
 
     def check_write_ownership(self) -> None:
         """Raise `FencedOutError` if this saver was superseded. Without a claim, nothing is checked."""
@@ -248,15 +250,6 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
             session_id, token = self._owned
             db = self._adapter.db
             db.transaction(lambda: hold_fence(db, session_id, guard(fencing_token=token)))
-
-    @property
-    def _locks(self) -> DatabaseLockManager:
-        return DatabaseLockManager(self._adapter.db.alias, tenant=self.tenant)
-
-    def _owner(self, session_id: str, lock: Lock) -> DjangoSaver:
-        owner = copy.copy(self)
-        owner._owned = _Owned(session_id, lock.fencing_token)
-        return owner
 
     # --- Threads ---
 
@@ -296,74 +289,18 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
 
     # --- Async ---
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Async version of `get_tuple`."""
-        return await in_thread(lambda: self.get_tuple(config))
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Async version of `get_delta_channel_history`."""
-        return await in_thread(lambda: self.get_delta_channel_history(config=config, channels=channels))
-
-    _alist = async_iterator_twin(list)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """Async version of `list`."""
-        async for found in self._alist(config, filter=filter, before=before, limit=limit):
-            yield found
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Async version of `put`."""
-        return await in_thread_to_the_end(lambda: self.put(config, checkpoint, metadata, new_versions))
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Async version of `put_writes`."""
-        await in_thread_to_the_end(lambda: self.put_writes(config, writes, task_id, task_path))
-
-    async def aclaim_write_ownership(self, thread_id: str) -> DjangoSaver:
-        """Async version of `claim_write_ownership`."""
-        _, session_id = Place.ids_of_thread(thread_id)
-        return self._owner(session_id, await self._locks.atake_over(session_id))
-
-    async def acheck_write_ownership(self) -> None:
-        """Async version of `check_write_ownership`."""
-        await in_thread(self.check_write_ownership)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Async version of `delete_thread`."""
-        await in_thread_to_the_end(lambda: self.delete_thread(thread_id))
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Async version of `delete_for_runs`."""
-        await in_thread_to_the_end(lambda: self.delete_for_runs(run_ids))
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Async version of `copy_thread`."""
-        await in_thread_to_the_end(lambda: self.copy_thread(source_thread_id, target_thread_id))
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Async version of `prune`."""
-        await in_thread_to_the_end(lambda: self.prune(thread_ids, strategy=strategy))
+    # From the method of LangGraph's class, mypy infers that ``self`` may be any saver.
+    aget_tuple = async_twin(get_tuple)  # type: ignore[arg-type]  # see above
+    aget_delta_channel_history = async_twin(get_delta_channel_history)  # type: ignore[arg-type]  # see above
+    alist = async_iterator_twin(list)  # type: ignore[arg-type]  # see above
+    aput = async_twin(put)  # type: ignore[arg-type]  # see above
+    aput_writes = async_twin(put_writes)  # type: ignore[arg-type]  # see above
+    aclaim_write_ownership = async_twin(claim_write_ownership)
+    acheck_write_ownership = async_twin(check_write_ownership)
+    adelete_thread = async_twin(delete_thread)  # type: ignore[arg-type]  # see above
+    adelete_for_runs = async_twin(delete_for_runs)  # type: ignore[arg-type]  # see above
+    acopy_thread = async_twin(copy_thread)  # type: ignore[arg-type]  # see above
+    aprune = async_twin(prune)  # type: ignore[arg-type]  # see above
 
 
 def _about_thread(config: RunnableConfig) -> dict[str, Any]:
