@@ -96,6 +96,7 @@ class SessionAdapter:
         *,
         create: bool = True,
         user_id: UserId | None = None,
+        title: str | None = None,
         fencing_token: int | None = None,
     ) -> R:
         """Run ``call`` in one transaction in which the session is locked, and return its result.
@@ -103,15 +104,15 @@ class SessionAdapter:
         The rows that it writes are committed together with the session's new ``updated_at``. It must write to
         ``session.alias``, and must be safe to run again: a transaction that the database aborts because of
         another one is repeated. Inside the caller's ``atomic()`` block it is a savepoint. An unknown session
-        is created, or raises `SessionNotFound` with ``create=False``. A session without a user gets
-        ``user_id``. ``call`` does not run if the session belongs to another user, which raises
+        is created, with ``title``, or raises `SessionNotFound` with ``create=False``. A session without a
+        user gets ``user_id``. ``call`` does not run if the session belongs to another user, which raises
         `ConflictError`, or if the token is older than the newest one of the session's lock, which raises
         `FencedOutError`.
         """
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
         user_id = validation.user_id(user_id)
-        new = self._new_session(session_id, user_id=user_id)
+        new = self._new_session(session_id, user_id=user_id, title=title)
         columns = user_columns(user_id)
 
         def locked() -> R:

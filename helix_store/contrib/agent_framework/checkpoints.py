@@ -11,8 +11,7 @@ from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_va
 
 from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.agent_framework.lanes import CHECKPOINT_HEADS, CHECKPOINTS
-from helix_store.contrib.agent_framework.storage import Storage
-from helix_store.contrib.locked_items import Document, LockedItems, document_of
+from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, document_of
 from helix_store.core.types import UserId
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Item
@@ -45,9 +44,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
         allowed_checkpoint_types: Iterable[str] = (),
     ) -> None:
         self.session_id = session_id_for(session_id)
-        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
-        self._checkpoints = self._storage.log(self.session_id, CHECKPOINTS)
-        self._heads = self._storage.log(self.session_id, CHECKPOINT_HEADS)
+        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
         self._allowed = frozenset(allowed_checkpoint_types)
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> CheckpointID:
@@ -64,7 +61,7 @@ class DjangoCheckpointStorage(CheckpointStorage):
             LockedItems(locked, CHECKPOINTS).put(checkpoint.checkpoint_id, document)
             LockedItems(locked, CHECKPOINT_HEADS).put(checkpoint.checkpoint_id, head)
 
-        await self._storage.write(self.session_id, put)
+        await self._storage.awrite(self.session_id, put)
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: CheckpointID) -> WorkflowCheckpoint:
@@ -76,7 +73,8 @@ class DjangoCheckpointStorage(CheckpointStorage):
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow in the order in which they were added. One query."""
-        documents = [document_of(item.payload) for item in await self._checkpoints.atail()]
+        items = await self._storage.log(self.session_id, CHECKPOINTS).atail()
+        documents = [document_of(item.payload) for item in items]
         return [self._checkpoint(each) for each in documents if each.get("workflow_name") == workflow_name]
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[CheckpointID]:
@@ -100,17 +98,18 @@ class DjangoCheckpointStorage(CheckpointStorage):
             return bool(items.filter(lane__in=(CHECKPOINTS, CHECKPOINT_HEADS)).delete()[0])
 
         try:
-            return await self._storage.write(self.session_id, delete, create=False)
+            return await self._storage.awrite(self.session_id, delete, create=False)
         except SessionNotFound:
             return False
 
     async def _find(self, checkpoint_id: CheckpointID) -> WorkflowCheckpoint | None:
-        item = await self._checkpoints.aget(checkpoint_id)
-        return None if item is None else self._checkpoint(document_of(item.payload))
+        document = await self._storage.aget(self.session_id, CHECKPOINTS, checkpoint_id)
+        return None if document is None else self._checkpoint(document)
 
     async def _of(self, workflow_name: str) -> list[tuple[CheckpointID, datetime]]:
         """Return the ids and times of the checkpoints of a workflow."""
-        heads = [(str(item.key), document_of(item.payload)) for item in await self._heads.atail()]
+        items = await self._storage.log(self.session_id, CHECKPOINT_HEADS).atail()
+        heads = [(str(item.key), document_of(item.payload)) for item in items]
         return [
             (checkpoint_id, datetime.fromisoformat(head["timestamp"]))
             for checkpoint_id, head in heads

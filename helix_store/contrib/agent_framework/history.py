@@ -12,16 +12,14 @@ from agent_framework._sessions import filter_new_messages
 
 from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.agent_framework.lanes import MESSAGES
-from helix_store.contrib.agent_framework.storage import Storage
-from helix_store.contrib.agent_framework.usage import usage_of
-from helix_store.contrib.locked_items import document_of
-from helix_store.contrib.numbers import with_numbers_as_text
+from helix_store.contrib.item_storage import ItemStorage, built, document_of, with_numbers_as_text
+from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.types import UserId
-from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.core.usage import UsageEntry
+from helix_store.exceptions import InvalidPayload
 from helix_store.items import ItemLog
 from helix_store.items.rules import lane_name
-from helix_store.usage.database import DatabaseUsageStore
 
 __all__ = ["DjangoHistoryProvider"]
 
@@ -71,7 +69,7 @@ class DjangoHistoryProvider(HistoryProvider):
             store_outputs=store_outputs,
         )
         self.skip_excluded = skip_excluded
-        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
+        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
         self._lane = lane_name(f"{MESSAGES}{source_id}", "source_id")
         self._model = validation.optional_identifier(model, "model")
 
@@ -112,11 +110,9 @@ class DjangoHistoryProvider(HistoryProvider):
             _append(log, [message.to_dict() for message in filter_new_messages(known, given)])
             if saved is not None and self._model is not None:
                 response, agent = saved
-                entry = usage_of(response, agent=agent, session_id=locked.session_id, model=self._model)
-                if entry is not None:
-                    DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+                record_usage(locked, [_usage_of(response, agent, locked.session_id, self._model)])
 
-        await self._storage.write(log.session_id, save)
+        await self._storage.awrite(log.session_id, save)
 
     async def after_run(
         self, *, agent: Agent, session: AgentSession, context: SessionContext, state: dict[str, Any]
@@ -144,12 +140,23 @@ def _append(log: ItemLog, documents: list[dict[str, Any]]) -> None:
 
 def _message(payload: Any) -> Message:
     """Build a message from a stored document. Raises `IntegrityFault`."""
-    document = document_of(payload)
-    try:
-        return Message.from_dict(document)
-    except (TypeError, ValueError, LookupError, AttributeError):
-        pass
-    # Raised here, because the framework's error may hold the document and would become the context.
-    raise IntegrityFault(
-        "The installed agent-framework-core cannot read a stored message; was it stored by another version?"
+    return built(Message.from_dict, document_of(payload), "agent-framework-core", "message")
+
+
+def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: str) -> UsageEntry | None:
+    """Return the entry of a response. It has the id of the response, so that two providers of one agent
+    record it once.
+    """
+    counts: dict[str, Any] = dict(response.usage_details or {})
+    named = getattr(response.raw_representation, "model", None)
+    entry_id = response.response_id and session_id_for("agent_framework", session_id, response.response_id)
+    return response_entry(
+        session_id,
+        entry_id,
+        source=session_id_for(agent),
+        model=session_id_for(named) if isinstance(named, str) and named else model,
+        prompt=count_of(counts.get("input_token_count")),
+        completion=count_of(counts.get("output_token_count")),
+        reasoning=count_of(counts.get("reasoning_output_token_count")),
+        cached=count_of(counts.get("cache_read_input_token_count")),
     )

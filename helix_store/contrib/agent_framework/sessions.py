@@ -8,12 +8,10 @@ from agent_framework import AgentSession, SessionStore
 
 from helix_store.adapters import LockedSession, session_id_for
 from helix_store.contrib.agent_framework.lanes import SESSION
-from helix_store.contrib.agent_framework.storage import Storage
-from helix_store.contrib.locked_items import LockedItems, document_of
+from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built
 from helix_store.core.ids import new_id
 from helix_store.core.types import UserId
-from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload
-from helix_store.models import Item
+from helix_store.exceptions import ConflictError, InvalidPayload
 
 __all__ = ["DjangoSessionStore"]
 
@@ -41,25 +39,14 @@ class DjangoSessionStore(SessionStore):
         user_id: UserId | None = None,
         fencing_token: int | None = None,
     ) -> None:
-        self._storage = Storage(using, tenant, agent_type, user_id, fencing_token)
+        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
 
     async def get(self, session_id: str) -> AgentSession | None:
         """Return the stored session, or ``None``. One query. Raises `IntegrityFault`."""
-        item = await self._storage.log(self._stored_id(session_id), SESSION).aget(SESSION)
-        if item is None:
+        document = await self._storage.aget(self._stored_id(session_id), SESSION, SESSION)
+        if document is None:
             return None
-        document = document_of(item.payload)
-        try:
-            session = AgentSession.from_dict(document["session"])
-            setattr(session, _MARKER, document["marker"])
-        except (TypeError, ValueError, LookupError, AttributeError) as exc:
-            reason = type(exc).__name__
-        else:
-            return session
-        raise IntegrityFault(
-            f"The installed agent-framework-core cannot read a stored session ({reason}); are the types of "
-            "its state registered?"
-        )
+        return built(_session, document, "agent-framework-core", "session")
 
     async def set(self, session_id: str, session: AgentSession) -> None:
         """Store a session. Raises `ConflictError`, `InvalidPayload` and `LimitExceeded`."""
@@ -81,7 +68,7 @@ class DjangoSessionStore(SessionStore):
                     )
             items.put(SESSION, document)
 
-        await self._storage.write(stored_id, replace)
+        await self._storage.awrite(stored_id, replace)
         setattr(session, _MARKER, marker)
 
     async def delete(self, session_id: str) -> None:
@@ -89,9 +76,14 @@ class DjangoSessionStore(SessionStore):
 
         If the application created the session, only the items are deleted.
         """
-        stored_id, token = self._stored_id(session_id), self._storage.fencing_token
-        await self._storage.adapter.adelete(stored_id, Item, fencing_token=token)
+        await self._storage.adelete(self._stored_id(session_id))
 
     def _stored_id(self, session_id: str) -> str:
         self.validate_session_id(session_id)
         return session_id_for(session_id)
+
+
+def _session(document: Document) -> AgentSession:
+    session = AgentSession.from_dict(document["session"])
+    setattr(session, _MARKER, document["marker"])
+    return session

@@ -8,7 +8,8 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import number
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import NOTHING, json_block, narrow
+from helix_store.admin.columns import column
+from helix_store.admin.elements import json_block, narrow
 from helix_store.admin.times import stamp
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.core.payloads import size_of
@@ -26,17 +27,9 @@ class ClaudeSessionAdmin(SessionChildAdmin):
     fields = ("claude_session_id", "project_key", "of_session", "written_at", "size", "document")
     readonly_fields = ("of_session", "written_at", "size", "document")
 
-    @admin.display(description=_("Claude session"))
-    def claude_id(self, row: ClaudeSession) -> SafeString:
-        return narrow(row.claude_session_id)
-
-    @admin.display(description=_("project"))
-    def project(self, row: ClaudeSession) -> SafeString:
-        return narrow(row.project_key)
-
-    @admin.display(description=_("written"))
-    def written_at(self, row: ClaudeSession) -> SafeString | str:
-        return NOTHING if row.mtime_ms is None else stamp(milliseconds_to_datetime(row.mtime_ms))
+    claude_id = column("claude_session_id", _("Claude session"), narrow)
+    project = column("project_key", _("project"), narrow)
+    written_at = column("mtime_ms", _("written"), lambda ms: stamp(milliseconds_to_datetime(ms)))
 
     @admin.display(description=_("bytes"))
     def size(self, row: ClaudeSession) -> str:

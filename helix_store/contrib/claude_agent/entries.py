@@ -7,18 +7,16 @@ from datetime import datetime
 from typing import Any
 
 from helix_store.adapters import LockedSession
+from helix_store.contrib.usage import count_of, record_usage, response_entry
 from helix_store.core import validation
 from helix_store.core.limits import MAX_LANE_BYTES
-from helix_store.core.types import UsageKind
-from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.core.usage import UsageEntry
 from helix_store.counters.counting import delete_usage
-from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import HelixStoreError, InvalidPayload
 from helix_store.models import UsageEntry as UsageRow
-from helix_store.usage.database import DatabaseUsageStore
 
-__all__ = ["key_of", "record_usage", "usage_of"]
+__all__ = ["key_of", "record_largest", "usage_of"]
 
 
 def key_of(entry: Mapping[str, Any]) -> str | None:
@@ -52,7 +50,7 @@ def usage_of(
     return list(responses.values())
 
 
-def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
+def record_largest(session: LockedSession, usage: list[UsageEntry]) -> None:
     """Record the responses in the ledger, each once, with the largest usage that its entries have.
 
     The entries of one response may arrive in several batches. Entries of another session in the ledger stay.
@@ -69,8 +67,8 @@ def record_usage(session: LockedSession, usage: list[UsageEntry]) -> None:
         if recorded_in == session.key and (total or 0) < totals[name]
     ]
     if outdated:
-        delete_usage(Database(session.alias, session.tenant), rows.filter(pk__in=outdated))
-    DatabaseUsageStore(session.alias, tenant=session.tenant).record_entries(usage)
+        delete_usage(session.db, rows.filter(pk__in=outdated))
+    record_usage(session, usage)
 
 
 def _usage(entry: Mapping[str, Any], session_id: str, agent_type: str, now_ms: int) -> UsageEntry | None:
@@ -79,24 +77,18 @@ def _usage(entry: Mapping[str, Any], session_id: str, agent_type: str, now_ms: i
             pass
         case _:
             return None
-    cached = _count(usage.get("cache_read_input_tokens"))
-    prompt = _count(usage.get("input_tokens")) + _count(usage.get("cache_creation_input_tokens")) + cached
-    completion = _count(usage.get("output_tokens"))
-    total = prompt + completion
-    if not total:
-        return None
+    cached = count_of(usage.get("cache_read_input_tokens"))
+    written = count_of(usage.get("cache_creation_input_tokens"))
     try:
-        return UsageEntry(
-            kind=UsageKind.TOKENS,
-            id=validation.identifier(f"claude:{name}", "id"),
-            session_id=session_id,
-            step_count=0,
-            timestamp=_moment(entry.get("timestamp"), now_ms),
-            source=UsageSource(type="agent", name=agent_type),
+        return response_entry(
+            session_id,
+            validation.identifier(f"claude:{name}", "id"),
+            source=agent_type,
             model=validation.identifier(model, "model"),
-            tokens=TokenCounts(
-                prompt=prompt, completion=completion, cached=cached, total=prompt + completion
-            ),
+            prompt=count_of(usage.get("input_tokens")) + written + cached,
+            completion=count_of(usage.get("output_tokens")),
+            cached=cached,
+            timestamp=_moment(entry.get("timestamp"), now_ms),
         )
     except InvalidPayload:
         return None
@@ -104,10 +96,6 @@ def _usage(entry: Mapping[str, Any], session_id: str, agent_type: str, now_ms: i
 
 def _total(entry: UsageEntry) -> int:
     return 0 if entry.tokens is None else entry.tokens.total
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 < value < 2**40 else 0
 
 
 def _moment(value: Any, now_ms: int) -> int:

@@ -8,12 +8,11 @@ from typing import Any, Final, Self
 
 from helix_store.adapters import session_id_for
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.core import validation
-from helix_store.core.limits import MAX_LANE_BYTES
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload
+from helix_store.items.rules import item_key
 
-__all__ = ["MAIN", "TranscriptKey", "checked_part", "faults"]
+__all__ = ["MAIN", "TranscriptKey", "faults"]
 
 MAIN: Final = ""
 """The lane of the main transcript. The lane of a sub-agent is its ``subpath``."""
@@ -34,22 +33,15 @@ class TranscriptKey:
             raise InvalidPayload(path="key", reason=f"expected a session key, got {type(key).__name__}")
         subpath = key.get("subpath")
         return cls(
-            checked_part(key.get("project_key"), "project_key"),
-            checked_part(key.get("session_id"), "session_id"),
-            MAIN if subpath is None or subpath == "" else checked_part(subpath, "subpath"),
+            item_key(key.get("project_key"), "project_key"),
+            item_key(key.get("session_id"), "session_id"),
+            MAIN if subpath is None or subpath == "" else item_key(subpath, "subpath"),
         )
 
     @property
     def stored_id(self) -> str:
         """The id of the session in this store."""
         return session_id_for(self.project_key, self.session_id)
-
-
-def checked_part(value: Any, name: str) -> str:
-    """Return a part of a key. Raises `InvalidPayload` and `LimitExceeded`."""
-    if validation.text(value, name, limit=MAX_LANE_BYTES):
-        return str(value)
-    raise InvalidPayload(path=name, reason="expected at least one character")
 
 
 def faults(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:

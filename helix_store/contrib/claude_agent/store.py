@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from claude_agent_sdk import SessionKey, SessionStore, fold_session_summary
 from claude_agent_sdk.types import (
@@ -16,28 +15,23 @@ from claude_agent_sdk.types import (
     SessionSummaryEntry,
 )
 
-from helix_store.adapters import LockedSession, SessionAdapter
-from helix_store.contrib.claude_agent.entries import key_of, record_usage, usage_of
-from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey, checked_part
+from helix_store.adapters import LockedSession
+from helix_store.contrib.claude_agent.entries import key_of, record_largest, usage_of
+from helix_store.contrib.claude_agent.keys import MAIN, TranscriptKey
 from helix_store.contrib.claude_agent.models import ClaudeSession
-from helix_store.contrib.numbers import as_payload, from_payload, with_numbers_as_text
+from helix_store.contrib.item_storage import ItemStorage, as_payload, from_payload, with_numbers_as_text
 from helix_store.core import validation
-from helix_store.core.guards import guard
 from helix_store.core.payloads import decode_object, encode
 from helix_store.core.types import UserId
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
-from helix_store.items import ItemLog
-from helix_store.models import Item
+from helix_store.items.rules import item_key
 
 __all__ = ["DjangoSessionStore"]
 
 _logger = logging.getLogger(__name__)
-
-_PAGE: Final = 1_000
-"""The number of entries that one statement of a load reads."""
 
 
 class DjangoSessionStore(SessionStore):
@@ -62,9 +56,7 @@ class DjangoSessionStore(SessionStore):
         record_usage: bool = True,
         fencing_token: int | None = None,
     ) -> None:
-        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
-        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
-        self._user_id = validation.user_id(user_id)
+        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
         self._records_usage = record_usage
 
     @staticmethod
@@ -83,7 +75,7 @@ class DjangoSessionStore(SessionStore):
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return all entries of a transcript as of one moment, or ``None`` if it has no entries."""
-        entries = await in_thread(partial(self._load, TranscriptKey.of(key)))
+        entries = await in_thread(partial(self._entries, TranscriptKey.of(key)))
         return cast("list[SessionStoreEntry]", entries) or None
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
@@ -111,15 +103,13 @@ class DjangoSessionStore(SessionStore):
         """
         transcript = TranscriptKey.of(key)
         if transcript.lane != MAIN:
-            await self._log(transcript).aclear(fencing_token=self.fencing_token)
+            await self._storage.aclear(transcript.stored_id, transcript.lane)
         else:
-            await self._adapter.adelete(
-                transcript.stored_id, Item, ClaudeSession, fencing_token=self.fencing_token
-            )
+            await self._storage.adelete(transcript.stored_id, ClaudeSession)
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         """Return the subpaths of the transcripts of sub-agents, in order."""
-        lanes = await self._log(replace(TranscriptKey.of(key), lane=MAIN)).alanes()
+        lanes = await self._storage.log(TranscriptKey.of(key).stored_id, MAIN).alanes()
         return [lane for lane in lanes if lane != MAIN]
 
     # --- Writing -----------------------------------------------------------------------------------
@@ -130,16 +120,15 @@ class DjangoSessionStore(SessionStore):
                 reason = f"expected a dict, got {type(entry).__name__}"
                 raise InvalidPayload(path=f"/entries/{index}", reason=reason)
         try:
-            payloads = [as_payload(entry) for entry in entries]
-            self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
+            self._append_payloads(transcript, entries, map(as_payload, entries))
         except InvalidPayload:
-            payloads = [with_numbers_as_text(entry) for entry in entries]
-            self._write(transcript, partial(self._append_locked, transcript, entries, payloads))
+            self._append_payloads(transcript, entries, map(with_numbers_as_text, entries))
 
-    def _write(self, transcript: TranscriptKey, call: Callable[[LockedSession], None]) -> None:
-        self._adapter.write(
-            transcript.stored_id, call, user_id=self._user_id, fencing_token=self.fencing_token
-        )
+    def _append_payloads(
+        self, transcript: TranscriptKey, entries: list[Any], payloads: Iterable[Any]
+    ) -> None:
+        append = partial(self._append_locked, transcript, entries, list(payloads))
+        self._storage.write(transcript.stored_id, append)
 
     def _append_locked(
         self,
@@ -148,7 +137,7 @@ class DjangoSessionStore(SessionStore):
         payloads: Sequence[Any],
         session: LockedSession,
     ) -> None:
-        log = self._log(transcript)
+        log = self._storage.log(transcript.stored_id, transcript.lane)
         added = log.append(payloads, keys=map(key_of, entries))
         if not added:
             return
@@ -158,10 +147,9 @@ class DjangoSessionStore(SessionStore):
         now_ms = datetime_to_milliseconds(session.db.now())
         self._fold_locked(transcript, entries, session, now_ms)
         if self._records_usage:
-            usage = usage_of(
-                entries, session_id=session.session_id, agent_type=self._adapter.agent_type, now_ms=now_ms
-            )
-            record_usage(session, usage)
+            agent_type = self._storage.sessions.agent_type
+            usage = usage_of(entries, session_id=session.session_id, agent_type=agent_type, now_ms=now_ms)
+            record_largest(session, usage)
 
     def _fold_locked(
         self, transcript: TranscriptKey, entries: Sequence[Any], session: LockedSession, now_ms: int
@@ -182,7 +170,7 @@ class DjangoSessionStore(SessionStore):
             if row.summary is not None and row.mtime_ms is not None:
                 data = _summary(transcript.session_id, row.summary)
                 if data is None:
-                    entries = self._entries(self._log(transcript))
+                    entries = self._entries(transcript)
                 else:
                     before = {"session_id": transcript.session_id, "mtime": row.mtime_ms, "data": data}
             key: SessionKey = {"project_key": transcript.project_key, "session_id": transcript.session_id}
@@ -194,22 +182,12 @@ class DjangoSessionStore(SessionStore):
 
     # --- Reading -----------------------------------------------------------------------------------
 
-    def _load(self, transcript: TranscriptKey) -> list[Any]:
-        with self._adapter.db.snapshot():
-            return self._entries(self._log(transcript))
-
-    def _entries(self, log: ItemLog) -> list[Any]:
-        pages: list[list[Any]] = []
-        before: int | None = None
-        while items := log.tail(_PAGE, before=before):
-            pages.append([from_payload(item.payload) for item in items])
-            if len(items) < _PAGE:
-                break
-            before = items[0].position
-        return [entry for page in reversed(pages) for entry in page]
+    def _entries(self, transcript: TranscriptKey) -> list[Any]:
+        items = self._storage.log(transcript.stored_id, transcript.lane).tail()
+        return [from_payload(item.payload) for item in items]
 
     async def _listed(self, project_key: str, *columns: str) -> list[Any]:
-        project_key = checked_part(project_key, "project_key")
+        project_key = item_key(project_key, "project_key")
 
         def read(db: Database) -> list[Any]:
             rows = ClaudeSession.objects.using(db.alias).filter(
@@ -217,16 +195,7 @@ class DjangoSessionStore(SessionStore):
             )
             return list(rows.order_by("-mtime_ms", "id").values_list(*columns))
 
-        return await self._adapter.aread(read)
-
-    def _log(self, transcript: TranscriptKey) -> ItemLog:
-        return ItemLog(
-            transcript.stored_id,
-            transcript.lane,
-            using=self._adapter.db.alias,
-            tenant=self._adapter.tenant,
-            agent_type=self._adapter.agent_type,
-        )
+        return await self._storage.sessions.aread(read)
 
 
 def _summary(session_id: str, text: str) -> dict[str, Any] | None:

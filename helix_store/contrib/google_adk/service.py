@@ -14,24 +14,19 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
-from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from helix_store.adapters import LockedSession, SessionAdapter
+from helix_store.adapters import LockedSession
 from helix_store.contrib.google_adk import lanes, sql
 from helix_store.contrib.google_adk.usage import usage_of
-from helix_store.contrib.locked_items import Document, LockedItems, document_of
-from helix_store.core import moments, validation
-from helix_store.core.guards import guard
+from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
+from helix_store.contrib.usage import record_usage
+from helix_store.core import validation
 from helix_store.core.ids import new_id
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.payloads import decode
-from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
-from helix_store.exceptions import IntegrityFault, SessionNotFound
-from helix_store.items import ItemLog
-from helix_store.models import Item
-from helix_store.usage.database import DatabaseUsageStore
+from helix_store.exceptions import SessionNotFound
 
 __all__ = ["DjangoSessionService"]
 
@@ -60,8 +55,8 @@ class DjangoSessionService(BaseSessionService):
         model: str | None = "unknown",
         fencing_token: int | None = None,
     ) -> None:
-        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
-        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
+        self._storage = ItemStorage(agent_type, using, tenant, fencing_token=fencing_token)
+        self._sessions = self._storage.sessions
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
@@ -105,8 +100,7 @@ class DjangoSessionService(BaseSessionService):
             }
             return _session(app_name, user_id, chosen, document, shared)
 
-        write = partial(self._adapter.write, user_id=user_id, fencing_token=self.fencing_token)
-        return await in_thread_to_the_end(partial(write, stored_id, create))
+        return await self._storage.awrite(stored_id, create, user_id=user_id)
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
@@ -137,7 +131,7 @@ class DjangoSessionService(BaseSessionService):
         repeat. If the application created the session, only the items are deleted.
         """
         stored_id = lanes.session_id_of(app_name, user_id, session_id.strip())
-        await self._adapter.adelete(stored_id, Item, fencing_token=self.fencing_token)
+        await self._storage.adelete(stored_id)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of a user in an app, without the prefix ``user:``."""
@@ -190,11 +184,8 @@ class DjangoSessionService(BaseSessionService):
             session._storage_update_marker = marker
             return True
 
-        user_id, token = session.user_id, self.fencing_token
         try:
-            is_new = self._adapter.write(
-                stored_id, append, create=False, user_id=user_id, fencing_token=token
-            )
+            is_new = self._storage.write(stored_id, append, create=False, user_id=session.user_id)
         except SessionNotFound as exc:
             raise SessionNotFoundError(f"Session {session.id} not found.") from exc
         except BaseException:
@@ -213,10 +204,7 @@ class DjangoSessionService(BaseSessionService):
                 raise AlreadyExistsError(f"Event {event.id} already exists in session {session.id}.")
             return False
         if self._model is not None:
-            now_ms = datetime_to_milliseconds(moments.now())
-            entry = usage_of(event, session_id=locked.session_id, model=self._model, now_ms=now_ms)
-            if entry is not None:
-                DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entry(entry)
+            record_usage(locked, [usage_of(event, session_id=locked.session_id, model=self._model)])
         return True
 
     # --- State -------------------------------------------------------------------------------------
@@ -228,22 +216,17 @@ class DjangoSessionService(BaseSessionService):
             items.put(app_name, merged)
             return merged
 
-        try:
-            return self._adapter.write(shared_id, merge, create=False)
-        except SessionNotFound:
-            owner, of = (user_id, "a user of the app") if lane == lanes.USER else (None, "the app")
-            self._adapter.ensure(shared_id, user_id=owner, title=f"State of {of} {app_name}")
-            return self._adapter.write(shared_id, merge)
+        owner, of = (user_id, "a user of the app") if lane == lanes.USER else (None, "the app")
+        return self._sessions.write(shared_id, merge, user_id=owner, title=f"State of {of} {app_name}")
 
     def _shared(self, shared_id: str, lane: str, app_name: str) -> Document:
-        item = self._log(shared_id, lane).get(app_name)
-        return {} if item is None else document_of(item.payload)
+        return self._storage.get(shared_id, lane, app_name) or {}
 
     # --- Reads -------------------------------------------------------------------------------------
 
     def _read(self, app_name: str, user_id: str, session_id: str, *, newest: int | None) -> Session | None:
         parameters = {
-            "tenant": self._adapter.tenant,
+            "tenant": self._sessions.tenant,
             "session": lanes.session_id_of(app_name, user_id, session_id),
             "user_state": lanes.shared_id_of(app_name, user_id),
             "app_state": lanes.shared_id_of(app_name),
@@ -251,13 +234,14 @@ class DjangoSessionService(BaseSessionService):
             "events": _events(app_name),
             "limit": MAX_BIGINT if newest is None else newest,
         }
-        rows = self._adapter.db.read(sql.SESSION_WITH_EVENTS, parameters)
+        rows = self._sessions.db.read(sql.SESSION_WITH_EVENTS, parameters)
         stored = {lane: document_of(decode(text)) for lane, _, text in rows if lane != parameters["events"]}
         if lanes.SESSION not in stored:
             return None
         events = sorted((key, text) for lane, key, text in rows if lane == parameters["events"])
         session = _session(app_name, user_id, session_id, stored[lanes.SESSION], stored)
-        session.events = [_event(document_of(decode(text))) for _, text in events]
+        documents = [document_of(decode(text)) for _, text in events]
+        session.events = [built(Event.model_validate, each, "google-adk", "event") for each in documents]
         return session
 
     def _list(self, app_name: str, user_id: str | None) -> list[Session]:
@@ -279,29 +263,21 @@ class DjangoSessionService(BaseSessionService):
 
     def _pages(self, app_name: str, user_id: str | None) -> Any:
         """Yield the id, user, lane and document of the sessions of an app, in statements of one page each."""
+        parameters: dict[str, Any] = {
+            "tenant": self._sessions.tenant,
+            "agent_type": self._sessions.agent_type,
+            "app": app_name,
+            "user": validation.user_id(user_id),
+            "at": datetime.min.replace(tzinfo=UTC),
+            "after": "",
+            "limit": _ROWS_PER_PAGE,
+        }
         statement = sql.LISTED if user_id is None else sql.LISTED_OF_USER
-        at: Any = datetime.min.replace(tzinfo=UTC)
-        after = ""
-        rows: list[Any] = []
-        while not rows or len(rows) == _ROWS_PER_PAGE:
-            parameters = {
-                "tenant": self._adapter.tenant,
-                "agent_type": self._adapter.agent_type,
-                "app": app_name,
-                "at": at,
-                "after": after,
-                "limit": _ROWS_PER_PAGE,
-            }
-            if user_id is not None:
-                parameters["user"] = validation.user_id(user_id)
-            rows = list(self._adapter.db.read(statement, parameters))
-            if not rows:
-                return
-            at, after = rows[-1][:2]
+        while rows := self._sessions.db.read(statement, parameters):
             yield from (row[1:] for row in rows)
-
-    def _log(self, session_id: str, lane: str) -> ItemLog:
-        return ItemLog(session_id, lane, using=self._adapter.db.alias, tenant=self._adapter.tenant)
+            if len(rows) < _ROWS_PER_PAGE:
+                return
+            parameters["at"], parameters["after"] = rows[-1][:2]
 
 
 def _shared_ids(app_name: str, user_id: str) -> tuple[tuple[str, str], ...]:
@@ -374,15 +350,3 @@ def _stored_event(event: Event) -> Document:
         key: value for key, value in delta if not key.startswith(State.TEMP_PREFIX)
     }
     return document
-
-
-def _event(document: Document) -> Event:
-    """Build ADK's event from a stored document. Raises `IntegrityFault`."""
-    try:
-        return Event.model_validate(document)
-    except ValidationError:
-        pass
-    # Raised here, because ADK's error holds the document and would become the context.
-    raise IntegrityFault(
-        "The installed google-adk cannot read a stored event; was it stored by another version?"
-    )

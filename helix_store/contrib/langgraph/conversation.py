@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Model
 
 from helix_store.catalogue import ConversationPage, ConversationStep, Outline
+from helix_store.contrib.joins import looked_up
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue
 from helix_store.contrib.langgraph.plain import HEADER_BYTES, items_of, length_of
 from helix_store.core.moments import as_utc
@@ -73,12 +74,12 @@ def _path(parent: str) -> str:
         FROM path CROSS JOIN {_CHECKPOINT} AS c WHERE c.id = path.id ORDER BY path.depth"""
 
 
-_ITS_PARENT: Final = """p.session_id = path.session_id AND p.namespace = ''
-    AND p.checkpoint_id = path.parent_id"""
-_PATH: Final = Statement(
-    _path(f"CROSS JOIN LATERAL (SELECT * FROM {_CHECKPOINT} AS p WHERE {_ITS_PARENT} LIMIT 1) AS p"),
-    _path(f"CROSS JOIN {_CHECKPOINT} AS p ON {_ITS_PARENT}"),
+_ITS_PARENT: Final = looked_up(
+    LangGraphCheckpoint,
+    "p",
+    "p.session_id = path.session_id AND p.namespace = '' AND p.checkpoint_id = path.parent_id",
 )
+_PATH: Final = Statement(*map(_path, _ITS_PARENT))
 _OF_CHANNEL: Final = "session_id = %(key)s AND namespace = '' AND channel = %(channel)s AND"
 _HEADERS: Final = Statement(
     *(

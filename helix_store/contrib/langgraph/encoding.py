@@ -34,10 +34,12 @@ __all__ = [
     "Place",
     "ValueRow",
     "WriteRow",
+    "about_checkpoint",
     "checkpoint_tuple",
     "encoded_checkpoint",
     "encoded_writes",
     "is_small",
+    "long_id",
     "read_body",
     "searchable",
     "searchable_filter",
@@ -68,8 +70,8 @@ class Place(NamedTuple):
         return cls(
             thread_id,
             session_id,
-            _long_id(configurable.get("checkpoint_ns") or "", "checkpoint_ns"),
-            _long_id(checkpoint_id, "checkpoint_id") if checkpoint_id else None,
+            long_id(configurable.get("checkpoint_ns") or "", "checkpoint_ns"),
+            long_id(checkpoint_id, "checkpoint_id") if checkpoint_id else None,
         )
 
     @staticmethod
@@ -95,7 +97,7 @@ def _config(thread_id: str, namespace: str, checkpoint_id: str) -> RunnableConfi
     }
 
 
-def _long_id(value: Any, name: str) -> str:
+def long_id(value: Any, name: str) -> str:
     return validation.text(value, name, limit=MAX_LONG_ID_BYTES)
 
 
@@ -120,7 +122,7 @@ def encoded_checkpoint(
     values: Mapping[str, Any] = rest.pop("channel_values")
     small = {channel: value for channel, value in values.items() if is_small(value)}
     versions = {
-        _long_id(channel, "channel_versions"): _long_id(str(version), "channel_versions")
+        long_id(channel, "channel_versions"): long_id(str(version), "channel_versions")
         for channel, version in checkpoint["channel_versions"].items()
         if channel in values and channel not in small
     }
@@ -130,18 +132,13 @@ def encoded_checkpoint(
     named = [("checkpoint", {"checkpoint": rest, "metadata": known, "values": small})]
     named += [(f"channel_values/{channel}", values[channel]) for channel in stored]
     (kind, body), *blobs = _encoded(serde, named, "channel_values", channels=stored, limit=limit)
-    run_id, step = known.get("run_id"), known.get("step")
     return {
         "thread_id": place.thread_id if place.thread_id != place.session_id else None,
         "namespace": place.namespace,
-        "checkpoint_id": _long_id(checkpoint["id"], "checkpoint/id"),
+        "checkpoint_id": long_id(checkpoint["id"], "checkpoint/id"),
         "parent_id": place.checkpoint_id,
-        "run_id": None if run_id is None else _long_id(str(run_id), "run_id"),
-        "source": str(known.get("source") or "")[:32],
-        "step": step if type(step) is int and abs(step) <= MAX_BIGINT else None,
-        "metadata": searchable({key: value for key, value in known.items() if key != "writes"}),
+        **about_checkpoint(known),
         "versions": json.dumps(versions, ensure_ascii=False),
-        "has_deltas": _DELTA_COUNTERS in known,
         "type": kind,
         "body": body,
         "size_bytes": len(body) + sum(len(blob) for _, blob in blobs),
@@ -152,6 +149,18 @@ def encoded_checkpoint(
         "channel_versions": [str(new_versions[channel]) for channel in stored],
         "types": [kind for kind, _ in blobs],
         "blobs": [blob for _, blob in blobs],
+    }
+
+
+def about_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that are copies of parts of the metadata."""
+    run_id, step = metadata.get("run_id"), metadata.get("step")
+    return {
+        "run_id": None if run_id is None else long_id(str(run_id), "metadata/run_id"),
+        "source": str(metadata.get("source") or "")[:32],
+        "step": step if type(step) is int and abs(step) <= MAX_BIGINT else None,
+        "metadata": searchable({key: value for key, value in metadata.items() if key != "writes"}),
+        "has_deltas": _DELTA_COUNTERS in metadata,
     }
 
 
@@ -173,12 +182,12 @@ def encoded_writes(
     }
     positions = sorted(at_position)
     named = [(f"writes/{position}", at_position[position][1]) for position in positions]
-    channels = [_long_id(at_position[position][0], "writes") for position in positions]
+    channels = [long_id(at_position[position][0], "writes") for position in positions]
     blobs = _encoded(serde, named, "writes", channels=channels, limit=limit)
     return {
         "namespace": place.namespace,
         "checkpoint_id": place.checkpoint_id,
-        "task_id": _long_id(task_id, "task_id"),
+        "task_id": long_id(task_id, "task_id"),
         "task_path": validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
         "positions": positions,
         "channels": channels,

@@ -30,7 +30,7 @@ from helix_store.core.guards import guard
 from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.database import Call
 from helix_store.engine.statement import Statement
-from helix_store.exceptions import InvalidPayload, SessionNotFound
+from helix_store.exceptions import InvalidPayload
 from helix_store.locks.database import DatabaseLockManager, hold_fence
 
 __all__ = ["DjangoSaver"]
@@ -203,27 +203,12 @@ class DjangoSaver(OpenedByHabit, BaseCheckpointSaver[str]):
     def _store_locked(
         self, place: Place, config: RunnableConfig, columns: dict[str, Any], locked: Any
     ) -> None:
-        def write(session: LockedSession) -> None:
-            locked(session, columns)
-
-        about = _about_thread(config)
-        store = partial(
-            self._adapter.write,
+        self._adapter.write(
             place.session_id,
-            write,
-            user_id=about.get("user_id"),
+            partial(locked, columns=columns),
             fencing_token=self._owned.fencing_token if self._owned else None,
+            **_about_thread(config),
         )
-        try:
-            store(create=False)
-        except SessionNotFound:
-
-            def create_and_write() -> None:
-                self._adapter.ensure(place.session_id, **about)
-                store()
-
-            # A refused write does not create a session either.
-            self._adapter.db.transaction(create_and_write)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a version after ``current``, whose random part distinguishes versions of two branches."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from helix_store.contrib.joins import looked_up
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
@@ -48,7 +49,8 @@ _SESSION_OF_USER: Final = f"""
 
 # --- Writes ----------------------------------------------------------------------------------------
 
-_VALUE_COLUMNS: Final = "session_id, namespace, channel, version, type, blob"
+_VALUE_CONTENT: Final = "namespace, channel, version, type, blob"
+_VALUE_COLUMNS: Final = f"session_id, {_VALUE_CONTENT}"
 _KEEP_VALUE: Final = "ON CONFLICT (session_id, namespace, channel, version) DO NOTHING"
 _CHECKPOINT_COLUMNS: Final = {
     "thread_id": "text",
@@ -68,9 +70,8 @@ _CHECKPOINT_COLUMNS: Final = {
 _REPLACE_CHECKPOINT: Final = "ON CONFLICT (session_id, namespace, checkpoint_id) DO UPDATE SET " + ", ".join(
     f"{name} = EXCLUDED.{name}" for name in _CHECKPOINT_COLUMNS if name not in ("namespace", "checkpoint_id")
 )
-_WRITE_COLUMNS: Final = (
-    "session_id, namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
-)
+_WRITE_CONTENT: Final = "namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
+_WRITE_COLUMNS: Final = f"session_id, {_WRITE_CONTENT}"
 # For a position from 0 the first writer wins, and for a position below 0 the last one.
 _KEEP_WRITE: Final = f"""
     ON CONFLICT (session_id, namespace, checkpoint_id, task_id, position) DO UPDATE
@@ -172,6 +173,22 @@ _OF_ALL_THREADS: Final = (
 )
 """The table, the id of a thread, and the condition of the tenant."""
 
+_VERSIONS: Final = ("json_each_text(c.versions::json)", "json_each(c.versions)")
+"""The channels and versions of the values that a checkpoint ``c`` refers to."""
+
+_ITS_VALUE: Final = looked_up(
+    LangGraphValue,
+    "found",
+    "found.session_id = v.session_id AND found.namespace = v.namespace AND found.channel = v.key "
+    "AND found.version = v.value",
+)
+_ITS_WRITES: Final = looked_up(
+    LangGraphWrite,
+    "w",
+    "w.session_id = c.session_id AND w.namespace = c.namespace AND w.checkpoint_id = c.checkpoint_id",
+    end="OFFSET 0",
+)
+
 
 @cache
 def select(
@@ -210,47 +227,23 @@ def select(
             WHERE {" AND ".join(filter(None, conditions))}
             ORDER BY {order.replace(",", " DESC,")} DESC LIMIT %(limit)s"""
 
-    is_one = by_id and of_thread and of_namespace
-    versions = (
-        "SELECT {unique} c.session_id, c.namespace, v.key, v.value FROM c, {each}(c.versions{cast}) AS v"
-    )
-    unique = "" if is_one else "DISTINCT"
-    heads = """
+    unique = "" if by_id and of_thread and of_namespace else "DISTINCT"
+
+    def text(vendor: int) -> str:
+        return f"""
+        WITH c AS MATERIALIZED ({page(vendor)})
         SELECT 0 AS kind, id, session_id, namespace, checkpoint_id AS a, parent_id AS b, versions AS d,
-            coalesce(thread_id, session_name) AS e, NULL{integer} AS position, type, body FROM c"""
-    # LIMIT and OFFSET keep PostgreSQL from reading a table as a whole: each row is looked up by its key.
-    postgresql = f"""
-        WITH c AS MATERIALIZED ({page(0)})
-        {heads.format(integer="::integer")}
+            coalesce(thread_id, session_name) AS e, CAST(NULL AS integer) AS position, type, body FROM c
         UNION ALL
         SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
-        FROM ({versions.format(unique=unique, each="json_each_text", cast="::json")}) AS v
-        CROSS JOIN LATERAL (
-            SELECT type, blob FROM {_VALUE}
-            WHERE session_id = v.session_id AND namespace = v.namespace
-                AND channel = v.key AND version = v.value
-            LIMIT 1
-        ) AS found
+        FROM (
+            SELECT {unique} c.session_id, c.namespace, u.key, u.value FROM c, {_VERSIONS[vendor]} AS u
+        ) AS v {_ITS_VALUE[vendor]}
         UNION ALL
         SELECT 2, c.id, NULL, NULL, w.task_id, w.channel, w.task_path, NULL, w.position, w.type, w.blob
-        FROM c CROSS JOIN LATERAL (
-            SELECT * FROM {_WRITE}
-            WHERE session_id = c.session_id AND namespace = c.namespace AND checkpoint_id = c.checkpoint_id
-            OFFSET 0
-        ) AS w"""
-    sqlite = f"""
-        WITH c AS MATERIALIZED ({page(1)})
-        {heads.format(integer="")}
-        UNION ALL
-        SELECT 1, NULL, v.session_id, v.namespace, v.key, v.value, NULL, NULL, NULL, found.type, found.blob
-        FROM ({versions.format(unique=unique, each="json_each", cast="")}) AS v
-        CROSS JOIN {_VALUE} AS found ON found.session_id = v.session_id AND found.namespace = v.namespace
-            AND found.channel = v.key AND found.version = v.value
-        UNION ALL
-        SELECT 2, c.id, NULL, NULL, w.task_id, w.channel, w.task_path, NULL, w.position, w.type, w.blob
-        FROM c CROSS JOIN {_WRITE} AS w ON w.session_id = c.session_id AND w.namespace = c.namespace
-            AND w.checkpoint_id = c.checkpoint_id"""
-    return Statement(postgresql=postgresql, sqlite=sqlite)
+        FROM c {_ITS_WRITES[vendor]}"""
+
+    return Statement(text(0), text(1))
 
 
 NEWEST_ID: Final = Statement(f"""
@@ -278,21 +271,20 @@ def _chain(parent: str) -> str:
 
 
 CHAIN: Final = Statement(
-    postgresql=_chain(f"""CROSS JOIN LATERAL (
-        SELECT * FROM {_CHECKPOINT} WHERE session_id = chain.session_id AND namespace = chain.namespace
-            AND checkpoint_id = chain.parent_id
-        LIMIT 1
-    ) AS p"""),
-    sqlite=_chain(f"""CROSS JOIN {_CHECKPOINT} AS p ON p.session_id = chain.session_id
-        AND p.namespace = chain.namespace AND p.checkpoint_id = chain.parent_id"""),
+    *map(
+        _chain,
+        looked_up(
+            LangGraphCheckpoint,
+            "p",
+            "p.session_id = chain.session_id AND p.namespace = chain.namespace "
+            "AND p.checkpoint_id = chain.parent_id",
+        ),
+    )
 )
 """A checkpoint and up to ``depth`` of its ancestors, each followed by its parent."""
 
 
-def _history(vendor: int) -> str:
-    of_checkpoints = is_in_list("checkpoint_id", "checkpoint_ids", "text")[vendor]
-    of_channels = is_in_list("channel", "channels", "text")[vendor]
-    of_versions = is_in_list("version", "versions", "text")[vendor]
+def _history(of_checkpoints: str, of_channels: str, of_versions: str) -> str:
     owner = f"session_id = ({_KNOWN_SESSION}) AND namespace = %(namespace)s"
     return f"""
         SELECT checkpoint_id, task_path, task_id, position, channel, type, blob FROM {_WRITE}
@@ -302,17 +294,22 @@ def _history(vendor: int) -> str:
         WHERE {owner} AND {of_channels} AND {of_versions}"""
 
 
-HISTORY: Final = Statement(postgresql=_history(0), sqlite=_history(1))
+HISTORY: Final = Statement(
+    *map(
+        _history,
+        is_in_list("checkpoint_id", "checkpoint_ids", "text"),
+        is_in_list("channel", "channels", "text"),
+        is_in_list("version", "versions", "text"),
+    )
+)
 """The writes of some checkpoints to some channels, and the values of these channels at some versions."""
 
 
 # --- Upkeep ----------------------------------------------------------------------------------------
 
-_VALUE_CONTENT: Final = "namespace, channel, version, type, blob"
 _CHECKPOINT_CONTENT: Final = "created_at, " + ", ".join(
     name for name in _CHECKPOINT_COLUMNS if name != "thread_id"
 )
-_WRITE_CONTENT: Final = "namespace, checkpoint_id, task_id, position, task_path, channel, type, blob"
 _COPIES: Final = (
     f"""INSERT INTO {_CHECKPOINT} (session_id, thread_id, {_CHECKPOINT_CONTENT})
     SELECT %(target)s, %(thread_id)s, {_CHECKPOINT_CONTENT} FROM {_CHECKPOINT}
@@ -357,11 +354,11 @@ UNLINK_PARENTS: Final = Statement(f"""
     )""")
 
 
-def _delete_free_values(each: str, cast: str) -> str:
+def _delete_free_values(versions: str) -> str:
     return f"""
         WITH used AS MATERIALIZED (
             SELECT DISTINCT c.namespace, u.key AS channel, u.value AS version
-            FROM {_CHECKPOINT} AS c CROSS JOIN {each}(c.versions{cast}) AS u WHERE c.session_id = %(session)s
+            FROM {_CHECKPOINT} AS c CROSS JOIN {versions} AS u WHERE c.session_id = %(session)s
         )
         DELETE FROM {_VALUE} WHERE id IN (
             SELECT v.id FROM {_VALUE} AS v LEFT JOIN used ON used.namespace = v.namespace
@@ -370,16 +367,14 @@ def _delete_free_values(each: str, cast: str) -> str:
         )"""
 
 
-DELETE_FREE_VALUES: Final = Statement(
-    postgresql=_delete_free_values("json_each_text", "::json"), sqlite=_delete_free_values("json_each", "")
-)
+DELETE_FREE_VALUES: Final = Statement(*map(_delete_free_values, _VERSIONS))
 """Delete the values that no checkpoint of the session refers to."""
 
 
-def _lost_values(each: str, cast: str, of_sessions: str) -> str:
+def _lost_values(versions: str, of_sessions: str) -> str:
     return f"""
         SELECT c.session_id, c.checkpoint_id, u.key
-        FROM {_CHECKPOINT} AS c CROSS JOIN {each}(c.versions{cast}) AS u
+        FROM {_CHECKPOINT} AS c CROSS JOIN {versions} AS u
         WHERE {of_sessions} AND NOT EXISTS (
             SELECT 1 FROM {_VALUE} AS v WHERE v.session_id = c.session_id AND v.namespace = c.namespace
                 AND v.channel = u.key AND v.version = u.value
@@ -387,8 +382,5 @@ def _lost_values(each: str, cast: str, of_sessions: str) -> str:
         ORDER BY c.session_id, c.id"""
 
 
-LOST_VALUES: Final = Statement(
-    postgresql=_lost_values("json_each_text", "::json", is_in_list("c.session_id", "ids", "bigint")[0]),
-    sqlite=_lost_values("json_each", "", is_in_list("c.session_id", "ids", "bigint")[1]),
-)
+LOST_VALUES: Final = Statement(*map(_lost_values, _VERSIONS, is_in_list("c.session_id", "ids", "bigint")))
 """The checkpoints of sessions that refer to a missing value."""

@@ -32,6 +32,7 @@ class Branches:
     def __init__(self, log: ItemLog, *, using: str | None) -> None:
         self._log = log
         self._using = using
+        self._usage = TurnUsage(log.session_id, using=using, tenant=log.tenant, user_id=log.user_id)
 
     @property
     def branch_id(self) -> str:
@@ -143,11 +144,6 @@ class Branches:
         return turns.get(user_turn_number, {})
 
     # --- Inside ------------------------------------------------------------------------------------
-
-    @property
-    def _usage(self) -> TurnUsage:
-        log = self._log
-        return TurnUsage(log.session_id, using=self._using, tenant=log.tenant, user_id=log.user_id)
 
     def _log_of(self, branch_id: str | None) -> ItemLog:
         if branch_id is None or branch_id == self.branch_id:

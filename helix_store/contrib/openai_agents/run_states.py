@@ -169,28 +169,18 @@ class RunStateStore:
     adelete = async_twin(delete)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class RunStateClaim:
     """The right to resume one run. If the resumer dies, the run can be claimed after the term."""
 
-    def __init__(
-        self,
-        store: RunStateStore,
-        session_id: str,
-        state_id: str,
-        resumer: str,
-        token: int,
-        expires_at: datetime,
-        text: str,
-        ttl_ms: int,
-    ) -> None:
-        self._store = store
-        self._ttl_ms = ttl_ms
-        self.session_id = session_id
-        self.state_id = state_id
-        self.resumer = resumer
-        self.token = token
-        self.expires_at = expires_at
-        self.text = text
+    _store: RunStateStore
+    session_id: str
+    state_id: str
+    resumer: str
+    token: int
+    expires_at: datetime
+    text: str
+    _ttl_ms: int
 
     def __repr__(self) -> str:
         return f"<RunStateClaim on {self.state_id} of {self.resumer!r}>"

@@ -11,12 +11,12 @@ from agents.memory.session_settings import coerce_session_settings, resolve_sess
 
 from helix_store.adapters import session_id_for
 from helix_store.contrib.openai_agents.branches import Branches
-from helix_store.contrib.openai_agents.compaction import compaction_snapshot
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.payloads import copy_json
 from helix_store.core.types import UserId
-from helix_store.exceptions import InvalidPayload
+from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.items import ItemLog
 from helix_store.items.rules import item_key
 
@@ -123,10 +123,27 @@ class DjangoSession(Branches):
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> Any:
-        """Return the newest items and their compare-and-swap, for ``OpenAIResponsesCompactionSession``."""
-        return await compaction_snapshot(
-            self._log, limit, prune_prefix=prune_prefix, fencing_token=self.fencing_token
-        )
+        """Return the newest items and their compare-and-swap, for ``OpenAIResponsesCompactionSession``.
+
+        Return ``None`` if the SDK has no class for them, or if an item cannot be read. The compaction then
+        reads all items, clears the session and adds the new ones, which is not atomic.
+        """
+        try:
+            # Not public, but third-party sessions of the SDK work without it.
+            from agents.memory.session import _CompactionSnapshot
+
+            found = [item.payload for item in await self._log.atail(limit + 1)]
+        except (ImportError, IntegrityFault):
+            return None
+        log, stored = self._log, found[-limit:]
+
+        async def replace_suffix(start: int, output: list[Any]) -> bool:
+            expected = stored[start:]
+            return bool(expected) and await log.areplace_suffix(
+                expected, output, prune=prune_prefix, fencing_token=self.fencing_token
+            )
+
+        return _CompactionSnapshot(copy_json(stored), len(found) <= limit, replace_suffix)
 
     async def _append(self, items: list[Any]) -> None:
         await self._log.aappend(items, fencing_token=self.fencing_token)

@@ -6,11 +6,13 @@ An entry of a turn has the number of the turn as ``step_count``, and the branch 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from agents.result import RunResultBase
 from agents.usage import RequestUsage, Usage
 
-from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
+from helix_store.adapters import SessionAdapter, session_id_for
+from helix_store.contrib.usage import record_usage
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import async_twin
@@ -49,11 +51,8 @@ class TurnUsage:
             for index, tokens in enumerate(_requests(result.context_wrapper.usage))
         ]
         if entries:
-
-            def write(session: LockedSession) -> None:
-                self._ledger.record_entries(entries)
-
-            self._sessions.write(self.session_id, write, user_id=self._user_id)
+            record = partial(record_usage, entries=entries)
+            self._sessions.write(self.session_id, record, user_id=self._user_id)
 
     def total(self, *, branch: str | None) -> dict[str, int] | None:
         """Return the sums of one branch or of all, or ``None`` without entries."""
@@ -107,10 +106,10 @@ def _entry_id(session_id: str, branch: str, anchor: int, index: int, tokens: Tok
 
 
 def _sums(entries: list[UsageEntry]) -> dict[str, int]:
-    tokens = [entry.tokens for entry in entries if entry.tokens is not None]
+    tokens = sum((entry.tokens for entry in entries if entry.tokens is not None), TokenCounts())
     return {
         "requests": len(entries),
-        "input_tokens": sum(counts.prompt for counts in tokens),
-        "output_tokens": sum(counts.completion for counts in tokens),
-        "total_tokens": sum(counts.total for counts in tokens),
+        "input_tokens": tokens.prompt,
+        "output_tokens": tokens.completion,
+        "total_tokens": tokens.total,
     }

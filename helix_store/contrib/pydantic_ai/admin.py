@@ -10,7 +10,9 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.admin.amounts import number
 from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
+from helix_store.admin.columns import column
 from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
 from helix_store.admin.times import stamp
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
@@ -32,13 +34,8 @@ class ConversationAdmin(SessionChildAdmin):
     fields = ("of_session", "scope", "saved", "revision", "newest", "left_at", "entries", "record")
     readonly_fields = ("saved", "newest", "left_at", "entries", "record")
 
-    @admin.display(description=_("updated"))
-    def saved(self, conversation: Conversation) -> SafeString:
-        return stamp(conversation.updated_at)
-
-    @admin.display(description=_("newest entry"))
-    def newest(self, conversation: Conversation) -> SafeString | str:
-        return NOTHING if conversation.head_id is None else identifier(conversation.head_id)
+    saved = column("updated_at", _("updated"), stamp)
+    newest = column("head_id", _("newest entry"), identifier)
 
     @admin.display(description=_("left branches"))
     def left_at(self, conversation: Conversation) -> SafeString | str:
@@ -65,6 +62,9 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
     fields = ("entry_id", "parent_id", "tenant", "family", "kind", "size", "stored", "document")
     readonly_fields = ("size", "stored", "document")
 
+    size = column("size_bytes", _("bytes"), number)
+    stored = column("created_at", _("created"), stamp)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         entries: QuerySet[Any] = super().get_queryset(request).annotate(payload_start=payload_start())
         return entries
@@ -73,14 +73,6 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
     def preview(self, entry: Any) -> SafeString | str:
         text = _preview(entry.payload_start)
         return note(str(_("This message cannot be read."))) if text is None else text
-
-    @admin.display(description=_("bytes"))
-    def size(self, entry: ConversationEntry) -> str:
-        return f"{entry.size_bytes:,}"
-
-    @admin.display(description=_("created"))
-    def stored(self, entry: ConversationEntry) -> SafeString:
-        return stamp(entry.created_at)
 
     @admin.display(description=_("as stored"))
     def document(self, entry: ConversationEntry) -> SafeString | str:

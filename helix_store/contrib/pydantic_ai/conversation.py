@@ -9,6 +9,7 @@ from typing import Any, Final
 from django.db.models import Model
 
 from helix_store.catalogue import ConversationPage, Outline
+from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
 from helix_store.core.moments import as_utc
 from helix_store.core.transcript import ConversationMessage, parts_of
@@ -47,7 +48,7 @@ def _statement(heads: str, before: str, found: str) -> str:
             {heads}
             UNION ALL
             SELECT h.session_id, h.tenant, e.id, e.parent_id, h.depth + 1
-            FROM history AS h CROSS JOIN {before} AND h.depth < %(most)s
+            FROM history AS h {before} WHERE h.depth < %(most)s
         )
         {found}"""
 
@@ -59,12 +60,7 @@ _OF_HEAD: Final = f"""
     SELECT 0 AS session_id, tenant, id, parent_id, 1 AS depth FROM {_ENTRY}
     WHERE tenant = %(tenant)s AND entry_id = %(head)s"""
 _IN_KEYS: Final = is_in_list("c.session_id", "keys", "bigint")
-_ITS_PARENT: Final = "e.tenant = h.tenant AND e.entry_id = h.parent_id"
-# OFFSET 0 keeps PostgreSQL from joining with the whole table: each entry is one look-up by its id.
-_BEFORE: Final = (
-    f"LATERAL (SELECT * FROM {_ENTRY} AS e WHERE {_ITS_PARENT} OFFSET 0) AS e WHERE true",
-    f"{_ENTRY} AS e WHERE {_ITS_PARENT}",
-)
+_BEFORE: Final = looked_up(ConversationEntry, "e", "e.tenant = h.tenant AND e.entry_id = h.parent_id")
 _STARTS: Final = (
     "substr(e.payload, 1, %(characters)s)",
     "CAST(substr(e.payload, 1, %(characters)s) AS BLOB)",

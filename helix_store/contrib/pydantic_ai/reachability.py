@@ -9,6 +9,7 @@ from typing import Any, Final
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import RawSQL
 
+from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import is_in_list, list_parameter
@@ -36,7 +37,9 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
     commit, and an earlier fork keeps the entries that it reaches.
     """
     keys = list_parameter(db, list(sessions))
-    families = _families_of(db, keys)
+    families: dict[str, list[str]] = defaultdict(list)
+    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": keys}):
+        families[tenant].append(family)
     entries = emptied = 0
     for tenant, names in sorted(families.items()):
         chosen = {"tenant": tenant, "families": list_parameter(db, names)}
@@ -45,14 +48,6 @@ def release_entries(db: Database, sessions: Collection[int]) -> Mapping[type[Mod
         entries += len(db.execute(_DELETE_UNREACHED, {**chosen, "sessions": keys}))
         emptied += len(db.execute(_DELETE_FAMILIES, {**chosen, "sessions": keys}))
     return {ConversationEntry: entries, ConversationFamily: emptied}
-
-
-def _families_of(db: Database, sessions: Any) -> dict[str, list[str]]:
-    """Return the families of the conversations of these sessions, by tenant."""
-    families: dict[str, list[str]] = defaultdict(list)
-    for tenant, family in db.execute(_FAMILIES_OF_SESSIONS, {"sessions": sessions}):
-        families[tenant].append(family)
-    return families
 
 
 # --- Exports -------------------------------------------------------------------------------------------
@@ -106,40 +101,35 @@ def faults_of_entries(db: Database, keys: Collection[int]) -> Iterator[tuple[int
 # --- Statements ----------------------------------------------------------------------------------------
 
 
+_BRANCHES: Final = (
+    "jsonb_array_elements_text(c.branches) AS left_at(value)",
+    "json_each(c.branches) AS left_at",
+)
+_FROM_TIP: Final = looked_up(ConversationEntry, "e", "e.tenant = tip.tenant AND e.entry_id = tip.entry_id")
+_BEFORE: Final = looked_up(
+    ConversationEntry, "e", "e.tenant = reached.tenant AND e.entry_id = reached.parent_id"
+)
+
+
 def _reached(conversations: tuple[str, str]) -> tuple[str, str]:
-    """Return the entries in the histories of conversations ``c``, as ``reached(id, tenant, parent_id)``. The
-    condition and the result have a text for PostgreSQL and one for SQLite. OFFSET 0 keeps PostgreSQL from
-    joining with the whole table: each entry is one look-up by its id.
+    """Return the entries in the histories of conversations ``c``, as ``reached(id, tenant, parent_id)``.
+
+    The condition and the result have a text for PostgreSQL and one for SQLite.
     """
-    postgresql, sqlite = conversations
-    before = (
-        f"SELECT id, tenant, parent_id FROM {_ENTRY} WHERE tenant = {{0}}.tenant AND entry_id = {{0}}.{{1}}"
-    )
-    joined = f"CROSS JOIN {_ENTRY} AS e ON e.tenant = {{0}}.tenant AND e.entry_id = {{0}}.{{1}}"
-    return (
-        f"""WITH RECURSIVE tip(tenant, entry_id) AS (
-            SELECT c.tenant, c.head_id FROM {_CONVERSATION} AS c WHERE {postgresql}
+
+    def form(vendor: int) -> str:
+        condition = conversations[vendor]
+        return f"""WITH RECURSIVE tip(tenant, entry_id) AS (
+            SELECT c.tenant, c.head_id FROM {_CONVERSATION} AS c WHERE {condition}
             UNION
-            SELECT c.tenant, left_at.entry_id
-            FROM {_CONVERSATION} AS c, jsonb_array_elements_text(c.branches) AS left_at(entry_id)
-            WHERE {postgresql}
+            SELECT c.tenant, left_at.value FROM {_CONVERSATION} AS c, {_BRANCHES[vendor]} WHERE {condition}
         ), reached(id, tenant, parent_id) AS (
-            SELECT e.* FROM tip, LATERAL ({before.format("tip", "entry_id")} OFFSET 0) AS e
+            SELECT e.id, e.tenant, e.parent_id FROM tip {_FROM_TIP[vendor]}
             UNION
-            SELECT e.* FROM reached, LATERAL ({before.format("reached", "parent_id")} OFFSET 0) AS e
-        )""",
-        f"""WITH RECURSIVE tip(tenant, entry_id) AS (
-            SELECT c.tenant, c.head_id FROM {_CONVERSATION} AS c WHERE {sqlite}
-            UNION
-            SELECT c.tenant, left_at.value
-            FROM {_CONVERSATION} AS c, json_each(c.branches) AS left_at
-            WHERE {sqlite}
-        ), reached(id, tenant, parent_id) AS (
-            SELECT e.id, e.tenant, e.parent_id FROM tip {joined.format("tip", "entry_id")}
-            UNION
-            SELECT e.id, e.tenant, e.parent_id FROM reached {joined.format("reached", "parent_id")}
-        )""",
-    )
+            SELECT e.id, e.tenant, e.parent_id FROM reached {_BEFORE[vendor]}
+        )"""
+
+    return form(0), form(1)
 
 
 def _statement(text: str, *conditions: tuple[str, str], postgresql_end: str = "") -> Statement:
@@ -170,47 +160,36 @@ _REMAINING: Final = _reached(
 )
 
 
-def _unreached(text: str) -> Statement:
-    """Return a statement about the entries ``e`` of families that only conversations of sessions reach."""
-    return _statement(
-        f"{{}} {text.format(f'FROM {_ENTRY} AS e WHERE e.tenant = %(tenant)s AND {{}} AND {{}}')}",
-        _REMAINING,
-        is_in_list("family", "families", "varchar"),
-        (
-            "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
-            "id NOT IN (SELECT id FROM reached)",
-        ),
-    )
-
-
-def _emptied(text: str) -> Statement:
-    """Return a statement about the families ``f`` that have only conversations of sessions."""
-    conversations = f"{_CONVERSATION} AS c WHERE c.tenant = f.tenant AND c.family = f.family"
-    return _statement(
-        text.format(
-            f"FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} "
-            f"AND NOT EXISTS (SELECT 1 FROM {conversations} AND NOT ({{}}))"
-        ),
-        is_in_list("f.family", "families", "varchar"),
-        _IN_SESSIONS,
-    )
-
-
-_DELETE_UNREACHED: Final = _unreached("DELETE {} RETURNING id")
-_DELETE_FAMILIES: Final = _emptied("DELETE {} RETURNING id")
+_NOT_REACHED: Final = (
+    "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
+    "e.id NOT IN (SELECT id FROM reached)",
+)
+_DELETE_UNREACHED: Final = _statement(
+    f"{{}} DELETE FROM {_ENTRY} AS e WHERE e.tenant = %(tenant)s AND {{}} AND {{}} RETURNING id",
+    _REMAINING,
+    is_in_list("family", "families", "varchar"),
+    _NOT_REACHED,
+)
+_DELETE_FAMILIES: Final = _statement(
+    f"""DELETE FROM {_FAMILY} AS f WHERE f.tenant = %(tenant)s AND {{}} AND NOT EXISTS (
+        SELECT 1 FROM {_CONVERSATION} AS c
+        WHERE c.tenant = f.tenant AND c.family = f.family AND NOT ({{}})
+    ) RETURNING id""",
+    is_in_list("f.family", "families", "varchar"),
+    _IN_SESSIONS,
+)
 
 _MISSING_TIPS: Final = _statement(
     f"""SELECT tip.session_id, tip.entry_id FROM (
         SELECT c.session_id, c.tenant, c.head_id AS entry_id FROM {_CONVERSATION} AS c WHERE {{0}}
         UNION ALL
-        SELECT c.session_id, c.tenant, left_at.{{1}} FROM {_CONVERSATION} AS c, {{2}} WHERE {{0}}
+        SELECT c.session_id, c.tenant, left_at.value FROM {_CONVERSATION} AS c, {{1}} WHERE {{0}}
     ) AS tip
     WHERE tip.entry_id IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM {_ENTRY} AS e WHERE e.tenant = tip.tenant AND e.entry_id = tip.entry_id
     ) ORDER BY 1, 2""",
     _IN_SESSIONS,
-    ("entry_id", "value"),
-    ("jsonb_array_elements_text(c.branches) AS left_at(entry_id)", "json_each(c.branches) AS left_at"),
+    _BRANCHES,
 )
 
 _ENTRY_KEYS: Final = is_in_list("e.id", "keys", "bigint")
@@ -228,8 +207,5 @@ _UNREACHED: Final = _statement(
     f"""{{}} SELECT e.id FROM {_ENTRY} AS e WHERE {{}} AND {{}} ORDER BY e.id""",
     _reached((_THEIR_FAMILIES.format(_ENTRY_KEYS[0]), _THEIR_FAMILIES.format(_ENTRY_KEYS[1]))),
     _ENTRY_KEYS,
-    (
-        "NOT EXISTS (SELECT FROM reached WHERE reached.id = e.id)",
-        "e.id NOT IN (SELECT id FROM reached)",
-    ),
+    _NOT_REACHED,
 )

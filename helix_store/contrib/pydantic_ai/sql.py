@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from helix_store.contrib.joins import looked_up
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry, ConversationFamily
 from helix_store.engine.expressions import is_in_list
 from helix_store.engine.statement import Statement, table
@@ -44,29 +45,24 @@ _COLUMNS: Final = "entry_id, parent_id, kind, payload"
 
 ENTRY: Final = Statement(f"SELECT {_COLUMNS} FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(entry_id)s")
 
-# OFFSET 0 keeps PostgreSQL from joining with the whole table: each entry is one look-up by its id.
-HISTORY: Final = Statement(
-    postgresql=f"""
+
+def _history(before: str) -> str:
+    return f"""
         WITH RECURSIVE history AS (
-            SELECT {_COLUMNS}, 1::bigint AS depth FROM {_ENTRY}
+            SELECT {_COLUMNS}, CAST(1 AS bigint) AS depth FROM {_ENTRY}
             WHERE {_OF_TENANT} AND entry_id = %(head_id)s
             UNION ALL
-            SELECT before.*, history.depth + 1 FROM history, LATERAL (
-                SELECT {_COLUMNS} FROM {_ENTRY}
-                WHERE {_OF_TENANT} AND entry_id = history.parent_id OFFSET 0
-            ) AS before
+            SELECT e.entry_id, e.parent_id, e.kind, e.payload, history.depth + 1 FROM history {before}
             WHERE history.depth < %(limit)s
         )
-        SELECT {_COLUMNS} FROM history ORDER BY depth DESC""",
-    sqlite=f"""
-        WITH RECURSIVE history AS (
-            SELECT {_COLUMNS}, 1 AS depth FROM {_ENTRY} WHERE {_OF_TENANT} AND entry_id = %(head_id)s
-            UNION ALL
-            SELECT e.entry_id, e.parent_id, e.kind, e.payload, history.depth + 1
-            FROM history CROSS JOIN {_ENTRY} AS e
-            WHERE e.{_OF_TENANT} AND e.entry_id = history.parent_id AND history.depth < %(limit)s
-        )
-        SELECT {_COLUMNS} FROM history ORDER BY depth DESC""",
+        SELECT {_COLUMNS} FROM history ORDER BY depth DESC"""
+
+
+HISTORY: Final = Statement(
+    *map(
+        _history,
+        looked_up(ConversationEntry, "e", f"e.{_OF_TENANT} AND e.entry_id = history.parent_id"),
+    )
 )
 """The entries up to ``head_id``, the oldest first, at most ``limit``."""
 
@@ -82,9 +78,9 @@ _ONE_FAMILY: Final = f"SELECT id FROM {_FAMILY} WHERE tenant = %(tenant)s AND fa
 HOLD_FAMILY: Final = Statement(postgresql=f"{_ONE_FAMILY} FOR SHARE", sqlite=_ONE_FAMILY)
 """Until the commit, no one can delete entries of the family. Its holders do not wait for each other."""
 
-
-_ENTRY_IDS: Final = is_in_list("entry_id", "entry_ids", "varchar")
-_FAMILIES_OF_ENTRIES: Final = f"SELECT entry_id, family FROM {_ENTRY} WHERE tenant = %(tenant)s AND"
 FAMILIES_OF_ENTRIES: Final = Statement(
-    postgresql=f"{_FAMILIES_OF_ENTRIES} {_ENTRY_IDS[0]}", sqlite=f"{_FAMILIES_OF_ENTRIES} {_ENTRY_IDS[1]}"
+    *(
+        f"SELECT entry_id, family FROM {_ENTRY} WHERE tenant = %(tenant)s AND {of_ids}"
+        for of_ids in is_in_list("entry_id", "entry_ids", "varchar")
+    )
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from django.db import IntegrityError
 
@@ -26,17 +25,13 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload
 __all__ = ["Changed", "EntryRow", "RecordRow", "StoredRecord", "stored_record", "write_record"]
 
 _ROWS_PER_STATEMENT: Final = 500
-_ENTRY_COLUMNS: Final = (
-    *("tenant", "entry_id", "family", "parent_id", "kind", "payload", "size_bytes", "created_at"),
-)
 
 
 class Changed(Exception):
     """The stored conversation is not the expected one, or an entry that it points at is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRow:
+class RecordRow(NamedTuple):
     """The columns of a record. ``document`` is its complete text."""
 
     head_id: str | None
@@ -47,8 +42,7 @@ class RecordRow:
     document: str
 
 
-@dataclass(frozen=True, slots=True)
-class EntryRow:
+class EntryRow(NamedTuple):
     """The columns of a new entry. ``payload`` is the text of its message."""
 
     entry_id: str
@@ -57,8 +51,7 @@ class EntryRow:
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     key: int
     family: str
     revision: str
@@ -85,8 +78,8 @@ def write_record(
     db = session.db
     pointed_at = _pointed_at(new, entries)
     if stored is not None:
-        family = _hold(db, stored.family)
-        if family is None:
+        family = stored.family
+        if not _hold(db, family):
             raise IntegrityFault(
                 "The family of a stored conversation is missing; was its import interrupted?"
             )
@@ -97,19 +90,11 @@ def write_record(
         family = new_id()
         insert_row(db, ConversationFamily, {"tenant": db.tenant, "family": family})
     _insert_entries(db, family, entries)
-    columns = {
-        "head_id": new.head_id,
-        "branches": new.branches,
-        "revision": new.revision,
-        "scope": new.scope,
-        "updated_at": new.updated_at,
-        "document": new.document,
-    }
     if stored is not None:
-        update_row(db, Conversation, stored.key, columns)
+        update_row(db, Conversation, stored.key, new._asdict())
     else:
         owner = {"session_id": session.key, "tenant": db.tenant, "family": family}
-        insert_row(db, Conversation, owner | columns)
+        insert_row(db, Conversation, owner | new._asdict())
 
 
 def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
@@ -130,16 +115,15 @@ def _pointed_at(new: RecordRow, entries: Sequence[EntryRow]) -> frozenset[str]:
     return frozenset(outside | (tips - brought))
 
 
-def _hold(db: Database, family: str) -> str | None:
-    """Return the family, protected from deletion until the commit, or ``None`` if it is gone."""
-    found = db.execute(sql.HOLD_FAMILY, {"tenant": db.tenant, "family": family})
-    return family if found else None
+def _hold(db: Database, family: str) -> bool:
+    """Protect a family from deletion until the commit, and return whether it still exists."""
+    return bool(db.execute(sql.HOLD_FAMILY, {"tenant": db.tenant, "family": family}))
 
 
 def _family_of(db: Database, entries: frozenset[str]) -> str:
     """Return the family of stored entries, locked. Raises `Changed` if one of them is gone."""
     for family in sorted(set(_families(db, entries).values())):
-        if _hold(db, family) is not None:
+        if _hold(db, family):
             # Read again, because the previous holder of the lock may have deleted an entry.
             _check_entries(db, entries, family)
             return family
@@ -165,16 +149,11 @@ def _families(db: Database, entries: frozenset[str]) -> dict[str, str]:
 
 def _insert_entries(db: Database, family: str, entries: Sequence[EntryRow]) -> None:
     at = moments.now()
-    rows = (
-        (
-            *(db.tenant, entry.entry_id, family, entry.parent_id, entry.kind, entry.payload),
-            *(size_of(entry.payload), at),
-        )
-        for entry in entries
-    )
+    columns = ("tenant", "family", "size_bytes", "created_at", *EntryRow._fields)
+    rows = ((db.tenant, family, size_of(entry.payload), at, *entry) for entry in entries)
     try:
         while batch := list(islice(rows, _ROWS_PER_STATEMENT)):
-            insert_rows(db, ConversationEntry, _ENTRY_COLUMNS, batch)
+            insert_rows(db, ConversationEntry, columns, batch)
     except IntegrityError as exc:
         if is_unique_violation(exc):
             reason = "an entry with one of these ids is stored already, and entries do not change"

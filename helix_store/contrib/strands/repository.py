@@ -12,29 +12,25 @@ from strands.session.session_repository import SessionRepository
 from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage
 
-from helix_store.adapters import LockedSession, SessionAdapter, session_id_for
-from helix_store.contrib.numbers import from_payload, with_numbers_as_text
+from helix_store.adapters import LockedSession, session_id_for
+from helix_store.contrib.item_storage import Document, ItemStorage, LockedItems, built, document_of
 from helix_store.contrib.strands.threads import beside_the_loop
 from helix_store.contrib.strands.usage import messages_of, usage_of
+from helix_store.contrib.usage import record_usage
 from helix_store.core import validation
-from helix_store.core.guards import guard
 from helix_store.core.payloads import decode
 from helix_store.core.types import UserId
-from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.database import Database
-from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
-from helix_store.items import ItemLog
+from helix_store.exceptions import InvalidPayload, SessionNotFound
 from helix_store.items.rules import item_key, lane_name
 from helix_store.models import Item
 from helix_store.models import Session as StoredSession
-from helix_store.usage.database import DatabaseUsageStore
 
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
 
 __all__ = ["DjangoSessionRepository"]
 
-Document = dict[str, Any]
 Built = TypeVar("Built", Session, SessionAgent, SessionMessage)
 
 _SESSION: Final = "session"
@@ -64,9 +60,7 @@ class DjangoSessionRepository(SessionRepository):
         model: str | None = "unknown",
         fencing_token: int | None = None,
     ) -> None:
-        self.fencing_token = guard(fencing_token=fencing_token).fencing_token
-        self._adapter = SessionAdapter(agent_type, using, tenant=tenant)
-        self._user_id = validation.user_id(user_id)
+        self._storage = ItemStorage(agent_type, using, tenant, user_id=user_id, fencing_token=fencing_token)
         self._model = validation.optional_identifier(model, "model")
 
     @staticmethod
@@ -81,12 +75,10 @@ class DjangoSessionRepository(SessionRepository):
         document = _plain(validation.instance(session, Session, "session").to_dict)
 
         def create(locked: LockedSession) -> None:
-            log = self._log(locked.session_id, _SESSION)
-            if log.get(_SESSION) is not None:
+            if not LockedItems(locked, _SESSION).add(_SESSION, document):
                 raise SessionException(f"Session {session.session_id} already exists")
-            _put(log, _SESSION, document)
 
-        beside_the_loop(partial(self._write_in, session.session_id, create))
+        beside_the_loop(partial(self._storage.write, session_id_for(session.session_id), create))
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
@@ -99,8 +91,7 @@ class DjangoSessionRepository(SessionRepository):
 
         If the application created the session, only the items are deleted.
         """
-        delete = partial(self._adapter.delete, session_id_for(session_id), Item)
-        beside_the_loop(partial(delete, fencing_token=self.fencing_token))
+        beside_the_loop(partial(self._storage.delete, session_id_for(session_id)))
 
     # --- Agents ------------------------------------------------------------------------------------
 
@@ -111,10 +102,8 @@ class DjangoSessionRepository(SessionRepository):
         _messages(agent_id)
 
         def create(locked: LockedSession) -> None:
-            log = self._log(locked.session_id, _AGENTS)
-            if log.get(agent_id) is not None:
+            if not LockedItems(locked, _AGENTS).add(agent_id, document):
                 raise SessionException(f"Agent {agent_id} already exists in session {session_id}")
-            _put(log, agent_id, document)
 
         self._write(session_id, create)
 
@@ -137,13 +126,11 @@ class DjangoSessionRepository(SessionRepository):
         document = _plain(session_message.to_dict)
 
         def create(locked: LockedSession) -> None:
-            if self._log(locked.session_id, _AGENTS).get(agent_id) is None:
+            if LockedItems(locked, _AGENTS).get(agent_id) is None:
                 raise SessionException(f"Agent {agent_id} does not exist in session {session_id}")
-            log = self._log(locked.session_id, lane)
-            if log.get(key) is not None:
+            if not LockedItems(locked, lane).add(key, document):
                 name = f"Message {session_message.message_id} of agent {agent_id}"
                 raise SessionException(f"{name} already exists in session {session_id}")
-            _put(log, key, document)
             self._record_usage(locked, [document["message"]])
 
         self._write(session_id, create)
@@ -179,8 +166,8 @@ class DjangoSessionRepository(SessionRepository):
             )
             return list(items.order_by("key").values_list("payload", flat=True)[start:end])
 
-        texts = beside_the_loop(partial(self._adapter.read, read))
-        return [_built(SessionMessage, _document(decode(text))) for text in texts]
+        texts = beside_the_loop(partial(self._storage.sessions.read, read))
+        return [_built(SessionMessage, document_of(decode(text))) for text in texts]
 
     # --- Graphs and swarms -------------------------------------------------------------------------
 
@@ -191,7 +178,7 @@ class DjangoSessionRepository(SessionRepository):
         name, state = _multi_agent(multi_agent)
 
         def create(locked: LockedSession) -> None:
-            _put(self._log(locked.session_id, _MULTI_AGENTS), name, state)
+            LockedItems(locked, _MULTI_AGENTS).put(name, state)
             self._record_usage(locked, messages_of(multi_agent))
 
         self._write(session_id, create)
@@ -204,10 +191,10 @@ class DjangoSessionRepository(SessionRepository):
         name, state = _multi_agent(multi_agent)
 
         def update(locked: LockedSession) -> None:
-            log = self._log(locked.session_id, _MULTI_AGENTS)
-            if log.get(name) is None:
+            items = LockedItems(locked, _MULTI_AGENTS)
+            if items.get(name) is None:
                 raise SessionException(f"MultiAgent state {name} does not exist in session {session_id}")
-            _put(log, name, state)
+            items.put(name, state)
             self._record_usage(locked, messages_of(multi_agent))
 
         self._write(session_id, update)
@@ -215,8 +202,7 @@ class DjangoSessionRepository(SessionRepository):
     # --- Items -------------------------------------------------------------------------------------
 
     def _read(self, session_id: str, lane: str, key: str) -> Document | None:
-        item = beside_the_loop(partial(self._log(session_id_for(session_id), lane).get, key))
-        return None if item is None else _document(item.payload)
+        return beside_the_loop(partial(self._storage.get, session_id_for(session_id), lane, key))
 
     def _replace(
         self, session_id: str, lane: str, key: str, write: Callable[[], Document], name: str
@@ -224,54 +210,26 @@ class DjangoSessionRepository(SessionRepository):
         document = _plain(write)
 
         def replace(locked: LockedSession) -> None:
-            log = self._log(locked.session_id, lane)
-            stored = log.get(key)
+            items = LockedItems(locked, lane)
+            stored = items.get(key)
             if stored is None:
                 raise SessionException(f"{name} does not exist in session {session_id}")
-            _put(log, key, {**document, "created_at": _document(stored.payload).get("created_at")})
+            items.put(key, {**document, "created_at": stored.get("created_at")})
 
         self._write(session_id, replace)
 
     def _write(self, session_id: str, call: Callable[[LockedSession], None]) -> None:
         try:
-            beside_the_loop(partial(self._write_in, session_id, call, create=False))
+            beside_the_loop(partial(self._storage.write, session_id_for(session_id), call, create=False))
         except SessionNotFound as exc:
             raise SessionException(f"Session {session_id} does not exist") from exc
-
-    def _write_in(
-        self, session_id: str, call: Callable[[LockedSession], None], *, create: bool = True
-    ) -> None:
-        self._adapter.write(
-            session_id_for(session_id),
-            call,
-            create=create,
-            user_id=self._user_id,
-            fencing_token=self.fencing_token,
-        )
 
     def _record_usage(self, locked: LockedSession, messages: Iterable[Mapping[str, Any]]) -> None:
         if self._model is None:
             return
-        usage = partial(
-            usage_of,
-            session_id=locked.session_id,
-            agent_type=self._adapter.agent_type,
-            model=self._model,
-            now_ms=datetime_to_milliseconds(locked.db.now()),
-        )
-        entries = [entry for message in messages if (entry := usage(message)) is not None]
-        if entries:
-            DatabaseUsageStore(locked.alias, tenant=locked.tenant).record_entries(entries)
-
-    def _log(self, session_id: str, lane: str) -> ItemLog:
-        return ItemLog(session_id, lane, using=self._adapter.db.alias, tenant=self._adapter.tenant)
-
-
-def _put(log: ItemLog, key: str, document: Document) -> None:
-    try:
-        log.put(key, document)
-    except InvalidPayload:
-        log.put(key, with_numbers_as_text(document))
+        agent_type = self._storage.sessions.agent_type
+        usage = partial(usage_of, session_id=locked.session_id, agent_type=agent_type, model=self._model)
+        record_usage(locked, map(usage, messages))
 
 
 def _plain(write: Callable[[], Any]) -> Document:
@@ -293,24 +251,8 @@ def _multi_agent(given: MultiAgentBase) -> tuple[str, Document]:
     return item_key(given.id, "multi_agent/id"), _plain(given.serialize_state)
 
 
-def _document(payload: Any) -> Document:
-    """Return the document of a stored payload. Raises `IntegrityFault`."""
-    document = from_payload(payload)
-    if type(document) is not dict:
-        raise IntegrityFault("A stored Strands document is not an object; other rows are not affected.")
-    return document
-
-
 def _built(kind: type[Built], document: Document) -> Built:
-    """Build Strands' object from a stored document. Raises `IntegrityFault`."""
-    try:
-        return kind.from_dict(document)
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
-        reason = type(exc).__name__
-    raise IntegrityFault(
-        f"The installed strands-agents cannot read a stored {kind.__name__} ({reason}); was it stored by "
-        "another version?"
-    )
+    return built(kind.from_dict, document, "strands-agents", kind.__name__)
 
 
 def _messages(agent_id: str) -> str:

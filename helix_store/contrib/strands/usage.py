@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from helix_store.contrib.usage import count_of, response_entry
 from helix_store.core import validation
-from helix_store.core.types import UsageKind
-from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
+from helix_store.core.usage import UsageEntry
 from helix_store.exceptions import InvalidPayload
 
 __all__ = ["messages_of", "usage_of"]
@@ -27,7 +27,7 @@ def messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def usage_of(
-    message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str, now_ms: int
+    message: Mapping[str, Any], *, session_id: str, agent_type: str, model: str
 ) -> UsageEntry | None:
     """Return the ledger's entry for a model's response, or ``None`` for a message without usage. It has the
     id of the message, so that a copy in another session does not count again.
@@ -37,22 +37,20 @@ def usage_of(
             pass
         case _:
             return None
-    prompt, completion = _count(usage, "inputTokens"), _count(usage, "outputTokens")
-    cached = _count(usage, "cacheReadInputTokens")
-    if prompt + completion != _count(usage, "totalTokens"):
+    counts = {name: count_of(value) for name, value in usage.items()}
+    prompt, completion = counts.get("inputTokens", 0), counts.get("outputTokens", 0)
+    cached = counts.get("cacheReadInputTokens", 0)
+    if prompt + completion != counts.get("totalTokens", 0):
         # This provider reports cached tokens in addition to the input tokens.
-        prompt += cached + _count(usage, "cacheWriteInputTokens")
-    if not prompt + completion:
-        return None
-    return UsageEntry(
-        kind=UsageKind.TOKENS,
-        id=_id_of(message),
-        session_id=session_id,
-        step_count=0,
-        timestamp=now_ms,
-        source=UsageSource(type="agent", name=agent_type),
+        prompt += cached + counts.get("cacheWriteInputTokens", 0)
+    return response_entry(
+        session_id,
+        _id_of(message),
+        source=agent_type,
         model=model,
-        tokens=TokenCounts(prompt=prompt, completion=completion, cached=cached, total=prompt + completion),
+        prompt=prompt,
+        completion=completion,
+        cached=cached,
     )
 
 
@@ -61,8 +59,3 @@ def _id_of(message: Mapping[str, Any]) -> str | None:
         return validation.identifier(f"strands:{message['tracking_id']}", "id")
     except (KeyError, InvalidPayload):
         return None
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
-    return value if type(value) is int and 0 < value < 2**40 else 0

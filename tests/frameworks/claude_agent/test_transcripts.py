@@ -21,7 +21,6 @@ from claude_agent_sdk import (
 
 from helix_store import DatabaseStateStore
 from helix_store.contrib.claude_agent import DjangoSessionStore
-from helix_store.contrib.claude_agent import store as store_module
 from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 from helix_store.models import Item, Session, UsageEntry
@@ -186,11 +185,8 @@ async def test_parts_of_keys_do_not_run_into_each_other(store: DjangoSessionStor
     assert await store.load({"project_key": "a/b", "session_id": "c"}) == [said("2")]
 
 
-async def test_a_long_transcript_is_loaded_in_pages_and_in_order(
-    store: DjangoSessionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "_PAGE", 7)
-    entries = [said(str(n), str(n)) for n in range(21)]
+async def test_a_long_transcript_is_loaded_in_order(store: DjangoSessionStore) -> None:
+    entries = [said(str(n), str(n)) for n in range(2_100)]
     await store.append(KEY, entries)
     assert await store.load(KEY) == entries
     await store.append(KEY, [said("last")])
@@ -248,7 +244,7 @@ async def test_the_time_is_that_of_the_database_and_grows_with_each_write(
         assert listed["mtime"] == summary["mtime"]
         times.append(listed["mtime"])
     assert times == sorted(set(times))
-    now = await store._adapter.aread(lambda db: db.now())
+    now = await store._storage.sessions.aread(lambda db: db.now())
     assert abs(now.timestamp() * 1000 - times[-1]) < 60_000
 
 
@@ -258,7 +254,7 @@ async def test_the_time_grows_also_when_the_clock_was_set_back(
     await store.append(KEY, [said("x")])
     later = 4_102_444_800_000
     rows = ClaudeSession.objects.using(committed_db.alias).filter(tenant=committed_db.tenant)
-    await store._adapter.aread(lambda _: rows.update(mtime_ms=later))
+    await store._storage.sessions.aread(lambda _: rows.update(mtime_ms=later))
     await store.append(KEY, [said("y")])
     assert [entry["mtime"] for entry in await store.list_sessions(KEY["project_key"])] == [later + 1]
 

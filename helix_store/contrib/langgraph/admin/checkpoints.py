@@ -11,7 +11,9 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from helix_store.admin.amounts import number
 from helix_store.admin.base import SessionChildAdmin
+from helix_store.admin.columns import column
 from helix_store.admin.elements import identifier, note, short_id, text_block
 from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
@@ -39,14 +41,12 @@ class _StoredAdmin(SessionChildAdmin):
     stored: ClassVar[str]
     ordering = ("-pk",)
 
+    size = column("stored_bytes", _("bytes"), number)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request).defer(self.stored)
         measured: QuerySet[Any] = rows.annotate(stored_bytes=_Bytes(F(self.stored)))
         return measured
-
-    @admin.display(description=_("bytes"))
-    def size(self, row: Any) -> str:
-        return f"{row.stored_bytes:,}"
 
     @admin.display(description=_("content"))
     def content(self, row: Any) -> SafeString:
@@ -98,13 +98,8 @@ class CheckpointAdmin(_StoredAdmin):
     )
     readonly_fields = ("of_session", "written_at", "size", "content")
 
-    @admin.display(description=_("checkpoint id"))
-    def shown_id(self, checkpoint: LangGraphCheckpoint) -> SafeString:
-        return short_id(checkpoint.checkpoint_id)
-
-    @admin.display(description=_("created"))
-    def written_at(self, checkpoint: LangGraphCheckpoint) -> SafeString:
-        return stamp(checkpoint.created_at)
+    shown_id = column("checkpoint_id", _("checkpoint id"), short_id)
+    written_at = column("created_at", _("created"), stamp)
 
 
 @admin.register(LangGraphValue)
@@ -114,13 +109,8 @@ class ValueAdmin(_StoredAdmin):
     fields = ("of_session", "channel", "whole_version", "namespace", "type", "size", "content")
     readonly_fields = ("of_session", "whole_version", "size", "content")
 
-    @admin.display(description=_("version"))
-    def number(self, value: LangGraphValue) -> SafeString:
-        return short_id(value.short_version)
-
-    @admin.display(description=_("version"))
-    def whole_version(self, value: LangGraphValue) -> SafeString:
-        return identifier(value.version)
+    number = column("short_version", _("version"), short_id)
+    whole_version = column("version", _("version"), identifier)
 
 
 @admin.register(LangGraphWrite)
@@ -141,10 +131,5 @@ class WriteAdmin(_StoredAdmin):
     )
     readonly_fields = ("of_session", "size", "content")
 
-    @admin.display(description=_("checkpoint id"))
-    def shown_id(self, write: LangGraphWrite) -> SafeString:
-        return short_id(write.checkpoint_id)
-
-    @admin.display(description="task id")
-    def shown_task(self, write: LangGraphWrite) -> SafeString:
-        return short_id(write.task_id)
+    shown_id = column("checkpoint_id", _("checkpoint id"), short_id)
+    shown_task = column("task_id", "task id", short_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from django.contrib import admin
@@ -11,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import number
 from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.columns import column
 from helix_store.admin.elements import NOTHING, badge, json_block, link, narrow, note, under
 from helix_store.admin.filters import EntryTenantFilter
 from helix_store.admin.times import stamp
@@ -23,6 +25,10 @@ __all__ = ["MemoryAdmin"]
 _LARGEST_PREVIEW: Final = 262_144
 
 
+def _expiry(at: datetime) -> SafeString:
+    return format_html("{} {}", stamp(at), badge("expired") if at <= moments.now() else "")
+
+
 @admin.register(LangGraphMemory)
 class MemoryAdmin(ReadOnlyAdmin):
     change_list_template = "admin/helix_store/change_list.html"
@@ -33,39 +39,22 @@ class MemoryAdmin(ReadOnlyAdmin):
     fields = ("tenant", "within", "whole_key", "size", "ends", "created", "changed", "content")
     readonly_fields = fields
 
+    whole_key = column("key", _("key"), lambda key: narrow(key or NOTHING))
+    size = column("size_bytes", _("bytes"), number)
+    created = column("created_at", _("created"), stamp)
+    changed = column("updated_at", _("updated"), stamp)
+    ends = column("expires_at", _("expiry"), _expiry)
+
     @admin.display(description=_("key"))
     def title(self, memory: LangGraphMemory) -> SafeString:
         return format_html(
             "{}{}", narrow(memory.key or NOTHING), under(memory.tenant) if memory.tenant else ""
         )
 
-    @admin.display(description=_("key"))
-    def whole_key(self, memory: LangGraphMemory) -> SafeString:
-        return narrow(memory.key or NOTHING)
-
     @admin.display(description=_("namespace"))
     def within(self, memory: LangGraphMemory) -> SafeString:
         address = self.list_url(LangGraphMemory, of_tenant=memory.tenant, namespace__exact=memory.namespace)
         return link(address, narrow(memory.namespace.removesuffix(".")))
-
-    @admin.display(description=_("bytes"))
-    def size(self, memory: LangGraphMemory) -> str:
-        return number(memory.size_bytes)
-
-    @admin.display(description=_("expiry"), empty_value=NOTHING)
-    def ends(self, memory: LangGraphMemory) -> SafeString | None:
-        if memory.expires_at is None:
-            return None
-        state = badge("expired") if memory.expires_at <= moments.now() else ""
-        return format_html("{} {}", stamp(memory.expires_at), state)
-
-    @admin.display(description=_("created"))
-    def created(self, memory: LangGraphMemory) -> SafeString:
-        return stamp(memory.created_at)
-
-    @admin.display(description=_("updated"))
-    def changed(self, memory: LangGraphMemory) -> SafeString:
-        return stamp(memory.updated_at)
 
     @admin.display(description=_("content"))
     def content(self, memory: LangGraphMemory) -> SafeString | str:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
 from helix_store.transfer.sources import ForeignSource, Origin, SourceUnreadable, register_source
 
 __all__ = ["register_sources"]
 
-_MISSING = 'The source needs LangGraph: pip install "helix_store[langgraph]".'
-
 
 def register_sources() -> None:
-    register_source("langgraph-postgres", _postgres)
-    register_source("langgraph-sqlite", _sqlite)
+    register_source("langgraph-postgres", partial(_source, "postgres", "PostgresSaverSource"))
+    register_source("langgraph-sqlite", partial(_source, "sqlite", "SqliteSaverSource"))
 
 
-def _postgres(origin: Origin) -> ForeignSource:
+def _source(module: str, name: str, origin: Origin) -> ForeignSource:
     try:
-        from helix_store.contrib.langgraph.sources.postgres import PostgresSaverSource
+        source: Callable[[Origin], ForeignSource] = getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as exc:
-        raise SourceUnreadable(_MISSING) from exc
-    return PostgresSaverSource(origin)
-
-
-def _sqlite(origin: Origin) -> ForeignSource:
-    try:
-        from helix_store.contrib.langgraph.sources.sqlite import SqliteSaverSource
-    except ModuleNotFoundError as exc:
-        raise SourceUnreadable(_MISSING) from exc
-    return SqliteSaverSource(origin)
+        reason = 'The source needs LangGraph: pip install "helix_store[langgraph]".'
+        raise SourceUnreadable(reason) from exc
+    return source(origin)

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from helix_store.contrib.langgraph.encoding import Place, searchable
+from helix_store.contrib.langgraph.encoding import Place, about_checkpoint, long_id
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.threads import AGENT_TYPE
 from helix_store.contrib.langgraph.types import importable_type
 from helix_store.core import validation
-from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES, MAX_METADATA_BYTES
+from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.transfer.sources.foreign import ForeignSource, Reader
 from helix_store.transfer.sources.origin import Origin
@@ -110,9 +110,9 @@ class ThreadSource(ForeignSource):
 
     def _add_value(self, session: ThreadSession, channel: Channel, kind: str, blob: bytes) -> None:
         value = LangGraphValue(
-            namespace=_long_id(channel.namespace, "checkpoint_ns"),
-            channel=_long_id(channel.channel, "channel"),
-            version=_long_id(channel.version, "version"),
+            namespace=long_id(channel.namespace, "checkpoint_ns"),
+            channel=long_id(channel.channel, "channel"),
+            version=long_id(channel.version, "version"),
             type=importable_type(kind),
             blob=blob,
         )
@@ -134,20 +134,14 @@ class ThreadSource(ForeignSource):
         session.channels.update(dict.fromkeys(new, 0))
         body = {"checkpoint": found.checkpoint, "metadata": found.metadata, "values": dict(found.small)}
         kind, text = self._serde.dumps_typed(body)
-        run_id, step = found.metadata.get("run_id"), found.metadata.get("step")
+        about = about_checkpoint(found.metadata)
         checkpoint = LangGraphCheckpoint(
             thread_id=None if session.source_id == session.id else session.source_id,
-            namespace=_long_id(found.namespace, "checkpoint_ns"),
-            checkpoint_id=_long_id(found.checkpoint_id, "checkpoint_id"),
-            parent_id=found.parent_id and _long_id(found.parent_id, "parent_checkpoint_id"),
-            run_id=None if run_id is None else _long_id(str(run_id), "metadata/run_id"),
-            source=str(found.metadata.get("source") or "")[:32],
-            step=step if type(step) is int and abs(step) <= MAX_BIGINT else None,
-            metadata=json.loads(
-                searchable({key: value for key, value in found.metadata.items() if key != "writes"})
-            ),
+            namespace=long_id(found.namespace, "checkpoint_ns"),
+            checkpoint_id=long_id(found.checkpoint_id, "checkpoint_id"),
+            parent_id=found.parent_id and long_id(found.parent_id, "parent_checkpoint_id"),
+            **{**about, "metadata": json.loads(about["metadata"])},
             versions=json.dumps(versions, ensure_ascii=False),
-            has_deltas="counters_since_delta_snapshot" in found.metadata,
             type=kind,
             body=text,
             size_bytes=len(text) + size,
@@ -160,12 +154,12 @@ class ThreadSource(ForeignSource):
     def _add_write(self, session: ThreadSession, _: str, row: tuple[Any, ...]) -> None:
         checkpoint_id, namespace, task_id, position, task_path, channel, kind, blob = row
         write = LangGraphWrite(
-            namespace=_long_id(namespace, "checkpoint_ns"),
-            checkpoint_id=_long_id(checkpoint_id, "checkpoint_id"),
-            task_id=_long_id(task_id, "task_id"),
+            namespace=long_id(namespace, "checkpoint_ns"),
+            checkpoint_id=long_id(checkpoint_id, "checkpoint_id"),
+            task_id=long_id(task_id, "task_id"),
             position=validation.whole_number(position, "idx", minimum=-(2**31), maximum=2**31 - 1),
             task_path=validation.text(task_path, "task_path", limit=MAX_METADATA_BYTES),
-            channel=_long_id(channel, "channel"),
+            channel=long_id(channel, "channel"),
             type=importable_type(kind),
             blob=blob or b"",
         )
@@ -193,10 +187,6 @@ def json_object(text: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidPayload(path=path, reason="it is not a readable object")
     return value
-
-
-def _long_id(value: Any, name: str) -> str:
-    return validation.text(value, name, limit=MAX_LONG_ID_BYTES)
 
 
 def _moment(text: Any) -> datetime:

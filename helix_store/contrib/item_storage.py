@@ -1,0 +1,190 @@
+"""Documents that an adapter keeps in lanes of sessions, each by its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from django.db.models import Model
+
+from helix_store import conf
+from helix_store.adapters import LockedSession, SessionAdapter
+from helix_store.core import moments, validation
+from helix_store.core.guards import guard
+from helix_store.core.payloads import decode
+from helix_store.core.types import UserId
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.statement import Statement, table
+from helix_store.exceptions import IntegrityFault, InvalidPayload
+from helix_store.items import ItemLog
+from helix_store.items.rules import encode_item, item_key
+from helix_store.models import Item, Session
+
+__all__ = [
+    "Document",
+    "ItemStorage",
+    "LockedItems",
+    "as_payload",
+    "built",
+    "document_of",
+    "from_payload",
+    "with_numbers_as_text",
+]
+
+R = TypeVar("R")
+Document = dict[str, Any]
+
+_ITEM: Final = table(Item)
+_KEY: Final = "session_id, lane, key"
+_GET: Final = Statement(
+    f"SELECT payload FROM {_ITEM} WHERE session_id = %(session)s AND lane = %(lane)s AND key = %(key)s"
+)
+_INSERT: Final = f"""
+    INSERT INTO {_ITEM} ({_KEY}, payload, created_at, session_version)
+    SELECT id, %(lane)s, %(key)s, %(payload)s, %(at)s, version FROM {table(Session)} WHERE id = %(session)s
+    ON CONFLICT ({_KEY}) WHERE key IS NOT NULL"""
+_ADD: Final = Statement(f"{_INSERT} DO NOTHING RETURNING id")
+_PUT: Final = Statement(f"{_INSERT} DO UPDATE SET payload = excluded.payload RETURNING id")
+_AS_TEXT: Final = "~json"
+"""The only field of a payload that holds its document as text."""
+
+
+class ItemStorage:
+    """The sessions in which one object of an adapter reads and writes items. They belong to ``user_id``.
+
+    All ids are this store's ids. Each write has the ``fencing_token``.
+    """
+
+    def __init__(
+        self,
+        agent_type: str,
+        using: str | None,
+        tenant: str,
+        *,
+        user_id: UserId | None = None,
+        fencing_token: int | None = None,
+    ) -> None:
+        self.sessions = SessionAdapter(agent_type, using, tenant=tenant)
+        self._fencing_token = guard(fencing_token=fencing_token).fencing_token
+        self._user_id = validation.user_id(user_id)
+
+    def log(self, session_id: str, lane: str) -> ItemLog:
+        return ItemLog(session_id, lane, using=self.sessions.db.alias, tenant=self.sessions.tenant)
+
+    def get(self, session_id: str, lane: str, key: str) -> Document | None:
+        """Return the document of a key, or ``None``. One query. Raises `IntegrityFault`."""
+        item = self.log(session_id, lane).get(key)
+        return None if item is None else document_of(item.payload)
+
+    def write(
+        self,
+        session_id: str,
+        call: Callable[[LockedSession], R],
+        *,
+        create: bool = True,
+        user_id: UserId | None = None,
+    ) -> R:
+        """Call `SessionAdapter.write` for ``user_id``, by default the user of this storage."""
+        owner = self._user_id if user_id is None else user_id
+        return self.sessions.write(
+            session_id, call, create=create, user_id=owner, fencing_token=self._fencing_token
+        )
+
+    def delete(self, session_id: str, *models: type[Model]) -> None:
+        """Delete a session, or only its items and its rows of ``models`` if the application created it."""
+        self.sessions.delete(session_id, Item, *models, fencing_token=self._fencing_token)
+
+    def clear(self, session_id: str, lane: str) -> None:
+        """Delete the items of a lane."""
+        self.log(session_id, lane).clear(fencing_token=self._fencing_token)
+
+    aget = async_twin(get)
+    awrite = async_twin(write)
+    adelete = async_twin(delete)
+    aclear = async_twin(clear)
+
+
+class LockedItems:
+    """The documents of one lane of a session that is locked, so that no statement locks it again.
+
+    Each call is one statement of the transaction that has the lock.
+    """
+
+    def __init__(self, locked: LockedSession, lane: str) -> None:
+        self._db = locked.db
+        self._lane = {"session": locked.key, "lane": lane}
+
+    def get(self, key: str) -> Document | None:
+        """Return the document of a key, or ``None``. Raises `IntegrityFault`."""
+        rows = self._db.execute(_GET, {**self._lane, "key": item_key(key)})
+        return document_of(decode(rows[0][0])) if rows else None
+
+    def put(self, key: str, document: Document) -> None:
+        """Store the document of a key. Raises `InvalidPayload` and `LimitExceeded`."""
+        self._db.execute(_PUT, self._row(key, document))
+
+    def add(self, key: str, document: Document) -> bool:
+        """Store a document unless the lane has one with its key, and return whether it was stored."""
+        return bool(self._db.execute(_ADD, self._row(key, document)))
+
+    def _row(self, key: str, document: Document) -> dict[str, Any]:
+        try:
+            text = encode_item(document, conf.limits())
+        except InvalidPayload:
+            text = encode_item(with_numbers_as_text(document), conf.limits())
+        return {**self._lane, "key": item_key(key), "payload": text, "at": moments.now()}
+
+
+def document_of(payload: Any) -> Document:
+    """Return the document of a stored payload. Raises `IntegrityFault`."""
+    document = from_payload(payload)
+    if type(document) is not dict:
+        raise IntegrityFault("A stored document is not an object; other rows are not affected.")
+    return document
+
+
+def built(build: Callable[[Document], R], document: Document, library: str, name: str) -> R:
+    """Build the object of a framework from a stored document. Raises `IntegrityFault`."""
+    try:
+        return build(document)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
+        reason = type(exc).__name__
+    # Raised here, because the framework's error may hold the document and would become the context.
+    raise IntegrityFault(
+        f"The installed {library} cannot read a stored {name} ({reason}); was it stored by another version, "
+        "or with types that are not registered?"
+    )
+
+
+# --- Numbers that JSON cannot represent: Python reads 1e400 as infinity, and writes NaN --------------
+
+
+def as_payload(document: Any) -> Any:
+    """Return a document as a payload, unchanged unless it would be read as the text of another one."""
+    return with_numbers_as_text(document) if _is_text(document) else document
+
+
+def with_numbers_as_text(document: Any) -> Any:
+    """Return a document as text in a payload, or unchanged if text would change it."""
+    try:
+        text = json.dumps(document)
+        return {_AS_TEXT: text} if repr(json.loads(text)) == repr(document) else document
+    except (TypeError, ValueError, RecursionError):
+        return document
+
+
+def from_payload(payload: Any) -> Any:
+    """Return the document of a payload. Raises `IntegrityFault` for text that cannot be read."""
+    if not _is_text(payload):
+        return payload
+    try:
+        return json.loads(payload[_AS_TEXT])
+    except (TypeError, ValueError, RecursionError):
+        pass
+    # Raised here, because the parser's error holds the whole text and would become the context.
+    raise IntegrityFault("A stored document is not readable JSON; other rows are not affected.")
+
+
+def _is_text(payload: Any) -> bool:
+    return isinstance(payload, dict) and payload.keys() == {_AS_TEXT}
