@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -142,7 +141,7 @@ class Memories:
         return [(memory, scores[memory.id]) for memory in islice(islice(found, offset, None), limit)]
 
     def _by_keys(self, keys: Sequence[int]) -> Iterator[StoredMemory]:
-        rows = self._rows().filter(pk__in=keys).values_list(*_COLUMNS)
+        rows = self.rows().filter(pk__in=keys).values_list(*_COLUMNS)
         found = {row[0]: StoredMemory(*row) for row in rows}
         return (found[key] for key in keys if key in found)
 
@@ -220,7 +219,7 @@ class Memories:
 
     def delete(self, addresses: Collection[Address]) -> None:
         for some in _portions(sorted(addresses)):
-            self._rows().filter(_is_one_of(some)).delete()
+            self.rows().filter(_is_one_of(some)).delete()
 
     def renew(self, memories: Collection[StoredMemory]) -> None:
         """Restart the terms of memories that were read.
@@ -236,41 +235,29 @@ class Memories:
         clock = self._db.now()
         for ttl_ms, keys in sorted(by_term.items()):
             for some in _portions(sorted(keys)):
-                rows = self._rows().filter(pk__in=some, ttl_ms=ttl_ms)
+                rows = self.rows().filter(pk__in=some, ttl_ms=ttl_ms)
                 rows.update(expires_at=_term_end(clock, ttl_ms))
-
-    def delete_under(self, prefix: str, limit: int) -> int:
-        """Delete the first memories under a namespace, at most ``limit``, and return their number."""
-        rows = self._rows().filter(namespaces.is_under(prefix)).order_by("namespace", "key")
-        keys = list(rows.select_for_update().values_list("pk", flat=True)[:limit])
-        return self._rows().filter(pk__in=keys).delete()[0]
-
-    def delete_expired(self, now: datetime, limit: int) -> int:
-        """Delete the memories that expired first, at most ``limit``, and return their number."""
-        expired = self._rows().filter(expires_at__lte=now).order_by("expires_at")
-        keys = list(expired.select_for_update(skip_locked=True).values_list("pk", flat=True)[:limit])
-        return self._rows().filter(pk__in=keys).delete()[0]
 
     # --- Rows --------------------------------------------------------------------------------------
 
-    def _rows(self) -> QuerySet[LangGraphMemory]:
+    def rows(self) -> QuerySet[LangGraphMemory]:
         rows = LangGraphMemory.objects.using(self._db.alias)
         return rows.filter(tenant=tenant_parameter(self._db.tenant))
 
     def _readable(self) -> QuerySet[LangGraphMemory]:
         if not self._omit_expired:
-            return self._rows()
+            return self.rows()
         clock = self._db.now()
-        return self._rows().filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock))
+        return self.rows().filter(Q(expires_at__isnull=True) | Q(expires_at__gt=clock))
 
 
 def sweep(db: Database, now: datetime) -> int:
-    """Delete the memories of a tenant that have expired, and return their number.
+    """Delete the memories of a tenant that have expired, the earliest first, and return their number.
 
     One transaction deletes a thousand memories. Memories that another transaction has locked stay until the
     next time.
     """
-    return _in_transactions(db, partial(Memories(db).delete_expired, now))
+    return _delete(db, Q(expires_at__lte=now), "expires_at", skip_locked=True)
 
 
 def delete_namespace(db: Database, prefix: str) -> int:
@@ -278,12 +265,19 @@ def delete_namespace(db: Database, prefix: str) -> int:
 
     It waits for a transaction that has locked one of these memories.
     """
-    return _in_transactions(db, partial(Memories(db).delete_under, prefix))
+    return _delete(db, namespaces.is_under(prefix), "namespace", "key")
 
 
-def _in_transactions(db: Database, delete: Callable[[int], int]) -> int:
+def _delete(db: Database, condition: Q, *order: str, skip_locked: bool = False) -> int:
+    rows = Memories(db).rows()
+    found = rows.filter(condition).order_by(*order).select_for_update(skip_locked=skip_locked)
+
+    def delete_some() -> int:
+        keys = list(found.values_list("pk", flat=True)[:_DELETED_AT_ONCE])
+        return rows.filter(pk__in=keys).delete()[0]
+
     deleted = 0
-    while some := db.transaction(partial(delete, _DELETED_AT_ONCE)):
+    while some := db.transaction(delete_some):
         deleted += some
     return deleted
 

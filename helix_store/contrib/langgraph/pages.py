@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
@@ -25,7 +25,6 @@ from helix_store.contrib.langgraph.encoding import (
 from helix_store.core import validation
 from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES
 from helix_store.engine.database import Database, Rows
-from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault
 
 __all__ = ["every", "one"]
@@ -33,8 +32,6 @@ __all__ = ["every", "one"]
 _logger = logging.getLogger(__name__)
 
 _CHECKPOINT, _VALUE, _WRITE = 0, 1, 2
-_NEWEST: Final = sql.select()
-_BY_ID: Final = sql.select(by_id=True)
 
 _Found = tuple[CheckpointRow, Callable[[], CheckpointTuple]]
 
@@ -44,8 +41,7 @@ def one(db: Database, serde: SerializerProtocol, place: Place) -> CheckpointTupl
     parameters = {**_names(db, place), "namespace": place.namespace, "limit": 1}
     if place.checkpoint_id is not None:
         parameters["checkpoint_id"] = place.checkpoint_id
-    statement = _NEWEST if place.checkpoint_id is None else _BY_ID
-    found = _page(db, serde, statement, parameters, place.thread_id)
+    found = _page(db, serde, parameters, place.thread_id)
     return found[0][1]() if found else None
 
 
@@ -67,13 +63,6 @@ def every(
     before_id = get_checkpoint_id(before) if before else None
     if before_id is not None:
         validation.text(before_id, "before/configurable/checkpoint_id", limit=MAX_LONG_ID_BYTES)
-    conditions = {
-        "of_thread": place is not None,
-        "of_namespace": is_of_namespace,
-        "by_id": place is not None and place.checkpoint_id is not None,
-        "before": before_id is not None,
-        "matching": bool(wanted),
-    }
     parameters = {
         **({"tenant": db.tenant} if place is None else _names(db, place)),
         **({"checkpoint_id": place.checkpoint_id} if place and place.checkpoint_id else {}),
@@ -84,10 +73,9 @@ def every(
     thread_id = place.thread_id if place else None
     size = conf.page_size()
     left = None if limit is None else validation.query_number(limit, "limit", minimum=-MAX_BIGINT)
-    statement = sql.select(**conditions)
     while left is None or left > 0:
         parameters["limit"] = size if left is None else min(size, left)
-        page = _page(db, serde, statement, parameters, thread_id)
+        page = _page(db, serde, parameters, thread_id)
         for _, read in page:
             try:
                 found = read()
@@ -102,7 +90,6 @@ def every(
             return
         last, _ = page[-1]
         parameters |= {"last_checkpoint_id": last.checkpoint_id, "last_id": last.id}
-        statement = sql.select(**conditions, after=True)
 
 
 def _names(db: Database, place: Place) -> dict[str, Any]:
@@ -110,17 +97,13 @@ def _names(db: Database, place: Place) -> dict[str, Any]:
 
 
 def _page(
-    db: Database,
-    serde: SerializerProtocol,
-    statement: Statement,
-    parameters: Mapping[str, Any],
-    thread_id: str | None,
+    db: Database, serde: SerializerProtocol, parameters: Mapping[str, Any], thread_id: str | None
 ) -> list[_Found]:
     """Return the checkpoints of a page, each with the call that reads it."""
     heads: list[CheckpointRow] = []
     values: dict[tuple[int, str, str, str], ValueRow] = {}
     writes: defaultdict[int, list[WriteRow]] = defaultdict(list)
-    rows: Rows = db.read(statement, parameters)
+    rows: Rows = db.read(sql.select(frozenset(parameters)), parameters)
     for row_kind, key, session, namespace, name, other, text, thread, position, kind, blob in rows:
         if row_kind == _VALUE:
             values[session, namespace, name, other] = ValueRow(kind, blob)

@@ -191,20 +191,13 @@ _ITS_WRITES: Final = looked_up(
 
 
 @cache
-def select(
-    *,
-    of_thread: bool = True,
-    of_namespace: bool = True,
-    by_id: bool = False,
-    before: bool = False,
-    matching: bool = False,
-    after: bool = False,
-) -> Statement:
+def select(names: frozenset[str]) -> Statement:
     """Return a page of checkpoints, newest first, with their values and writes as three kinds of rows.
 
-    A value is in the result once, however many checkpoints of the page refer to it. ``after`` is for the
-    pages that follow the first one.
+    ``names`` are the names of the parameters, which decide the conditions. A value is in the result once,
+    however many checkpoints of the page refer to it.
     """
+    of_thread, of_namespace = "session_id" in names, "namespace" in names
     # Unique within a namespace, so this is the order of an index.
     order = "c.checkpoint_id" if of_thread and of_namespace else "c.checkpoint_id, c.id"
     last = "%(last_checkpoint_id)s" if of_thread and of_namespace else "%(last_checkpoint_id)s, %(last_id)s"
@@ -213,21 +206,21 @@ def select(
         source, shown, owned = _OF_ALL_THREADS[vendor]
         if of_thread:
             source, shown, owned = f"{_CHECKPOINT} AS c", "NULL", f"c.session_id = ({_KNOWN_SESSION})"
-        conditions = [
-            owned,
-            "c.namespace = %(namespace)s" if of_namespace else "",
-            "c.checkpoint_id = %(checkpoint_id)s" if by_id else "",
-            "c.checkpoint_id < %(before)s" if before else "",
-            f"({order}) < ({last})" if after else "",
-            _MATCHES[vendor] if matching else "",
-        ]
-        names = ", ".join(f"c.{name}" for name in _FOUND.split(", "))
+        conditions = {
+            "namespace": "c.namespace = %(namespace)s",
+            "checkpoint_id": "c.checkpoint_id = %(checkpoint_id)s",
+            "before": "c.checkpoint_id < %(before)s",
+            "last_checkpoint_id": f"({order}) < ({last})",
+            "filter": _MATCHES[vendor],
+        }
+        chosen = [owned, *(condition for name, condition in conditions.items() if name in names)]
+        columns = ", ".join(f"c.{name}" for name in _FOUND.split(", "))
         return f"""
-            SELECT {names}, {shown} AS session_name FROM {source}
-            WHERE {" AND ".join(filter(None, conditions))}
+            SELECT {columns}, {shown} AS session_name FROM {source}
+            WHERE {" AND ".join(chosen)}
             ORDER BY {order.replace(",", " DESC,")} DESC LIMIT %(limit)s"""
 
-    unique = "" if by_id and of_thread and of_namespace else "DISTINCT"
+    unique = "" if of_thread and of_namespace and "checkpoint_id" in names else "DISTINCT"
 
     def text(vendor: int) -> str:
         return f"""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from django.db.models import Model
@@ -27,7 +28,7 @@ __all__ = ["register_tables"]
 
 
 def register_tables() -> None:
-    copy_checkpoints, copy_values, copy_writes = map(_copy_to_branch, sql.COPY_PARTS)
+    copy_checkpoints, copy_values, copy_writes = (partial(_copy_to_branch, each) for each in sql.COPY_PARTS)
     register_table(
         AppTable(
             LangGraphCheckpoint,
@@ -44,7 +45,7 @@ def register_tables() -> None:
             record="langgraph_value",
             order=("namespace", "channel", "version"),
             branch=copy_values,
-            check=_unknown_types(LangGraphValue),
+            check=partial(_unknown_types, LangGraphValue),
             check_import=_check_type,
         )
     )
@@ -54,7 +55,7 @@ def register_tables() -> None:
             record="langgraph_write",
             order=("namespace", "checkpoint_id", "task_id", "position"),
             branch=copy_writes,
-            check=_unknown_types(LangGraphWrite),
+            check=partial(_unknown_types, LangGraphWrite),
             check_import=_check_type,
         )
     )
@@ -84,33 +85,27 @@ def _check_checkpoint(columns: Mapping[str, Any]) -> None:
         raise InvalidPayload(path="versions", reason="expected a JSON object of texts")
 
 
-def _copy_to_branch(statement: Statement) -> Callable[[type[Model], Branch], None]:
-    def copy(model: type[Model], branch: Branch) -> None:
-        """Copy the thread to a branch of its session, with the id of the branch."""
-        names = {"tenant": branch.db.tenant, "session_id": branch.source_id}
-        branch.db.execute(statement, {**names, "target": branch.target, "thread_id": None})
-
-    return copy
+def _copy_to_branch(statement: Statement, model: type[Model], branch: Branch) -> None:
+    """Copy a part of the thread to a branch of its session, with the id of the branch."""
+    names = {"tenant": branch.db.tenant, "session_id": branch.source_id}
+    branch.db.execute(statement, {**names, "target": branch.target, "thread_id": None})
 
 
-def _unknown_types(model: type[Model]) -> Callable[[Database, Collection[int]], Iterator[tuple[int, str]]]:
-    def faults(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
-        rows = model._base_manager.using(db.alias).filter(session_id__in=keys).exclude(type__in=PLAIN_TYPES)
-        for key, kind in rows.order_by("session_id", "type").values_list("session_id", "type").distinct():
-            try:
-                importable_type(kind)
-            except InvalidPayload:
-                yield (
-                    key,
-                    f"rows of {model.__name__} have the type {shown_id(kind)}, which the default serializer "
-                    "does not read; if a serializer of your own wrote it, name it with register_types",
-                )
-
-    return faults
+def _unknown_types(model: type[Model], db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
+    rows = model._base_manager.using(db.alias).filter(session_id__in=keys).exclude(type__in=PLAIN_TYPES)
+    for key, kind in rows.order_by("session_id", "type").values_list("session_id", "type").distinct():
+        try:
+            importable_type(kind)
+        except InvalidPayload:
+            yield (
+                key,
+                f"rows of {model.__name__} have the type {shown_id(kind)}, which the default serializer "
+                "does not read; if a serializer of your own wrote it, name it with register_types",
+            )
 
 
 def _faults_of_checkpoints(db: Database, keys: Collection[int]) -> Iterator[tuple[int, str]]:
-    yield from _unknown_types(LangGraphCheckpoint)(db, keys)
+    yield from _unknown_types(LangGraphCheckpoint, db, keys)
     for key, checkpoint_id, channel in db.execute(sql.LOST_VALUES, {"ids": list_parameter(db, list(keys))}):
         yield (
             key,

@@ -35,6 +35,7 @@ __all__ = ["RunStateClaim", "RunStateStore", "StoredRunState"]
 
 _TTL_MS: Final = 60_000
 _LISTED: Final = 200
+_MOMENTS: Final = ("deadline", "claim_expires_at", "resumed_at", "created_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,20 +254,7 @@ def _text(payload: str) -> str:
 
 
 def _stored(session_id: str, row: tuple[Any, ...], text: str | None = None) -> StoredRunState:
-    state_id, size_bytes, owner, deadline, claim_owner, claim_expires_at, resumed_at, created_at, *_ = row
-    return StoredRunState(
-        session_id=session_id,
-        state_id=state_id,
-        size_bytes=size_bytes,
-        owner=owner,
-        deadline=_utc(deadline),
-        claim_owner=claim_owner,
-        claim_expires_at=_utc(claim_expires_at),
-        resumed_at=_utc(resumed_at),
-        created_at=as_utc(created_at),
-        text=text,
-    )
-
-
-def _utc(moment: datetime | None) -> datetime | None:
-    return None if moment is None else as_utc(moment)
+    columns = dict(zip(sql.HEAD_COLUMNS, row, strict=False))
+    for name in _MOMENTS:
+        columns[name] = None if columns[name] is None else as_utc(columns[name])
+    return StoredRunState(session_id=session_id, text=text, **columns)

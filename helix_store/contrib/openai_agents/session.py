@@ -88,8 +88,15 @@ class DjangoSession(Branches):
         self, items: list[TResponseInputItem], *, wrapper: RunContextWrapper[Any] | None = None
     ) -> None:
         """Add items at the end of the branch, all or none. Raises `InvalidPayload` and `LimitExceeded`."""
-        if items:
-            await _with_plain_items(self._append, items)
+        if not items:
+            return
+        try:
+            await self._log.aappend(items, fencing_token=self.fencing_token)
+        except InvalidPayload:
+            plain = _plain(items)
+            if plain is None:
+                raise
+            await self._log.aappend(plain, fencing_token=self.fencing_token)
 
     async def pop_item(self, *, wrapper: RunContextWrapper[Any] | None = None) -> TResponseInputItem | None:
         """Delete the newest item of the branch and return it. No two callers get the same one. Newer items
@@ -145,19 +152,11 @@ class DjangoSession(Branches):
 
         return _CompactionSnapshot(copy_json(stored), len(found) <= limit, replace_suffix)
 
-    async def _append(self, items: list[Any]) -> None:
-        await self._log.aappend(items, fencing_token=self.fencing_token)
 
-
-async def _with_plain_items(store: Callable[[list[Any]], Any], items: list[Any]) -> None:
-    """Store items, with tuples, enumerations and similar values converted to JSON."""
+def _plain(items: list[Any]) -> list[Any] | None:
+    """Return items with tuples, enumerations and similar values converted to JSON, or ``None``."""
     try:
-        await store(items)
-    except InvalidPayload:
-        try:
-            plain = json.loads(json.dumps(items, allow_nan=False))
-        except (TypeError, ValueError, RecursionError):
-            plain = None
-        if plain is None:
-            raise
-        await store(plain)
+        plain: list[Any] = json.loads(json.dumps(items, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return plain

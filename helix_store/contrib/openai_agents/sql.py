@@ -20,8 +20,10 @@ _HELD: Final = f"{_OWN} AND resumed_at IS NULL AND claim_expires_at > {{now}}"
 _IS_WAITING: Final = "resumed_at IS NULL AND (deadline IS NULL OR deadline > {now})"
 
 HEAD_COLUMNS: Final = (
-    "state_id, size_bytes, owner, deadline, claim_owner, claim_expires_at, resumed_at, created_at"
+    *("state_id", "size_bytes", "owner", "deadline"),
+    *("claim_owner", "claim_expires_at", "resumed_at", "created_at"),
 )
+_HEAD: Final = ", ".join(HEAD_COLUMNS)
 
 
 def _with_clock(text: str) -> Statement:
@@ -36,10 +38,10 @@ SAVE: Final = Statement(
         ON CONFLICT (session_id, state_id) DO NOTHING RETURNING id"""
 )
 LOAD: Final = Statement(
-    f"SELECT {HEAD_COLUMNS}, payload FROM {_STATE} WHERE {_OF_SESSION} AND state_id = %(state_id)s"
+    f"SELECT {_HEAD}, payload FROM {_STATE} WHERE {_OF_SESSION} AND state_id = %(state_id)s"
 )
 WAITING: Final = _with_clock(
-    f"SELECT {HEAD_COLUMNS} FROM {_STATE} WHERE {_OF_SESSION} AND {_IS_WAITING} ORDER BY id LIMIT %(limit)s"
+    f"SELECT {_HEAD} FROM {_STATE} WHERE {_OF_SESSION} AND {_IS_WAITING} ORDER BY id LIMIT %(limit)s"
 )
 CLAIM: Final = _with_clock(
     f"""UPDATE {_STATE}

@@ -175,29 +175,28 @@ class DjangoSessionRepository(SessionRepository):
         """Store the state of a graph or swarm, replacing an older one with its id, and record the usage of
         its agents.
         """
-        name, state = _multi_agent(multi_agent)
-
-        def create(locked: LockedSession) -> None:
-            LockedItems(locked, _MULTI_AGENTS).put(name, state)
-            self._record_usage(locked, messages_of(multi_agent))
-
-        self._write(session_id, create)
+        self._put_multi_agent(session_id, multi_agent)
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> Document | None:
         return self._read(session_id, _MULTI_AGENTS, multi_agent_id)
 
     def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
         """Replace the stored state, and record the usage of the agents since then."""
+        self._put_multi_agent(session_id, multi_agent, must_exist=True)
+
+    def _put_multi_agent(
+        self, session_id: str, multi_agent: MultiAgentBase, *, must_exist: bool = False
+    ) -> None:
         name, state = _multi_agent(multi_agent)
 
-        def update(locked: LockedSession) -> None:
+        def put(locked: LockedSession) -> None:
             items = LockedItems(locked, _MULTI_AGENTS)
-            if items.get(name) is None:
+            if must_exist and items.get(name) is None:
                 raise SessionException(f"MultiAgent state {name} does not exist in session {session_id}")
             items.put(name, state)
             self._record_usage(locked, messages_of(multi_agent))
 
-        self._write(session_id, update)
+        self._write(session_id, put)
 
     # --- Items -------------------------------------------------------------------------------------
 

@@ -17,6 +17,13 @@ from helix_store.models.fields import LongIdentifierField, MomentField
 __all__ = ["LangGraphCheckpoint", "LangGraphValue", "LangGraphWrite"]
 
 
+def _session(related_name: str) -> models.ForeignKey[Session, Session]:
+    """Return the key of the thread's session. The unique constraint of each table serves as its index."""
+    return models.ForeignKey(
+        Session, on_delete=models.CASCADE, related_name=related_name, db_constraint=False, db_index=False
+    )
+
+
 class LangGraphCheckpoint(models.Model):
     """A checkpoint of one namespace: ``""`` for the graph, ``node:task`` for a call of a subgraph.
 
@@ -25,13 +32,7 @@ class LangGraphCheckpoint(models.Model):
     copy for filters. ``thread_id`` is the id of a thread whose session has a derived id.
     """
 
-    session = models.ForeignKey(
-        Session,
-        on_delete=models.CASCADE,
-        related_name="langgraph_checkpoints",
-        db_constraint=False,
-        db_index=False,
-    )
+    session = _session("langgraph_checkpoints")
     thread_id = models.TextField(null=True, blank=True)  # noqa: DJ001  None: that of the session
     namespace = LongIdentifierField(default="", blank=True)
     checkpoint_id = LongIdentifierField()
@@ -74,13 +75,7 @@ class LangGraphCheckpoint(models.Model):
 class LangGraphValue(models.Model):
     """The value of a channel at one version, which any number of checkpoints of a namespace refer to."""
 
-    session = models.ForeignKey(
-        Session,
-        on_delete=models.CASCADE,
-        related_name="langgraph_values",
-        db_constraint=False,
-        db_index=False,
-    )
+    session = _session("langgraph_values")
     namespace = LongIdentifierField(default="", blank=True)
     channel = LongIdentifierField()
     version = LongIdentifierField()
@@ -112,13 +107,7 @@ class LangGraphWrite(models.Model):
     and resume values have a fixed position below 0; the last write replaces earlier ones.
     """
 
-    session = models.ForeignKey(
-        Session,
-        on_delete=models.CASCADE,
-        related_name="langgraph_writes",
-        db_constraint=False,
-        db_index=False,
-    )
+    session = _session("langgraph_writes")
     namespace = LongIdentifierField(default="", blank=True)
     checkpoint_id = LongIdentifierField()
     task_id = LongIdentifierField()
