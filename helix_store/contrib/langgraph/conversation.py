@@ -25,6 +25,9 @@ _CHANNEL: Final = "messages"
 _LARGEST_VALUE: Final = 16 * 1024 * 1024
 """The number of bytes of a value that a page reads, because a value is one row."""
 
+_DELTAS: Final = (
+    "LangGraph keeps the messages of this thread as deltas. The graph's get_state() returns them."
+)
 _LARGEST_OUTLINED: Final = 32 * 1024
 _LONGEST_PATH: Final = 100
 _ROLES: Final = {
@@ -149,14 +152,16 @@ class _LangGraphConversation:
         newest = values.get(versions[0].get(channel))
         if newest is None:
             pk, has_deltas = path[0][0], path[0][-2]
-            notes = (_deltas(pk),) if has_deltas else ()
+            notes = (_note(LangGraphCheckpoint, pk, "DeltaChannel", _DELTAS),) if has_deltas else ()
             return ConversationPage(messages=notes, total=len(notes), path=steps)
         total = newest.length
         blob = db.read(_BLOB, {"id": newest.id})[0][0] if total and newest.size <= _LARGEST_VALUE else b""
         start = 1 if total is None else max(1, total - limit + 1) if first is None else first
         items = items_of(newest.type, bytes(blob), start - 1, limit) if blob else None
         if total is None or items is None:
-            return ConversationPage(messages=(_unreadable(newest),), total=1, path=steps)
+            # Only the application can read it, or it is too long.
+            shown = _note(LangGraphValue, newest.id, newest.type, f"{newest.size:,} bytes")
+            return ConversationPage(messages=(shown,), total=1, path=steps)
         is_whole = path[-1][2] is None
         messages = (
             _message(number, item, newest.id, *_origin(steps, number, is_whole))
@@ -218,14 +223,7 @@ def _role(name: Any) -> str:
     return _ROLES.get(name, name) if isinstance(name, str) else "?"
 
 
-def _deltas(pk: int) -> ConversationMessage:
-    """Return a note in place of messages: only the graph can build messages from its deltas."""
-    text = "LangGraph keeps the messages of this thread as deltas. The graph's get_state() returns them."
-    part = Part(kind="other", text=text, name="DeltaChannel")
-    return ConversationMessage(number=1, role="?", parts=[part], row=(LangGraphCheckpoint, pk))
-
-
-def _unreadable(value: _Value) -> ConversationMessage:
-    """Return the type and the size of a value that only the application can read, or that is too long."""
-    part = Part(kind="other", text=f"{value.size:,} bytes", name=value.type)
-    return ConversationMessage(number=1, role="?", parts=[part], row=(LangGraphValue, value.id))
+def _note(model: type[Model], pk: int, name: str, text: str) -> ConversationMessage:
+    """Return a note in place of messages that cannot be shown."""
+    part = Part(kind="other", text=text, name=name)
+    return ConversationMessage(number=1, role="?", parts=[part], row=(model, pk))

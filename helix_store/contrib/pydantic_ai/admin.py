@@ -15,11 +15,10 @@ from helix_store.admin.base import ReadOnlyAdmin, SessionChildAdmin
 from helix_store.admin.columns import column
 from helix_store.admin.elements import NOTHING, identifier, json_block, link, note, one_line
 from helix_store.admin.times import stamp
+from helix_store.contrib.pydantic_ai.conversation import entry_message
 from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEntry
-from helix_store.core.payloads import decode
-from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import payload_of
-from helix_store.reports.previews import PREVIEW_SOURCE, message_start, payload_start
+from helix_store.reports.previews import PREVIEW_SOURCE, payload_start
 
 __all__ = ["ConversationAdmin", "ConversationEntryAdmin"]
 
@@ -71,32 +70,12 @@ class ConversationEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("message"))
     def preview(self, entry: Any) -> SafeString | str:
-        text = _preview(entry.payload_start)
-        return note(str(_("This message cannot be read."))) if text is None else text
+        message = entry_message(1, entry.pk, entry.created_at, entry.payload_start, PREVIEW_SOURCE)
+        if message.parts is None:
+            return note(str(_("This message cannot be read.")))
+        said = (f"→ {part.name}" if part.kind == "call" else part.text for part in message.parts)
+        return one_line(" ".join(said), _PREVIEW_LENGTH)
 
     @admin.display(description=_("as stored"))
     def document(self, entry: ConversationEntry) -> SafeString | str:
         return json_block(payload_of(entry, "payload"))
-
-
-def _preview(start: str) -> str | None:
-    """Return the texts and the tools of a message whose stored text begins with ``start``, in one line."""
-    try:
-        message = message_start(start) if len(start) > PREVIEW_SOURCE else decode(start)
-    except IntegrityFault:
-        return None
-    if not isinstance(message, dict):
-        return None
-    parts = message.get("parts")
-    shown = [_part(part) for part in parts] if isinstance(parts, list) else [str(parts)]
-    return one_line(" ".join(shown), _PREVIEW_LENGTH)
-
-
-def _part(part: Any) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    content = part.get("content")
-    if isinstance(content, str):
-        return content
-    tool = part.get("tool_name")
-    return f"→ {tool}" if isinstance(tool, str) else f"[{part.get('part_kind', 'part')}]"

@@ -18,7 +18,7 @@ from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.reports.previews import PREVIEW_SOURCE, read_start, start_text
 
-__all__ = ["CONVERSATION"]
+__all__ = ["CONVERSATION", "entry_message"]
 
 _MOST_COUNTED: Final = 100
 """The maximum number of entries of a conversation that a list of sessions reads."""
@@ -111,7 +111,7 @@ class _PydanticConversation:
             key: Outline(
                 count=min(count, _MOST_COUNTED),
                 is_partial=count > _MOST_COUNTED,
-                last=_message(count, pk, at, start, PREVIEW_SOURCE),
+                last=entry_message(count, pk, at, start, PREVIEW_SOURCE),
             )
             for key, count, pk, at, start in db.read(_OUTLINES, parameters)
         }
@@ -136,7 +136,7 @@ class _PydanticConversation:
         rows = db.read(_PAGE, parameters)
         return ConversationPage(
             messages=tuple(
-                _message(number, pk, at, start, _SOURCE)
+                entry_message(number, pk, at, start, _SOURCE)
                 for _, number, pk, at, start in rows
                 if number is not None
             ),
@@ -147,7 +147,10 @@ class _PydanticConversation:
         )
 
 
-def _message(number: int, pk: int, at: datetime | str, start: str | bytes, limit: int) -> ConversationMessage:
+def entry_message(
+    number: int, pk: int, at: datetime | str, start: str | bytes, limit: int
+) -> ConversationMessage:
+    """Return the message of an entry whose stored text begins with ``start``."""
     message, is_cut = read_start(start_text(start), limit)
     parts = None if message is None else message.get("parts")
     listed = parts if isinstance(parts, list) else [] if parts is None else [parts]
