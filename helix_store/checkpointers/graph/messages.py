@@ -1,4 +1,4 @@
-"""Messages of graph sessions in the database. Each caller gets the rows it wrote; pages lose no message."""
+"""Messages of graph sessions. Each caller gets the rows it wrote; pages lose no message."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from django.db.models import QuerySet, Subquery
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 
-from helix_store.checkpointers.graph.payloads import read_message
+from helix_store import conf
+from helix_store.checkpointers.graph.payloads import encode_message, encode_messages, read_message
 from helix_store.checkpointers.graph.types import StoredMessage
-from helix_store.core import moments
-from helix_store.core.guards import Guard
-from helix_store.engine.database import Database, DatabaseOperations, reads, writes
+from helix_store.checkpointers.snapshots.rules import optional_count
+from helix_store.core import moments, validation
+from helix_store.core.guards import Guard, guard
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.engine.async_twins import async_twin
+from helix_store.engine.database import Database, DatabaseOperations, writes
+from helix_store.exceptions import InvalidQuery
 from helix_store.models import Message, Session
 from helix_store.sessions.database.locking import advance, lock_session, session_key
 from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
@@ -29,8 +34,75 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 class GraphMessages(DatabaseOperations):
+    """The calls for messages."""
+
+    def add_message(
+        self,
+        session_id: str,
+        *,
+        role: str,
+        content: str | None = None,
+        tool_calls: Any = None,
+        tool_results: Any = None,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+        fencing_token: int | None = None,
+    ) -> StoredMessage:
+        """Append a message and return the stored one.
+
+        One transaction under the session's lock: ids and times increase in append order. Tool calls and
+        results may contain typed values. Raises `SessionNotFound`, `InvalidPayload`, `LimitExceeded` beyond
+        ``max_message_bytes``, and `FencedOutError`. A repeat appends a second message.
+        """
+        validation.identifier(session_id, "session_id")
+        message = {
+            "role": role,
+            "content": content,
+            "tool_calls": tool_calls,
+            "tool_results": tool_results,
+            "tokens_in": tokens_in,
+            "tokens_out": tokens_out,
+        }
+        encoded = encode_message(message, conf.limits())
+        return self._add(session_id, [encoded], guard(fencing_token=fencing_token))[0]
+
+    def add_messages(
+        self, session_id: str, messages: Sequence[Mapping[str, Any]], *, fencing_token: int | None = None
+    ) -> list[StoredMessage]:
+        """Append messages in order, all or none; each is a dict of the arguments of `add_message`.
+
+        One transaction; errors and repeats are the same as for `add_message`.
+        """
+        validation.identifier(session_id, "session_id")
+        encoded = encode_messages(messages, conf.limits())
+        return self._add(session_id, encoded, guard(fencing_token=fencing_token))
+
+    def get_messages(
+        self, session_id: str, *, before: int | datetime | None = None, limit: int | None = None
+    ) -> list[StoredMessage]:
+        """Return the newest ``limit`` messages before a message id or a time, oldest first; by default all.
+
+        ``before`` of the previous page is the id of the first message of this one. A message that cannot be
+        read is in the list, and raises `IntegrityFault` when its content is read. Raises `SessionNotFound`
+        and `InvalidQuery`.
+        """
+        validation.identifier(session_id, "session_id")
+        position, count = _checked_before(before), optional_count(limit, "limit")
+
+        def read() -> list[StoredMessage]:
+            messages = newest_messages(self.db, session_id, before=position, limit=count)
+            if not messages:
+                session_key(self.db, session_id)
+            return messages
+
+        return self.db.query(read)
+
+    aadd_message = async_twin(add_message)
+    aadd_messages = async_twin(add_messages)
+    aget_messages = async_twin(get_messages)
+
     @writes
-    def add(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> list[StoredMessage]:
+    def _add(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> list[StoredMessage]:
         head = lock_session(self.db, session_id, guard)
         if not messages:
             return []
@@ -55,15 +127,6 @@ class GraphMessages(DatabaseOperations):
             )
             for row in rows
         ]
-
-    @reads
-    def page(
-        self, session_id: str, *, before: int | datetime | None, limit: int | None
-    ) -> list[StoredMessage]:
-        messages = newest_messages(self.db, session_id, before=before, limit=limit)
-        if not messages:
-            session_key(self.db, session_id)
-        return messages
 
     def _next_time(self, head: Session) -> datetime:
         """Return a time later than every message's, because a page must not end between two equal times."""
@@ -111,3 +174,13 @@ def message_from(row: Mapping[str, Any], session_id: str) -> StoredMessage:
     return read_message(
         row["payload"], id=row["id"], session_id=session_id, role=row["role"], created_at=row["created_at"]
     )
+
+
+def _checked_before(before: int | datetime | None) -> int | datetime | None:
+    if isinstance(before, datetime):
+        return validation.aware_datetime(before, "before")
+    if before is None:
+        return None
+    if type(before) is not int or not 0 <= before <= MAX_BIGINT:
+        raise InvalidQuery("before must be a message id or an aware datetime.", path="before")
+    return before

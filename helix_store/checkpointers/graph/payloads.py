@@ -8,7 +8,6 @@ without its typed values, so that it does not affect the other rows of a list.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,18 +20,17 @@ from helix_store.checkpointers.graph.types import (
     StoredMessage,
 )
 from helix_store.core import validation
-from helix_store.core.guards import Guard
 from helix_store.core.limits import Limits
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import within_one_call
 from helix_store.core.typed_json import dumps, loads
-from helix_store.core.types import CheckpointSource, SessionState
+from helix_store.core.types import SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import EncodedMessage, NewSession
 
 __all__ = [
-    "CheckpointRequest",
+    "created_session",
     "encode_checkpoint",
     "encode_message",
     "encode_messages",
@@ -46,21 +44,6 @@ __all__ = [
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
 _CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
 _PENDING_KINDS: Final = (list, tuple, set, frozenset)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRequest:
-    """A checkpoint to save; ``version=None`` takes the next free version."""
-
-    session_id: str
-    namespace: str
-    version: int | None
-    step: int
-    node_id: str | None
-    payload: str
-    source: CheckpointSource
-    parent_id: str | None
-    guard: Guard
 
 
 def encode_metadata(metadata: Any, limits: Limits) -> str | None:
@@ -166,6 +149,13 @@ def _check_node_results(node_results: Any) -> None:
         status = result.get("status")
         if type(status) is not str or status not in NODE_STATUSES:
             raise InvalidPayload(path=f"{path}/status", reason=f"expected one of {', '.join(NODE_STATUSES)}")
+
+
+def created_session(new: NewSession, at: datetime) -> GraphSession:
+    """Return a graph session that was inserted at this time."""
+    return read_session(
+        {**new.encoded.columns, "session_id": new.session_id, "created_at": at, "updated_at": at}
+    )
 
 
 def read_session(row: Mapping[str, Any]) -> GraphSession:
