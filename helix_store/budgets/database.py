@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from django.db.models import Q, QuerySet, Subquery
 
-from helix_store import conf
 from helix_store.budgets import sql
 from helix_store.budgets.rules import (
     NOTHING,
@@ -24,8 +23,7 @@ from helix_store.budgets.rules import (
     require_allowed,
     unknown_budget,
 )
-from helix_store.budgets.store import BudgetStoreBase
-from helix_store.core import moments, validation
+from helix_store.core import moments
 from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope
 from helix_store.core.guards import Guard
 from helix_store.core.moments import as_utc
@@ -40,7 +38,6 @@ from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.rows import first_row
 
 __all__ = [
-    "DatabaseBudgetStore",
     "DatabaseBudgets",
     "count_again",
     "counters_of",
@@ -56,17 +53,8 @@ _ATTEMPTS: Final = 3
 _ROWS: Final = 1_000
 
 
-class DatabaseBudgetStore(BudgetStoreBase):
-    """Budgets in a Django database, for the sessions and the ledger of the same database and tenant."""
-
-    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
-        conf.require_usable_prefix()
-        db = Database(using, validation.tenant(tenant), None)
-        super().__init__(DatabaseBudgets(db), tenant=db.tenant)
-
-
 class DatabaseBudgets(DatabaseOperations):
-    """`BudgetOperations` in a database."""
+    """The back end in a database. Arguments have already been checked."""
 
     @writes
     def set(self, definition: Definition) -> Budget:
@@ -113,6 +101,7 @@ class DatabaseBudgets(DatabaseOperations):
         return self._rows.filter(name=name).delete()[0] > 0
 
     def standing(self, name: str, value: str | None) -> Standing:
+        """Return the budget and its counter now. Raises `NotFoundError` and `InvalidPayload`."""
         parameters = {"tenant": self.db.tenant, "name": name, "value": value or ""}
         for row in self.db.read(sql.STANDING_OF_NAME, parameters):
             standing, _, _ = standing_of(row)
@@ -120,12 +109,18 @@ class DatabaseBudgets(DatabaseOperations):
         raise unknown_budget(name)
 
     def standings(self, keys: Sequence[Key]) -> list[Standing]:
+        """Return the budgets with one of these keys."""
         rows = self.db.read(sql.STANDINGS_OF_KEYS, self._given(keys))
         return [standing_of(row)[0] for row in rows]
 
     def hold(
         self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
     ) -> Hold | None:
+        """Hold an estimate in every budget with one of these keys, and replace the session's earlier hold.
+
+        Return ``None`` if the session holds nothing afterwards. Raises `BudgetExceeded`, `FencedOutError` and
+        `SessionNotFound`, and then holds nothing new.
+        """
         given = self._given(keys, session_id)
         rows = self.db.read(sql.STANDINGS_OF_KEYS, given)
         if not any(f'"{row[_OWN]}"' in (row[_HOLDS] or "") for row in rows):
@@ -181,6 +176,7 @@ class DatabaseBudgets(DatabaseOperations):
         return [row for row in rows if row[_COUNTER] in locked]
 
     def settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
+        """Record usage, and release a hold in the same transaction."""
         parameters = {
             "key": str(hold.owner),
             "token": str(hold.fencing_token),
@@ -215,19 +211,11 @@ def standing_of(
     row: tuple[Any, ...], *, own: int | None = None
 ) -> tuple[Standing, int, dict[str, list[int]]]:
     """Return a row's standing, the key of its counter, and the live holds of others."""
-    name, scope, value, period, limit_usd, limit_tokens, counted, counter, usd, tokens, text, at, *_ = row
+    counted, counter, usd, tokens, text, at = row[6:12]
     holds: dict[str, list[int]] = json.loads(text) if text else {}
     holds.pop(str(own), None)
-    definition = Definition(
-        name=name,
-        scope=BudgetScope(scope),
-        value=value,
-        period=BudgetPeriod(period),
-        limit_usd=limit_usd,
-        limit_tokens=limit_tokens,
-    )
     held = sum(map(_amounts_of, holds.values()), NOTHING)
-    return Standing(definition, counted, Amounts(usd, tokens), held, as_utc(at)), counter, holds
+    return Standing(_definition(*row[:6]), counted, Amounts(usd, tokens), held, as_utc(at)), counter, holds
 
 
 def _amounts_of(hold: Any) -> Amounts:
@@ -242,13 +230,20 @@ def _value_of(row: BudgetRow) -> Budget:
 
 
 def _definition_of(row: BudgetRow) -> Definition:
+    limit_usd = None if row.limit_usd is None else cost_units(row.limit_usd)
+    return _definition(row.name, row.scope, row.value, row.period, limit_usd, row.limit_tokens)
+
+
+def _definition(
+    name: str, scope: str, value: str, period: str, limit_usd: int | None, limit_tokens: int | None
+) -> Definition:
     return Definition(
-        name=row.name,
-        scope=BudgetScope(row.scope),
-        value=row.value,
-        period=BudgetPeriod(row.period),
-        limit_usd=None if row.limit_usd is None else cost_units(row.limit_usd),
-        limit_tokens=row.limit_tokens,
+        name=name,
+        scope=BudgetScope(scope),
+        value=value,
+        period=BudgetPeriod(period),
+        limit_usd=limit_usd,
+        limit_tokens=limit_tokens,
     )
 
 

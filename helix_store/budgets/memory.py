@@ -16,18 +16,17 @@ from helix_store.budgets.rules import (
     require_allowed,
     unknown_budget,
 )
-from helix_store.budgets.store import BudgetStoreBase
 from helix_store.core import moments, validation
 from helix_store.core.budgets import Budget
 from helix_store.core.guards import Guard
 from helix_store.core.usage import cost_units
 from helix_store.counters.rules import Key, Spender, keys_of, period_of
-from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.engine.memory import MemoryTable
 from helix_store.locks.memory import LockTable
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.usage.memory import StoredEntry, UsageLedger
 
-__all__ = ["BudgetTable", "InMemoryBudgetStore", "MemoryBudgets"]
+__all__ = ["BudgetTable", "MemoryBudgets"]
 
 _Counter = tuple[str, str, str]
 """The name of a budget, the value that is counted, and the period."""
@@ -63,17 +62,8 @@ class BudgetTable(MemoryTable):
             held.pop(session_id, None)
 
 
-class InMemoryBudgetStore(BudgetStoreBase):
-    """Budgets in one process, for tests and trials; pass the ``world`` of the stores that they cap."""
-
-    def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
-        tenant = validation.tenant(tenant)
-        scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
-        super().__init__(MemoryBudgets(scope), tenant=tenant)
-
-
 class MemoryBudgets:
-    """`BudgetOperations` in memory."""
+    """The back end in memory; see `DatabaseBudgets` for its operations."""
 
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from helix_store.core import validation
 from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus
 from helix_store.core.usage import cost_from_units, cost_units
-from helix_store.counters.rules import Key, start_of
+from helix_store.counters.rules import start_of
 from helix_store.exceptions import BudgetExceeded, InvalidPayload, NotFoundError, shown_id
 from helix_store.usage.entries import checked_cost
 
 __all__ = [
     "NOTHING",
     "Amounts",
-    "BudgetOperations",
     "Definition",
     "Hold",
     "Standing",
@@ -101,40 +100,6 @@ class Hold(NamedTuple):
     owner: Any
     fencing_token: int
     counters: Sequence[Any]
-
-
-class BudgetOperations(Protocol):
-    """The operations of a back end. Arguments have already been checked."""
-
-    def set(self, definition: Definition) -> Budget: ...
-
-    def get(self, name: str) -> Budget | None: ...
-
-    def select(self) -> list[Budget]: ...
-
-    def delete(self, name: str) -> bool: ...
-
-    def standing(self, name: str, value: str | None) -> Standing:
-        """Return the budget and its counter now. Raises `NotFoundError` and `InvalidPayload`."""
-        ...
-
-    def standings(self, keys: Sequence[Key]) -> list[Standing]:
-        """Return the budgets with one of these keys."""
-        ...
-
-    def hold(
-        self, keys: Sequence[Key], session_id: str, fencing_token: int, estimate: Amounts
-    ) -> Hold | None:
-        """Hold an estimate in every budget with one of these keys, and replace the session's earlier hold.
-
-        Return ``None`` if the session holds nothing afterwards. Raises `BudgetExceeded`, `FencedOutError` and
-        `SessionNotFound`, and then holds nothing new.
-        """
-        ...
-
-    def settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
-        """Record usage, and release a hold in the same transaction."""
-        ...
 
 
 def checked_definition(

@@ -1,35 +1,32 @@
-"""The public calls of a budget store: they check arguments, then call a back end."""
+"""The budget stores: they check arguments, then call a back end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from helix_store.budgets.rules import (
-    Amounts,
-    BudgetOperations,
-    Hold,
-    checked_definition,
-    status_of,
-)
+from helix_store import conf
+from helix_store.budgets.database import DatabaseBudgets
+from helix_store.budgets.memory import MemoryBudgets
+from helix_store.budgets.rules import Amounts, Hold, checked_definition, status_of
 from helix_store.core import validation
 from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
 from helix_store.core.types import UserId
 from helix_store.counters.rules import Spender, keys_of
 from helix_store.engine.async_twins import async_twin
+from helix_store.engine.database import Database
+from helix_store.engine.memory import MemoryWorld
+from helix_store.sessions.memory.scope import TenantScope
 
-__all__ = ["BudgetStoreBase"]
+__all__ = ["BudgetStoreBase", "DatabaseBudgetStore", "InMemoryBudgetStore"]
 
 
 class BudgetStoreBase:
     """The budget store of the contract; a subclass provides the back end."""
 
-    def __init__(self, backend: BudgetOperations, *, tenant: str) -> None:
+    def __init__(self, backend: DatabaseBudgets | MemoryBudgets, *, tenant: str) -> None:
         self._backend = backend
-        self._tenant = tenant
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
+        self.tenant: Final = tenant
 
     def set_budget(
         self,
@@ -95,3 +92,21 @@ class BudgetStoreBase:
 
     def _settle(self, hold: Hold, record: Callable[[], object] | None) -> None:
         self._backend.settle(hold, record)
+
+
+class DatabaseBudgetStore(BudgetStoreBase):
+    """Budgets in a Django database, for the sessions and the ledger of the same database and tenant."""
+
+    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+        conf.require_usable_prefix()
+        db = Database(using, validation.tenant(tenant), None)
+        super().__init__(DatabaseBudgets(db), tenant=db.tenant)
+
+
+class InMemoryBudgetStore(BudgetStoreBase):
+    """Budgets in one process, for tests and trials; pass the ``world`` of the stores that they cap."""
+
+    def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
+        tenant = validation.tenant(tenant)
+        scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
+        super().__init__(MemoryBudgets(scope), tenant=tenant)

@@ -1,7 +1,10 @@
 """Checkpointers that use the state store's tables: checkpoints of graphs, and snapshots of agents."""
 
 from helix_store.checkpointers.graph.store import GraphCheckpointStore
-from helix_store.checkpointers.snapshots.claims import Claim
-from helix_store.checkpointers.snapshots.store import InMemorySnapshotCheckpointer, SnapshotCheckpointer
+from helix_store.checkpointers.snapshots.store import (
+    Claim,
+    InMemorySnapshotCheckpointer,
+    SnapshotCheckpointer,
+)
 
 __all__ = ["Claim", "GraphCheckpointStore", "InMemorySnapshotCheckpointer", "SnapshotCheckpointer"]

@@ -29,8 +29,8 @@ from helix_store.exceptions import TenantMoved
 from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
 from helix_store.stores.database import DatabaseStateStore
-from helix_store.streams.backend import PruneRequest
 from helix_store.streams.pruning import prune_batches, would_empty
+from helix_store.streams.rules import PruneRequest
 
 __all__ = ["Retention", "RetentionSummary", "apply_retention"]
 

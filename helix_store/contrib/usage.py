@@ -9,7 +9,7 @@ from typing import Any
 from helix_store.adapters import LockedSession
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
-from helix_store.usage.database import DatabaseUsageStore
+from helix_store.usage.store import DatabaseUsageStore
 
 __all__ = ["count_of", "record_usage", "response_entry"]
 

@@ -375,6 +375,14 @@ def query_number(value: Any, name: str, *, minimum: int = 0, maximum: int = MAX_
     return value
 
 
+def query_enum(cls: type[E], value: Any, name: str) -> E:
+    """Return a member of `cls` that selects rows. Raises `InvalidQuery`."""
+    try:
+        return enum(cls, value, name)
+    except InvalidPayload as exc:
+        raise InvalidQuery(f"{name}: {exc.reason}.", path=name) from exc
+
+
 def page_limit(limit: Any, *, maximum: int = 200) -> int:
     """Return the number of rows of a page, at most `maximum`."""
     return min(query_number(limit, "limit", minimum=1), maximum)

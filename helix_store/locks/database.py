@@ -8,42 +8,22 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from helix_store import conf
-from helix_store.core import validation
 from helix_store.core.guards import Guard
 from helix_store.core.locks import LockInfo
 from helix_store.core.moments import as_utc
-from helix_store.core.types import Duration
 from helix_store.engine.database import Call, Database
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
-from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.rules import Term
 
-__all__ = ["DatabaseLockManager", "DatabaseLocks", "hold_fence"]
-
-
-class DatabaseLockManager(LockManagerBase):
-    """Locks in a Django database, shared by every process that uses it.
-
-    Pass the ``using`` and ``tenant`` of the stores that the locks protect: a guarded write compares its token
-    with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens only
-    grow. Works through PgBouncer in transaction mode.
-
-    Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
-    It returns ``None`` while another transaction writes to that session, as for a held name.
-    """
-
-    def __init__(
-        self, using: str | None = None, *, tenant: str = "", default_ttl_ms: Duration | None = None
-    ) -> None:
-        conf.require_usable_prefix()
-        db = Database(using, validation.tenant(tenant), None)
-        super().__init__(DatabaseLocks(db), tenant=db.tenant, default_ttl_ms=default_ttl_ms)
+__all__ = ["DatabaseLocks", "hold_fence"]
 
 
 class DatabaseLocks:
-    """`LockOperations` in a database."""
+    """The back end in a database. Arguments have already been checked, and no operation waits for a lock.
+
+    A term is over when it is released, when its TTL has passed, or when a newer term has begun.
+    """
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -54,11 +34,13 @@ class DatabaseLocks:
         return not self.db.has_row_locks
 
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        """Begin a term, or return ``None`` while another term lasts, even of the same owner."""
         if self._looks_first and self.is_locked(name):
             return None
         return self._begin_term(sql.ACQUIRE_AFTER_SESSION, sql.ACQUIRE, name, owner, ttl_ms)
 
     def take_over(self, name: str, *, owner: str, ttl_ms: int) -> Term | None:
+        """Begin a term that replaces any other, or return ``None`` while a guarded write is running."""
         return self._begin_term(sql.TAKE_OVER_AFTER_SESSION, sql.TAKE_OVER, name, owner, ttl_ms)
 
     def _begin_term(
@@ -93,6 +75,7 @@ class DatabaseLocks:
         )
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
+        """Restart the TTL and return the new end of the term, or ``None`` if the term is over."""
         parameters = {**self._row(name), "owner": owner, "token": fencing_token, "ttl_ms": ttl_ms}
 
         def refresh(call: Call) -> datetime | None:
@@ -102,6 +85,7 @@ class DatabaseLocks:
         return self.db.committed_once(refresh, refresh, operation_id=lambda: name)
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
+        """End this term; return ``False`` if it is already over."""
         parameters = {**self._row(name), "owner": owner, "token": fencing_token}
 
         def release(call: Call) -> bool:
@@ -115,6 +99,7 @@ class DatabaseLocks:
         return self.db.committed_once(release, look_too, operation_id=lambda: name)
 
     def force_release(self, name: str) -> bool:
+        """End the current term and fence out its holder; return ``False`` if the name is not held."""
         # This needs a transaction, because no stored value shows who has ended a term.
         return bool(self.db.transaction(lambda: self.db.execute(sql.FORCE_RELEASE, self._row(name))))
 

@@ -15,9 +15,13 @@ from django.db import connections
 from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import HelixStoreError, LockLostError
-from helix_store.locks.rules import LockOperations, Term, ttl_milliseconds
+from helix_store.locks.database import DatabaseLocks
+from helix_store.locks.memory import MemoryLocks, NoOpLocks
+from helix_store.locks.rules import Term, ttl_milliseconds
 
-__all__ = ["KeepAlive", "Lock", "trust_ends"]
+__all__ = ["KeepAlive", "Lock", "LockBackend", "trust_ends"]
+
+LockBackend = DatabaseLocks | MemoryLocks | NoOpLocks
 
 _BEATS_PER_TERM: Final = 3
 _BEATS_PER_TERM_AFTER_A_FAILURE: Final = 10
@@ -102,30 +106,18 @@ class Lock:
     """
 
     def __init__(
-        self, backend: LockOperations, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
+        self, backend: LockBackend, name: str, owner: str, term: Term, *, ttl_ms: int, requested_at: float
     ) -> None:
         self._backend = backend
-        self._name = name
-        self._owner = owner
-        self._fencing_token = term.fencing_token
+        self.name: Final = name
+        self.owner: Final = owner
+        self.fencing_token: Final = term.fencing_token
         self._expires_at = term.expires_at
         self._ttl_ms = ttl_ms
         self._trusted_until = trust_ends(requested_at, ttl_ms)
         self._changes = 0
         self._mutex = threading.Lock()
         self._keep_alive: KeepAlive | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def owner(self) -> str:
-        return self._owner
-
-    @property
-    def fencing_token(self) -> int:
-        return self._fencing_token
 
     @property
     def expires_at(self) -> datetime:
@@ -138,7 +130,7 @@ class Lock:
         return self._ttl_ms
 
     def __repr__(self) -> str:
-        return f"<Lock {self._name!r} token {self._fencing_token} of {self._owner!r}>"
+        return f"<Lock {self.name!r} token {self.fencing_token} of {self.owner!r}>"
 
     def is_trusted(self) -> bool:
         """Return whether the term is certain to be active, without querying the database. It is true until
@@ -157,11 +149,11 @@ class Lock:
         ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
         expires_at = self._backend.refresh(
-            self._name, owner=self._owner, fencing_token=self._fencing_token, ttl_ms=ttl_ms
+            self.name, owner=self.owner, fencing_token=self.fencing_token, ttl_ms=ttl_ms
         )
         if expires_at is None:
             self._end_trust()
-            raise LockLostError(name=self._name, fencing_token=self._fencing_token)
+            raise LockLostError(name=self.name, fencing_token=self.fencing_token)
         with self._mutex:
             trusted_until = trust_ends(requested_at, ttl_ms)
             if self._changes != changes:
@@ -183,7 +175,7 @@ class Lock:
         if self._keep_alive is not None:
             self._keep_alive.stop()
         self._end_trust()
-        return self._backend.release(self._name, owner=self._owner, fencing_token=self._fencing_token)
+        return self._backend.release(self.name, owner=self.owner, fencing_token=self.fencing_token)
 
     def keep_alive(self) -> KeepAlive:
         """Refresh the lock from a thread until `release` or until the returned keep-alive is stopped.
@@ -193,7 +185,7 @@ class Lock:
         """
         with self._mutex:
             if self._keep_alive is None or not self._keep_alive.is_running():
-                self._keep_alive = KeepAlive(self.refresh, lambda: self._ttl_ms, name=self._name)
+                self._keep_alive = KeepAlive(self.refresh, lambda: self._ttl_ms, name=self.name)
             return self._keep_alive
 
     arefresh = async_twin(refresh)

@@ -1,4 +1,4 @@
-"""The public calls of a lock manager: they check arguments and return locks."""
+"""The lock managers: they check arguments and return locks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from helix_store.core import validation
 from helix_store.core.locks import LockInfo
 from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
+from helix_store.engine.database import Database
+from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import StoreBusy
-from helix_store.locks.lock import Lock
-from helix_store.locks.rules import LockOperations, Term, process_owner, retry_pauses, ttl_milliseconds
+from helix_store.locks.database import DatabaseLocks
+from helix_store.locks.lock import Lock, LockBackend
+from helix_store.locks.memory import MemoryLocks, NoOpLocks
+from helix_store.locks.rules import Term, process_owner, retry_pauses, ttl_milliseconds
 
-__all__ = ["LockManagerBase"]
+__all__ = ["DatabaseLockManager", "InMemoryLockManager", "LockManagerBase", "NoOpLockManager"]
 
 _RULES: Final[dict[str, validation.Rule]] = {"name": validation.identifier, "owner": validation.identifier}
 _HELD: Final = "The lock was held until the timeout; try again later."
@@ -30,17 +34,13 @@ class LockManagerBase:
     default is ``HELIX_STORE["DEFAULT_LOCK_TTL_MS"]``.
     """
 
-    def __init__(self, backend: LockOperations, *, tenant: str, default_ttl_ms: Duration | None) -> None:
+    def __init__(self, backend: LockBackend, *, tenant: str, default_ttl_ms: Duration | None) -> None:
         self._backend = backend
-        self._tenant = tenant
+        self.tenant: Final = tenant
         self._default_ttl_ms = (
             None if default_ttl_ms is None else ttl_milliseconds(default_ttl_ms, "default_ttl_ms")
         )
         self._nonce = uuid.uuid4().hex
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
 
     @property
     def default_ttl_ms(self) -> int:
@@ -76,7 +76,7 @@ class LockManagerBase:
             if lock := self._begin(self._backend.take_over, name, ttl_ms, owner):
                 return lock
             time.sleep(pause)
-        return _granted(self._begin(self._backend.take_over, name, ttl_ms, owner))
+        raise StoreBusy(_HELD)
 
     def wait_acquire(
         self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
@@ -89,7 +89,7 @@ class LockManagerBase:
             if lock := self.acquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
             time.sleep(pause)
-        return _granted(self.acquire(name, ttl_ms=ttl_ms, owner=owner))
+        raise StoreBusy(_HELD)
 
     async def await_acquire(
         self, name: str, *, timeout_ms: Duration, ttl_ms: Duration | None = None, owner: str | None = None
@@ -100,7 +100,7 @@ class LockManagerBase:
             if lock := await self.aacquire(name, ttl_ms=ttl_ms, owner=owner):
                 return lock
             await asyncio.sleep(pause)
-        return _granted(await self.aacquire(name, ttl_ms=ttl_ms, owner=owner))
+        raise StoreBusy(_HELD)
 
     async def atake_over(
         self,
@@ -116,7 +116,7 @@ class LockManagerBase:
             if lock := await self._abegin(self._backend.take_over, name, ttl_ms, owner):
                 return lock
             await asyncio.sleep(pause)
-        return _granted(await self._abegin(self._backend.take_over, name, ttl_ms, owner))
+        raise StoreBusy(_HELD)
 
     def is_locked(self, name: str) -> bool:
         """Return whether the lock is held now."""
@@ -154,7 +154,50 @@ class LockManagerBase:
     aforce_release = async_twin(force_release)
 
 
-def _granted(lock: Lock | None) -> Lock:
-    if lock is None:
-        raise StoreBusy(_HELD)
-    return lock
+class DatabaseLockManager(LockManagerBase):
+    """Locks in a Django database, shared by every process that uses it.
+
+    Pass the ``using`` and ``tenant`` of the stores that the locks protect: a guarded write compares its token
+    with the lock of that database and tenant. Each name has one row, which is never deleted, so tokens only
+    grow. Works through PgBouncer in transaction mode.
+
+    Inside an ``atomic()`` block `acquire` first locks the row of the session with that name, without waiting.
+    It returns ``None`` while another transaction writes to that session, as for a held name.
+    """
+
+    def __init__(
+        self, using: str | None = None, *, tenant: str = "", default_ttl_ms: Duration | None = None
+    ) -> None:
+        conf.require_usable_prefix()
+        db = Database(using, validation.tenant(tenant), None)
+        super().__init__(DatabaseLocks(db), tenant=db.tenant, default_ttl_ms=default_ttl_ms)
+
+
+class InMemoryLockManager(LockManagerBase):
+    """Locks in one process with the contract of the database's locks; for tests and trials.
+
+    An `InMemoryStateStore` with the same ``world`` checks the tokens of these locks.
+    """
+
+    def __init__(
+        self, *, tenant: str = "", world: MemoryWorld | None = None, default_ttl_ms: Duration | None = None
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        self._locks = MemoryLocks(MemoryWorld() if world is None else world, tenant)
+        super().__init__(self._locks, tenant=tenant, default_ttl_ms=default_ttl_ms)
+
+    def clear(self) -> None:
+        """Release every lock of the tenant; tokens keep growing. Safe to repeat."""
+        for lock in self.get_active_locks():
+            self.force_release(lock.name)
+
+
+class NoOpLockManager(LockManagerBase):
+    """A manager whose calls always succeed and lock nothing; for a single worker, and for tests.
+
+    Arguments are checked. Tokens grow with the clock of this process, so they are larger than the tokens of
+    real locks that a store knows.
+    """
+
+    def __init__(self, *, tenant: str = "", default_ttl_ms: Duration | None = None) -> None:
+        super().__init__(NoOpLocks(), tenant=validation.tenant(tenant), default_ttl_ms=default_ttl_ms)

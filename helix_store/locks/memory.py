@@ -1,4 +1,4 @@
-"""Locks in memory, and a manager that locks nothing."""
+"""The back ends in memory, and without locks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Self
 
-from helix_store.core import moments, validation
+from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.locks import LockInfo
-from helix_store.core.types import Duration
 from helix_store.engine.memory import MemoryRows, MemoryWorld
-from helix_store.locks.manager import LockManagerBase
 from helix_store.locks.rules import Term
 
-__all__ = ["InMemoryLockManager", "LockTable", "MemoryLocks", "NoOpLockManager"]
+__all__ = ["LockTable", "MemoryLocks", "NoOpLocks", "StoredLock"]
 
-_OVER: Final = float("-inf")
+
+_RELEASED: Final = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,22 @@ class StoredLock:
     deadline: float
     """The end of the term on the monotonic clock, which decides; ``expires_at`` is only reported."""
 
+    @classmethod
+    def until(cls, owner: str, token: int, ttl_ms: int) -> Self:
+        """Return a term that begins now."""
+        expires_at = moments.now() + timedelta(milliseconds=ttl_ms)
+        return cls(owner, token, expires_at, time.monotonic() + ttl_ms / 1000)
+
     @property
     def lasts(self) -> bool:
         return time.monotonic() < self.deadline
+
+    @property
+    def was_released(self) -> bool:
+        return self.deadline == _RELEASED
+
+    def ended(self) -> Self:
+        return replace(self, deadline=_RELEASED)
 
 
 class LockTable(MemoryRows[StoredLock]):
@@ -45,27 +57,8 @@ class LockTable(MemoryRows[StoredLock]):
         guard.check_fence(None if lock is None else lock.token)
 
 
-class InMemoryLockManager(LockManagerBase):
-    """Locks in one process with the contract of the database's locks; for tests and trials.
-
-    An `InMemoryStateStore` with the same ``world`` checks the tokens of these locks.
-    """
-
-    def __init__(
-        self, *, tenant: str = "", world: MemoryWorld | None = None, default_ttl_ms: Duration | None = None
-    ) -> None:
-        tenant = validation.tenant(tenant)
-        self._locks = MemoryLocks(MemoryWorld() if world is None else world, tenant)
-        super().__init__(self._locks, tenant=tenant, default_ttl_ms=default_ttl_ms)
-
-    def clear(self) -> None:
-        """Release every lock of the tenant; tokens keep growing. Safe to repeat."""
-        for lock in self.get_active_locks():
-            self.force_release(lock.name)
-
-
 class MemoryLocks:
-    """`LockOperations` in memory."""
+    """The back end in memory; see `DatabaseLocks` for its operations."""
 
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self._lock = world.lock
@@ -82,21 +75,21 @@ class MemoryLocks:
         with self._lock:
             newest = self._stored.get(name)
             token = 1 if newest is None else newest.token + 1
-            lock = self._stored[name] = StoredLock(owner, token, *_end_of_term(ttl_ms))
+            lock = self._stored[name] = StoredLock.until(owner, token, ttl_ms)
         return Term(lock.token, lock.expires_at)
 
     def refresh(self, name: str, *, owner: str, fencing_token: int, ttl_ms: int) -> datetime | None:
         with self._lock:
             if not self._is_own_term(name, owner, fencing_token):
                 return None
-            lock = self._stored[name] = StoredLock(owner, fencing_token, *_end_of_term(ttl_ms))
+            lock = self._stored[name] = StoredLock.until(owner, fencing_token, ttl_ms)
         return lock.expires_at
 
     def release(self, name: str, *, owner: str, fencing_token: int) -> bool:
         with self._lock:
             if not self._is_own_term(name, owner, fencing_token):
                 return False
-            self._stored[name] = replace(self._stored[name], deadline=_OVER)
+            self._stored[name] = self._stored[name].ended()
         return True
 
     def force_release(self, name: str) -> bool:
@@ -104,7 +97,7 @@ class MemoryLocks:
             lock = self._stored.get(name)
             if lock is None or not lock.lasts:
                 return False
-            self._stored[name] = replace(lock, token=lock.token + 1, deadline=_OVER)
+            self._stored[name] = replace(lock.ended(), token=lock.token + 1)
         return True
 
     def is_locked(self, name: str) -> bool:
@@ -125,22 +118,9 @@ class MemoryLocks:
         return lock is not None and lock.lasts and (lock.owner, lock.token) == (owner, fencing_token)
 
 
-def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
-    return moments.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000
+class NoOpLocks:
+    """The back end of a manager whose calls always succeed and lock nothing."""
 
-
-class NoOpLockManager(LockManagerBase):
-    """A manager whose calls always succeed and lock nothing; for a single worker, and for tests.
-
-    Arguments are checked. Tokens grow with the clock of this process, so they are larger than the tokens of
-    real locks that a store knows.
-    """
-
-    def __init__(self, *, tenant: str = "", default_ttl_ms: Duration | None = None) -> None:
-        super().__init__(_NoOpLocks(), tenant=validation.tenant(tenant), default_ttl_ms=default_ttl_ms)
-
-
-class _NoOpLocks:
     def acquire(self, name: str, *, owner: str, ttl_ms: int) -> Term:
         return Term(_TOKENS.next(), _end_without_storage(ttl_ms))
 

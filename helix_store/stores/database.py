@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
-from helix_store.budgets.database import DatabaseBudgetStore
+from helix_store.budgets.store import DatabaseBudgetStore
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.engine.connections import release_after
@@ -18,7 +18,7 @@ from helix_store.engine.database import Call, Database
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
 from helix_store.items.rules import ITEMS_AGENT_TYPE
-from helix_store.locks.database import DatabaseLockManager
+from helix_store.locks.manager import DatabaseLockManager
 from helix_store.sessions.backend import Backend
 from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
 from helix_store.sessions.database.locking import lock_session
@@ -32,8 +32,8 @@ from helix_store.sessions.requests import CommittedStep, OpenedStep, StepWrite
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
 from helix_store.stores.store import StoreBase, StoreTransaction
-from helix_store.streams.database import DatabaseStreamManager
-from helix_store.usage.database import DatabaseUsageStore
+from helix_store.streams.manager import DatabaseStreamManager
+from helix_store.usage.store import DatabaseUsageStore
 
 __all__ = ["DatabaseStateStore", "Store"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import NoReturn
 
-from helix_store.budgets.memory import InMemoryBudgetStore
+from helix_store.budgets.store import InMemoryBudgetStore
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState
 from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import NotSupportedOnBackend
-from helix_store.locks.memory import InMemoryLockManager
+from helix_store.locks.manager import InMemoryLockManager
 from helix_store.sessions.backend import Backend
 from helix_store.sessions.memory.checkpoints import MemoryCheckpoints
 from helix_store.sessions.memory.posts import MemoryPosts
@@ -23,8 +23,8 @@ from helix_store.sessions.memory.waiting import MemoryWaiting
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
 from helix_store.stores.store import StoreBase, StoreTransaction
-from helix_store.streams.memory import InMemoryStreamManager
-from helix_store.usage.memory import InMemoryUsageStore
+from helix_store.streams.manager import InMemoryStreamManager
+from helix_store.usage.store import InMemoryUsageStore
 
 __all__ = ["InMemoryStateStore", "InMemoryStore"]
 

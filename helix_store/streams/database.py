@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,10 +12,7 @@ from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 
 from helix_store import conf
-from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread_to_the_end
@@ -35,60 +31,26 @@ from helix_store.locks.database import hold_fence
 from helix_store.models import Session, Stream, StreamChunk
 from helix_store.models.sessions import WRITES_ELSEWHERE
 from helix_store.streams import sql
-from helix_store.streams.backend import (
-    NewWriter,
-    PruneRequest,
-    StatusChange,
-    StreamWatch,
-)
-from helix_store.streams.manager import StreamManagerBase
 from helix_store.streams.notifications import notify_after_commit
 from helix_store.streams.pruning import prune
 from helix_store.streams.rules import (
+    HEAD_COLUMNS,
     LARGEST_SEQUENCE,
     TERMINAL_STATUSES,
+    NewWriter,
+    PruneRequest,
+    StatusChange,
     StreamHead,
     StreamSlice,
     changes_status,
-    seconds,
+    info_of,
 )
+from helix_store.streams.watchers import Watch
 from helix_store.streams.watching import watch_stream
 
-__all__ = ["DatabaseStreamManager", "DatabaseStreams", "delete_orphaned_streams", "streams_of"]
+__all__ = ["DatabaseStreams", "delete_orphaned_streams", "streams_of"]
 
 R = TypeVar("R")
-
-_HEAD_COLUMNS = ("id", "generation", "status", "last_sequence", "floor")
-
-
-class DatabaseStreamManager(StreamManagerBase):
-    """Streams in a Django database. Every process writes and reads them; no other server is needed.
-
-    Pass the ``using`` and ``tenant`` of the sessions that the streams belong to. ``poll_interval`` is in
-    seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it
-    they are kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
-    notification misses.
-    """
-
-    def __init__(
-        self,
-        using: str | None = None,
-        *,
-        tenant: str = "",
-        poll_interval: float | timedelta | None = None,
-        retention: timedelta | None = None,
-        writer_lease: float | timedelta | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        conf.require_usable_prefix()
-        db = Database(using, validation.tenant(tenant), limits)
-        super().__init__(
-            DatabaseStreams(db, None if poll_interval is None else seconds(poll_interval, "poll_interval")),
-            tenant=db.tenant,
-            retention=retention,
-            writer_lease=writer_lease,
-            limits=limits,
-        )
 
 
 class DatabaseStreams(DatabaseOperations):
@@ -97,18 +59,24 @@ class DatabaseStreams(DatabaseOperations):
         self._poll_interval = poll_interval
 
     async def call(self, operation: Callable[[], R]) -> R:
+        """Run an operation from asynchronous code."""
         return await in_thread_to_the_end(operation)
 
-    async def watch(self) -> StreamWatch:
+    async def watch(self) -> Watch:
         return await watch_stream(self.db, self._poll_interval or conf.stream_options().poll_interval)
 
     # Writers
 
     def open(self, stream_id: str, writer: NewWriter, guard: Guard) -> None:
+        """Create the stream if it does not exist. If it is active, give its lease to this writer."""
         parameters = {**_lease(writer), "run_id": writer.run_id, "agent_name": writer.agent_name}
         self._repeatable_write(sql.OPEN, stream_id, parameters, guard)
 
     def append(self, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard) -> int:
+        """Store chunks and return the last sequence. Raises `StreamClosed`.
+
+        Renews the lease for the writer; without one it renews a lease that exists.
+        """
         of_stream = {**self._row(stream_id), **_lease(writer), "count": len(texts)}
 
         def write(call: Call) -> Rows:
@@ -156,10 +124,12 @@ class DatabaseStreams(DatabaseOperations):
         return []
 
     def renew(self, stream_id: str, writer: NewWriter) -> None:
+        """Renew the writer's lease. Raises `StreamClosed`."""
         if not self._repeatable_write(sql.RENEW, stream_id, _lease(writer), Guard()):
             raise self._refusal(stream_id)
 
     def release(self, stream_id: str, writer: NewWriter) -> None:
+        """End the lease if this writer still has it."""
         self._repeatable_write(sql.RELEASE, stream_id, {"writer_id": writer.writer_id}, Guard())
 
     # Status
@@ -219,36 +189,16 @@ class DatabaseStreams(DatabaseOperations):
             stream = _streams(self.db).get(stream_id=stream_id)
         except Stream.DoesNotExist:
             return None
-        return StreamInfo(
-            stream_id=stream.stream_id,
-            status=StreamStatus(stream.status),
-            chunk_count=stream.last_sequence - stream.floor,
-            last_sequence=stream.last_sequence,
-            output=decode_optional(stream.output),
-            error=decode_optional(stream.error),
-            run_id=stream.run_id,
-            agent_name=stream.agent_name,
-            created_at=stream.created_at,
-            updated_at=stream.updated_at,
-            ended_at=stream.ended_at,
-        )
+        return info_of(stream_id, stream)
 
     def page(self, stream_id: str, after: int, limit: int) -> StreamSlice | None:
-        is_joined = self.db.has_fast_reads
-        rows = self.db.read(
-            sql.JOINED_PAGE if is_joined else sql.PAGE,
-            {**self._row(stream_id), "after": after, "last": min(after + limit, LARGEST_SEQUENCE)},
-        )
+        last = min(after + limit, LARGEST_SEQUENCE)
+        rows = self.db.read(sql.PAGE, {**self._row(stream_id), "after": after, "last": last})
         if not rows:
             return None
-        *columns, first_sequence, payload = rows[0]
-        head = _head(*columns)
-        if first_sequence is None:
-            texts = []
-        elif is_joined:
-            texts = payload.split("\n")
-        else:
-            texts = [row[-1] for row in rows]
+        ((*columns, first_sequence, payloads),) = rows
+        head = StreamHead.of(*columns)
+        texts = [] if first_sequence is None else payloads.split("\n")
         if after >= head.floor:
             _check_complete(len(texts), after, min(after + limit, head.last_sequence))
         return StreamSlice(head, first_sequence or after + 1, tuple(texts))
@@ -340,16 +290,12 @@ def _delete_stream(db: Database, stream_id: str) -> Counter[type[Model]]:
 
 def _lock_head(db: Database, stream_id: str) -> StreamHead | None:
     parameters = {"tenant": db.tenant, "stream_id": stream_id}
-    row = lock_row(db, Stream, _HEAD_COLUMNS, sql.STREAM_BY_ID, parameters)
-    return None if row is None else _head(*row)
+    row = lock_row(db, Stream, HEAD_COLUMNS, sql.STREAM_BY_ID, parameters)
+    return None if row is None else StreamHead.of(*row)
 
 
 def _streams(db: Database) -> QuerySet[Stream]:
     return Stream.objects.using(db.alias).filter(tenant=db.tenant)
-
-
-def _head(key: int, generation: int, status: str, last_sequence: int, floor: int) -> StreamHead:
-    return StreamHead((key, generation), StreamStatus(status), last_sequence, floor)
 
 
 def _check_complete(count: int, after: int, last: int) -> None:

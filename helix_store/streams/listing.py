@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -14,26 +14,10 @@ from helix_store.core.serialization import Serializable
 from helix_store.core.types import StreamStatus
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.models import Stream
 from helix_store.streams import sql
 
 __all__ = ["ListedStream", "StreamList", "WriterState", "list_streams", "tenants_of_stream"]
-
-_COLUMNS: Final = (
-    "tenant",
-    "stream_id",
-    "status",
-    "last_sequence",
-    "floor",
-    "run_id",
-    "agent_name",
-    "writer_id",
-    "lease_expires_at",
-    "created_at",
-    "updated_at",
-    "ended_at",
-)
 
 
 class WriterState(StrEnum):
@@ -72,6 +56,11 @@ class ListedStream(Serializable):
     ended_at: datetime | None
 
 
+_COLUMNS: Final = {each.name for each in fields(ListedStream)} - {"chunk_count", "age_seconds", "writer"} | {
+    "floor"
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamList(Serializable):
     """A page of streams. ``next_cursor`` is ``None`` on the last one."""
@@ -96,7 +85,7 @@ def list_streams(
     conf.require_usable_prefix()
     equal = {
         "tenant": None if tenant is None else validation.tenant(tenant),
-        "status": None if status is None else _status(status).value,
+        "status": None if status is None else validation.query_enum(StreamStatus, status, "status").value,
     }
     binding = {"of": "streams", **equal}
     length = validation.page_limit(limit)
@@ -119,13 +108,6 @@ def tenants_of_stream(stream_id: str, *, using: str | None = None) -> list[str]:
     conf.require_usable_prefix()
     name = validation.identifier(stream_id, "stream_id")
     return [tenant for (tenant,) in Database(using, "", None).read(sql.TENANTS_OF, {"stream_id": name})]
-
-
-def _status(status: StreamStatus | str) -> StreamStatus:
-    try:
-        return validation.enum(StreamStatus, status, "status")
-    except InvalidPayload as exc:
-        raise InvalidQuery(f"status: {exc.reason}.", path="status") from exc
 
 
 def _listed(row: dict[str, Any], now: datetime) -> ListedStream:

@@ -1,33 +1,44 @@
-"""The public calls of a stream manager: it checks arguments, and creates writers and readers."""
+"""The stream managers: they check arguments, and create writers and readers."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.limits import Limits
-from helix_store.core.payloads import encode
+from helix_store.core.payloads import decode, encode
 from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
+from helix_store.engine.database import Database
+from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import StreamNotFound
-from helix_store.streams.backend import (
+from helix_store.streams.backend import StreamBackend
+from helix_store.streams.database import DatabaseStreams
+from helix_store.streams.memory import MemoryStreams, StreamTable
+from helix_store.streams.reader import ResumableReader
+from helix_store.streams.rules import (
     NewWriter,
     PruneRequest,
     StatusChange,
-    StreamBackend,
+    duration_ms,
+    encode_chunks,
+    page_length,
+    position,
+    seconds,
 )
-from helix_store.streams.reader import ResumableReader
-from helix_store.streams.rules import duration_ms, encode_chunks, page_length, position, seconds
-from helix_store.streams.writer import StreamWriter
+from helix_store.streams.writer import StreamWriter, append_chunks
 
-__all__ = ["StreamManagerBase"]
+__all__ = ["DatabaseStreamManager", "InMemoryStreamManager", "StreamManagerBase"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StreamManagerBase:
@@ -48,14 +59,10 @@ class StreamManagerBase:
         limits: Limits | None,
     ) -> None:
         self._backend = backend
-        self._tenant = tenant
+        self.tenant: Final = tenant
         self._keep_ms = None if retention is None else duration_ms(retention, "retention")
         self._writer_lease = None if writer_lease is None else seconds(writer_lease, "writer_lease")
         self._given_limits = limits
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
 
     @property
     def limits(self) -> Limits:
@@ -91,13 +98,7 @@ class StreamManagerBase:
         """
         validation.identifier(stream_id, "stream_id")
         fence = guard(fencing_token=fencing_token)
-        texts = encode_chunks(chunks, self.limits)
-        if not texts:
-            info = self._backend.info(stream_id)
-            if info is None:
-                raise StreamNotFound(stream_id)
-            return info.last_sequence
-        return self._backend.append(stream_id, texts, None, fence)
+        return append_chunks(self._backend, stream_id, encode_chunks(chunks, self.limits), None, fence)
 
     # Status
 
@@ -135,23 +136,18 @@ class StreamManagerBase:
         await self._set_status(stream_id, StatusChange(status=StreamStatus.ACTIVE), fencing_token)
 
     async def _set_status(self, stream_id: str, change: StatusChange, fencing_token: int | None) -> None:
-        validation.identifier(stream_id, "stream_id")
-        fence = guard(fencing_token=fencing_token)
-        await self._backend.call(partial(self._backend.set_status, stream_id, change, fence))
+        await self._call(self._backend.set_status, stream_id, change, guard(fencing_token=fencing_token))
 
     async def reset_stream(self, stream_id: str, *, fencing_token: int | None = None) -> None:
         """Delete all chunks and make the stream active; the next sequence is 1.
 
         Open readers get `StreamTruncated`. Raises `StreamNotFound`.
         """
-        validation.identifier(stream_id, "stream_id")
-        fence = guard(fencing_token=fencing_token)
-        await self._backend.call(partial(self._backend.reset, stream_id, fence))
+        await self._call(self._backend.reset, stream_id, guard(fencing_token=fencing_token))
 
     async def delete_stream(self, stream_id: str) -> bool:
         """Delete a stream with its chunks; return ``False`` if it does not exist. Safe to repeat."""
-        validation.identifier(stream_id, "stream_id")
-        return await self._backend.call(partial(self._backend.delete, stream_id))
+        return await self._call(self._backend.delete, stream_id)
 
     async def prune(
         self,
@@ -168,8 +164,7 @@ class StreamManagerBase:
 
     async def get_info(self, stream_id: str) -> StreamInfo | None:
         """Return the status, the counts and the times of a stream, or ``None`` for an unknown one."""
-        validation.identifier(stream_id, "stream_id")
-        return await self._backend.call(partial(self._backend.info, stream_id))
+        return await self._call(self._backend.info, stream_id)
 
     def read_after(self, stream_id: str, from_sequence: int, *, limit: int = 500) -> list[StoredChunk]:
         """Return the next chunks after a position, at most ``limit``, for synchronous code; one query.
@@ -204,14 +199,100 @@ class StreamManagerBase:
         after = position(from_sequence)
         watch = await self._backend.watch()
         head_alone = partial(self._backend.page, stream_id, after, 0)
-        page = await watch.read(head_alone, ("head", self._tenant, stream_id))
+        page = await watch.read(head_alone, ("head", self.tenant, stream_id))
         if page is None:
             return None
         page.head.check_readable(after)
         return ResumableReader(self._backend, watch, stream_id, page.head, after)
+
+    async def _call(
+        self, operation: Callable[Concatenate[str, P], R], stream_id: str, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Check the id, and run an operation of the back end."""
+        validation.identifier(stream_id, "stream_id")
+        return await self._backend.call(partial(operation, stream_id, *args, **kwargs))
 
 
 async def _chunks_of(reader: ResumableReader) -> AsyncIterator[dict[str, Any]]:
     async with aclosing(reader):
         async for stored in reader:
             yield stored.chunk
+
+
+class DatabaseStreamManager(StreamManagerBase):
+    """Streams in a Django database. Every process writes and reads them; no other server is needed.
+
+    Pass the ``using`` and ``tenant`` of the sessions that the streams belong to. ``poll_interval`` is in
+    seconds. ``retention`` is the time for which the chunks of a stream are kept after its end; without it
+    they are kept until pruning by age. PostgreSQL wakes readers with NOTIFY, and polling finds what a
+    notification misses.
+    """
+
+    def __init__(
+        self,
+        using: str | None = None,
+        *,
+        tenant: str = "",
+        poll_interval: float | timedelta | None = None,
+        retention: timedelta | None = None,
+        writer_lease: float | timedelta | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        conf.require_usable_prefix()
+        db = Database(using, validation.tenant(tenant), limits)
+        super().__init__(
+            DatabaseStreams(db, None if poll_interval is None else seconds(poll_interval, "poll_interval")),
+            tenant=db.tenant,
+            retention=retention,
+            writer_lease=writer_lease,
+            limits=limits,
+        )
+
+
+class InMemoryStreamManager(StreamManagerBase):
+    """Streams in the memory of one process, with the contract of the database streams; for tests.
+
+    With the ``world`` of an `InMemoryLockManager` it checks the fencing tokens of that manager.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant: str = "",
+        world: MemoryWorld | None = None,
+        retention: timedelta | None = None,
+        writer_lease: float | timedelta | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        tenant = validation.tenant(tenant)
+        world = MemoryWorld() if world is None else world
+        self._lock = world.lock
+        self._streams = world.table(StreamTable, tenant)
+        super().__init__(
+            MemoryStreams(world, tenant),
+            tenant=tenant,
+            retention=retention,
+            writer_lease=writer_lease,
+            limits=limits,
+        )
+
+    def clear(self) -> None:
+        """Delete every stream of the tenant. Safe to repeat."""
+        with self._lock:
+            for stream_id in self.get_all_stream_ids():
+                self._backend.delete(stream_id)
+
+    def get_all_stream_ids(self) -> list[str]:
+        """Return the ids of the tenant's streams, in order of creation."""
+        with self._lock:
+            return list(self._streams)
+
+    def get_status_sync(self, stream_id: str) -> StreamStatus | None:
+        info = self._backend.info(validation.identifier(stream_id, "stream_id"))
+        return None if info is None else info.status
+
+    def get_chunks_sync(self, stream_id: str) -> list[dict[str, Any]]:
+        """Return the stored chunks, or an empty list for an unknown stream."""
+        with self._lock:
+            record = self._streams.get(validation.identifier(stream_id, "stream_id"))
+            return [] if record is None else [decode(text) for text in record.texts]

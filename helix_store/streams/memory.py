@@ -8,30 +8,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from helix_store import conf
-from helix_store.core import moments, validation
+from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
-from helix_store.core.payloads import decode, decode_optional
 from helix_store.core.streams import PrunedStreams, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread_to_the_end
 from helix_store.engine.memory import MemoryTable, MemoryWorld
 from helix_store.exceptions import StreamClosed, StreamNotFound
 from helix_store.locks.memory import LockTable
-from helix_store.streams.backend import (
+from helix_store.streams.rules import (
+    TERMINAL_STATUSES,
     NewWriter,
     PruneRequest,
     StatusChange,
-    StreamWatch,
+    StreamHead,
+    StreamSlice,
+    changes_status,
+    info_of,
 )
-from helix_store.streams.manager import StreamManagerBase
-from helix_store.streams.rules import TERMINAL_STATUSES, StreamHead, StreamSlice, changes_status
-from helix_store.streams.watchers import Watcher, Watchers
+from helix_store.streams.watchers import Watch, Watcher, Watchers
 
-__all__ = ["InMemoryStreamManager", "MemoryStreams", "StreamTable"]
+__all__ = ["MemoryStreams", "StreamTable"]
 
 R = TypeVar("R")
 
@@ -73,35 +73,13 @@ class StreamRecord:
     def head(self) -> StreamHead:
         return StreamHead((self.key, self.generation), self.status, self.last_sequence, self.floor)
 
-    def info(self, stream_id: str) -> StreamInfo:
-        return StreamInfo(
-            stream_id=stream_id,
-            status=self.status,
-            chunk_count=len(self.texts),
-            last_sequence=self.last_sequence,
-            output=decode_optional(self.output),
-            error=decode_optional(self.error),
-            run_id=self.run_id,
-            agent_name=self.agent_name,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-            ended_at=self.ended_at,
-        )
-
-    def remove_until(self, floor: int) -> int:
-        """Remove the oldest chunks and return how many."""
-        removed = max(0, floor - self.floor)
-        del self.texts[:removed]
-        self.floor += removed
-        return removed
-
 
 class StreamTable(dict[str, StreamRecord], MemoryTable):
     """The streams of a tenant by id, and the readers that wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watchers: Watchers[int, Watcher] = Watchers()
+        self.watchers = Watchers()
 
     def saved(self) -> Callable[[], None]:
         streams = {stream_id: copy.copy(stream) for stream_id, stream in self.items()}
@@ -125,56 +103,9 @@ class StreamTable(dict[str, StreamRecord], MemoryTable):
         return stream is not None
 
 
-class InMemoryStreamManager(StreamManagerBase):
-    """Streams in the memory of one process, with the contract of the database streams; for tests.
-
-    With the ``world`` of an `InMemoryLockManager` it checks the fencing tokens of that manager.
-    """
-
-    def __init__(
-        self,
-        *,
-        tenant: str = "",
-        world: MemoryWorld | None = None,
-        retention: timedelta | None = None,
-        writer_lease: float | timedelta | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        tenant = validation.tenant(tenant)
-        world = MemoryWorld() if world is None else world
-        self._lock = world.lock
-        self._streams = world.table(StreamTable, tenant)
-        super().__init__(
-            MemoryStreams(world, tenant),
-            tenant=tenant,
-            retention=retention,
-            writer_lease=writer_lease,
-            limits=limits,
-        )
-
-    def clear(self) -> None:
-        """Delete every stream of the tenant. Safe to repeat."""
-        with self._lock:
-            for stream_id in self.get_all_stream_ids():
-                self._backend.delete(stream_id)
-
-    def get_all_stream_ids(self) -> list[str]:
-        """Return the ids of the tenant's streams, in order of creation."""
-        with self._lock:
-            return list(self._streams)
-
-    def get_status_sync(self, stream_id: str) -> StreamStatus | None:
-        info = self._backend.info(validation.identifier(stream_id, "stream_id"))
-        return None if info is None else info.status
-
-    def get_chunks_sync(self, stream_id: str) -> list[dict[str, Any]]:
-        """Return the stored chunks, or an empty list for an unknown stream."""
-        with self._lock:
-            record = self._streams.get(validation.identifier(stream_id, "stream_id"))
-            return [] if record is None else [decode(text) for text in record.texts]
-
-
 class MemoryStreams:
+    """The back end in memory; see `DatabaseStreams` for its operations."""
+
     def __init__(self, world: MemoryWorld, tenant: str) -> None:
         self._lock = world.lock
         self._streams = world.table(StreamTable, tenant)
@@ -190,8 +121,8 @@ class MemoryStreams:
         finally:
             self._lock.release()
 
-    async def watch(self) -> StreamWatch:
-        return _Watch(self._watchers)
+    async def watch(self) -> Watch:
+        return Watch(self._watchers, Watcher(), _at_once)
 
     # Writers
 
@@ -264,7 +195,7 @@ class MemoryStreams:
     def info(self, stream_id: str) -> StreamInfo | None:
         with self._lock:
             record = self._streams.get(stream_id)
-            return None if record is None else record.info(stream_id)
+            return None if record is None else info_of(stream_id, record)
 
     def page(self, stream_id: str, after: int, limit: int) -> StreamSlice | None:
         with self._lock:
@@ -303,8 +234,11 @@ class MemoryStreams:
         return max(record.floor, record.last_sequence - request.keep_chunks)
 
     def _remove_until(self, record: StreamRecord, floor: int) -> int:
-        removed = record.remove_until(floor)
+        """Remove the oldest chunks and return how many."""
+        removed = floor - record.floor
         if removed:
+            del record.texts[:removed]
+            record.floor = floor
             self._watchers.wake(record.key)
         return removed
 
@@ -330,25 +264,5 @@ class MemoryStreams:
             record.lease_ends = time.monotonic() + conf.stream_options().writer_lease
 
 
-class _Watch:
-    def __init__(self, watchers: Watchers[int, Watcher]) -> None:
-        self._watchers = watchers
-        self._watcher = Watcher()
-        self._key: int | None = None
-
-    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
-        self._watcher.arm()
-        return query()
-
-    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        if self._key is None:
-            self._key = seen.identity[0]
-            self._watchers.add(self._key, self._watcher)
-            # No write has woken the reader so far, so it reads once more.
-            return True
-        return await self._watcher.wait(timeout)
-
-    def close(self) -> None:
-        if self._key is not None:
-            self._watchers.remove(self._key, self._watcher)
-            self._key = None
+async def _at_once(key: tuple[object, ...], query: Callable[[], R]) -> R:
+    return query()

@@ -21,8 +21,8 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Stream
 from helix_store.streams import sql
-from helix_store.streams.backend import PruneRequest
 from helix_store.streams.notifications import notify_after_commit
+from helix_store.streams.rules import PruneRequest
 
 __all__ = ["prune", "prune_batches", "prune_streams", "would_empty"]
 

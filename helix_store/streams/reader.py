@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from helix_store.core.payloads import decode
 from helix_store.core.streams import StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
-from helix_store.streams.backend import StreamBackend, StreamWatch
+from helix_store.streams.backend import StreamBackend
 from helix_store.streams.rules import (
     FIRST_PAGE_LENGTH,
     StreamHead,
@@ -18,6 +18,7 @@ from helix_store.streams.rules import (
     next_page_length,
     require_same_stream,
 )
+from helix_store.streams.watchers import Watch
 
 __all__ = ["ResumableReader", "StoredText"]
 
@@ -39,18 +40,14 @@ class ResumableReader:
     """
 
     def __init__(
-        self, backend: StreamBackend, watch: StreamWatch, stream_id: str, head: StreamHead, after: int
+        self, backend: StreamBackend, watch: Watch, stream_id: str, head: StreamHead, after: int
     ) -> None:
         self._backend = backend
         self._watch = watch
-        self._stream_id = stream_id
+        self.stream_id: Final = stream_id
         self._head = head
         self._after = after
         self._chunks: AsyncGenerator[StoredChunk, None] | None = None
-
-    @property
-    def stream_id(self) -> str:
-        return self._stream_id
 
     @property
     def status(self) -> StreamStatus:
@@ -63,7 +60,7 @@ class ResumableReader:
 
     async def info(self) -> StreamInfo | None:
         """Return `get_info` of the stream manager, which is ``None`` once the stream is deleted."""
-        query = partial(self._backend.info, self._stream_id)
+        query = partial(self._backend.info, self.stream_id)
         return await self._watch.read(query, ("info", self._head.identity))
 
     def __aiter__(self) -> AsyncIterator[StoredChunk]:
@@ -106,9 +103,9 @@ class ResumableReader:
 
     async def _next_page(self, length: int) -> StreamSlice:
         key = (self._head.identity, self._after, length)
-        read = partial(self._backend.page, self._stream_id, self._after, length)
+        read = partial(self._backend.page, self.stream_id, self._after, length)
         page = await self._watch.read(read, key)
-        page = require_same_stream(page, self._stream_id, self._head.identity)
+        page = require_same_stream(page, self.stream_id, self._head.identity)
         self._head = page.head
         page.head.check_readable(self._after)
         return page

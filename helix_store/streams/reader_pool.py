@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from django.db import connections
@@ -24,95 +22,82 @@ R = TypeVar("R")
 _THREADS: Final = 4
 LINGER_SECONDS: Final = 1.0
 """The time for which the threads of streams keep their connections without a reader."""
-_CLOSE_TIMEOUT_SECONDS: Final = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Query:
+    """A query that waits for a thread. Each reader has a result, so that it can be cancelled alone."""
+
+    alias: str
+    call: Callable[[], Any]
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    results: list[Future[Any]] = field(default_factory=list)
+
+    def run(self) -> None:
+        wanted = [result for result in self.results if result.set_running_or_notify_cancel()]
+        try:
+            value = self.context.run(self._answer)
+        except BaseException as exc:  # noqa: BLE001  the readers get it
+            for result in wanted:
+                result.set_exception(exc)
+        else:
+            for result in wanted:
+                result.set_result(value)
+
+    def _answer(self) -> Any:
+        try:
+            with keep_open():
+                return self.call()
+        finally:
+            return_to_pool(connections[self.alias])
 
 
 class ReaderPool:
-    """A pool that runs queries on at most four threads, and closes their connections when they are no longer
-    used. Readers that wait for a query with the same key share it until it begins. A running query is not
-    shared, because it may have begun before the commit of the write that woke the reader.
+    """A pool that runs queries on at most four threads, which close their connections and end when no reader
+    has used the pool for a while. Readers that wait for a query with the same key share it until it begins.
+    A running query is not shared, because it may have begun before the commit of the write that woke the
+    reader.
     """
 
     def __init__(self, linger_seconds: float = LINGER_SECONDS) -> None:
         self._linger_seconds = linger_seconds
-        self._mutex = threading.Lock()
-        self._waiting: dict[Hashable, Future[Any]] = {}
-        self._executor: ThreadPoolExecutor | None = None
+        self._changed = threading.Condition()
+        self._waiting: dict[Hashable, _Query] = {}
+        self._threads = 0
         self._running = 0
-        self._was_used = False
 
     async def run(self, alias: str, key: tuple[object, ...], query: Callable[[], R]) -> R:
         """Run a query on this database in the context of the task, and return its result."""
-        # Each reader has a future, so that the cancellation of one reader leaves the others waiting.
         result: Future[R] = Future()
-        with self._mutex:
-            shared = self._waiting.get((alias, *key))
-            if shared is None:
-                run = partial(contextvars.copy_context().run, self._run, alias, key, query)
-                shared = self._waiting[(alias, *key)] = self._executor_locked().submit(run)
-        shared.add_done_callback(partial(_copy_result, to=result))
+        with self._changed:
+            shared = self._waiting.setdefault((alias, *key), _Query(alias, query))
+            shared.results.append(result)
+            idle = self._threads - self._running
+            if idle < len(self._waiting) and self._threads < _THREADS:
+                self._threads += 1
+                threading.Thread(target=self._work, name="helix_store reader", daemon=True).start()
+            self._changed.notify()
         return await asyncio.wrap_future(result)
 
-    def _executor_locked(self) -> ThreadPoolExecutor:
-        self._was_used = True
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="helix_store reader")
-            threading.Thread(
-                target=self._close_when_unused, name="helix_store reader pool", daemon=True
-            ).start()
-        return self._executor
-
-    def _run(self, alias: str, key: tuple[object, ...], query: Callable[[], R]) -> R:
-        with self._mutex:
-            del self._waiting[(alias, *key)]
-            self._running += 1
+    def _work(self) -> None:
         try:
-            with keep_open():
-                return query()
+            while query := self._next():
+                query.run()
+                with self._changed:
+                    self._running -= 1
         finally:
-            return_to_pool(connections[alias])
-            with self._mutex:
-                self._running -= 1
-                self._was_used = True
+            connections.close_all()
 
-    def _close_when_unused(self) -> None:
-        """Wait until no query has run for a while, then close the connections and end the threads."""
-        while True:
-            time.sleep(self._linger_seconds)
-            with self._mutex:
-                if not (self._was_used or self._waiting or self._running):
-                    executor, self._executor = self._executor, None
-                    break
-                self._was_used = False
-        if executor is not None:
-            _close(executor)
-
-
-def _close(executor: ThreadPoolExecutor) -> None:
-    """End an idle executor, after each of its threads has closed its connections."""
-    # A connection must be closed by its thread. The barrier keeps each thread from taking a second task.
-    barrier = threading.Barrier(_THREADS, timeout=_CLOSE_TIMEOUT_SECONDS)
-    # Raised while the interpreter exits, which also ends the threads.
-    with suppress(RuntimeError):
-        for _ in range(_THREADS):
-            executor.submit(_close_connections, barrier)
-    executor.shutdown(wait=False)
-
-
-def _close_connections(barrier: threading.Barrier) -> None:
-    connections.close_all()
-    with suppress(threading.BrokenBarrierError):
-        barrier.wait()
-
-
-def _copy_result(done: Future[R], *, to: Future[R]) -> None:
-    if not to.set_running_or_notify_cancel():
-        return
-    error = done.exception()
-    if error is None:
-        to.set_result(done.result())
-    else:
-        to.set_exception(error)
+    def _next(self) -> _Query | None:
+        """Wait for a query. Return ``None`` to end the thread, if no query has run for a while."""
+        with self._changed:
+            while not self._waiting:
+                is_woken = self._changed.wait(self._linger_seconds)
+                if not (is_woken or self._waiting or self._running):
+                    self._threads -= 1
+                    return None
+            self._running += 1
+            return self._waiting.pop(next(iter(self._waiting)))
 
 
 _pool: Final = PerProcess(ReaderPool)

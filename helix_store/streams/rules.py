@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import count, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from helix_store.core import validation
-from helix_store.core.limits import MAX_BIGINT, Limits
-from helix_store.core.payloads import decode_all, encode_all
-from helix_store.core.streams import LONGEST_SECONDS, StoredChunk
+from helix_store.core.limits import MAX_BIGINT, UNLIMITED, Limits
+from helix_store.core.payloads import decode_all, decode_optional, encode, encode_all
+from helix_store.core.streams import LONGEST_SECONDS, StoredChunk, StreamInfo
 from helix_store.core.types import StreamStatus
 from helix_store.exceptions import (
     InvalidPayload,
@@ -23,14 +24,18 @@ from helix_store.exceptions import (
 
 __all__ = [
     "FIRST_PAGE_LENGTH",
+    "HEAD_COLUMNS",
     "LARGEST_SEQUENCE",
     "TERMINAL_STATUSES",
-    "WRITER_LOST",
+    "NewWriter",
+    "PruneRequest",
+    "StatusChange",
     "StreamHead",
     "StreamSlice",
     "changes_status",
     "duration_ms",
     "encode_chunks",
+    "info_of",
     "next_page_length",
     "page_length",
     "position",
@@ -42,7 +47,7 @@ LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
 """The number of chunks to read before their size is known."""
 TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
-WRITER_LOST: Final = {
+_WRITER_LOST: Final = {
     "code": "writer_lost",
     "message": "The writer stopped without ending the stream.",
 }
@@ -53,6 +58,10 @@ _LONGEST_PAGE: Final = 500
 
 _SET_CHUNK: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["chunk"].__set__
 _SET_SEQUENCE: Final[Callable[[StoredChunk, Any], None]] = StoredChunk.__dict__["sequence"].__set__
+
+
+HEAD_COLUMNS: Final = ("id", "generation", "status", "last_sequence", "floor")
+"""The columns of a `StreamHead`."""
 
 
 class StreamHead(NamedTuple):
@@ -66,6 +75,11 @@ class StreamHead(NamedTuple):
     status: StreamStatus
     last_sequence: int
     floor: int
+
+    @classmethod
+    def of(cls, key: int, generation: int, status: str, last_sequence: int, floor: int) -> Self:
+        """Return the head with these `HEAD_COLUMNS`."""
+        return cls((key, generation), StreamStatus(status), last_sequence, floor)
 
     @property
     def was_reset(self) -> bool:
@@ -101,6 +115,72 @@ class StreamSlice(NamedTuple):
         ):
             deque(map(set_field, stored, values), maxlen=0)
         return stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWriter:
+    writer_id: str
+    run_id: str
+    agent_name: str
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """The next status of a stream. Its chunks are kept for at least ``keep_ms`` after its end."""
+
+    status: StreamStatus
+    output: str | None = None
+    error: str | None = None
+    keep_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneRequest:
+    """The arguments of pruning; ``older_than`` applies to ended streams, by the storage's clock."""
+
+    older_than: timedelta | datetime | None
+    keep_chunks: int | None
+    lost_writer_error: str
+    dry_run: bool
+
+    @classmethod
+    def checked(
+        cls, *, older_than: timedelta | datetime | None, keep_chunks: int | None, dry_run: bool
+    ) -> Self:
+        """Check a caller's arguments. Raises `InvalidQuery`."""
+        if isinstance(older_than, timedelta):
+            if not validation.is_age(older_than):
+                raise InvalidQuery("older_than must be from 0 to a hundred years.", path="older_than")
+        elif older_than is not None:
+            if not isinstance(older_than, datetime):
+                raise InvalidQuery("older_than must be a timedelta or an aware datetime.", path="older_than")
+            older_than = validation.aware_datetime(older_than, "older_than")
+        if keep_chunks is not None:
+            validation.query_number(keep_chunks, "keep_chunks", maximum=UNLIMITED)
+        return cls(
+            older_than=older_than,
+            keep_chunks=keep_chunks,
+            lost_writer_error=encode(_WRITER_LOST),
+            dry_run=dry_run,
+        )
+
+
+def info_of(stream_id: str, stored: Any) -> StreamInfo:
+    """Return what `get_info` returns of a stored stream, which has the attributes of its columns."""
+    return StreamInfo(
+        stream_id=stream_id,
+        status=StreamStatus(stored.status),
+        chunk_count=stored.last_sequence - stored.floor,
+        last_sequence=stored.last_sequence,
+        output=decode_optional(stored.output),
+        error=decode_optional(stored.error),
+        run_id=stored.run_id,
+        agent_name=stored.agent_name,
+        created_at=stored.created_at,
+        updated_at=stored.updated_at,
+        ended_at=stored.ended_at,
+    )
 
 
 def require_same_stream(page: StreamSlice | None, stream_id: str, identity: tuple[int, int]) -> StreamSlice:

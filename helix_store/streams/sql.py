@@ -20,7 +20,6 @@ __all__ = [
     "DELETE_STREAM",
     "FAIL_LOST",
     "INSERT_CHUNKS",
-    "JOINED_PAGE",
     "OPEN",
     "PAGE",
     "RELEASE",
@@ -145,33 +144,28 @@ SET_STATUS: Final = with_clock(
 
 # --- Readers ---------------------------------------------------------------------------------------
 
-_ALIASED_STREAM_BY_ID: Final = "stream.tenant = %(tenant)s AND stream.stream_id = %(stream_id)s"
+_OF_PAGE: Final = f"""
+        FROM {_CHUNK} WHERE stream_id = stream.id AND sequence > %(after)s AND sequence <= %(last)s"""
+
+
+def _page(chunks: str) -> str:
+    return f"""
+    SELECT stream.id, generation, status, last_sequence, floor, {chunks}
+    WHERE stream.tenant = %(tenant)s AND stream.stream_id = %(stream_id)s"""
+
 
 PAGE: Final = Statement(
-    f"""
-    SELECT stream.id, stream.generation, stream.status, stream.last_sequence, stream.floor,
-           chunk.sequence, chunk.payload
-    FROM {_STREAM} AS stream LEFT JOIN {_CHUNK} AS chunk
-        ON chunk.stream_id = stream.id
-        AND chunk.sequence > %(after)s AND chunk.sequence <= %(last)s
-    WHERE {_ALIASED_STREAM_BY_ID}
-    ORDER BY chunk.sequence"""
+    postgresql=_page(f"""first_sequence, payloads FROM {_STREAM} AS stream CROSS JOIN LATERAL (
+        SELECT min(sequence) AS first_sequence, string_agg(payload, chr(10) ORDER BY sequence) AS payloads
+        {_OF_PAGE}) AS chunks"""),
+    sqlite=_page(f"""
+        (SELECT min(sequence) {_OF_PAGE}),
+        (SELECT group_concat(payload, char(10)) FROM (SELECT payload {_OF_PAGE} ORDER BY sequence))
+    FROM {_STREAM} AS stream"""),
 )
-"""A head with the chunks of a range, or with NULL without chunks; no row for an unknown stream."""
-
-JOINED_PAGE: Final = Statement(
-    f"""
-    SELECT stream.id, generation, status, last_sequence, floor, first_sequence, payloads
-    FROM {_STREAM} AS stream CROSS JOIN LATERAL (
-        SELECT min(sequence) AS first_sequence,
-            string_agg(payload, chr(10) ORDER BY sequence) AS payloads
-        FROM {_CHUNK}
-        WHERE stream_id = stream.id AND sequence > %(after)s AND sequence <= %(last)s
-    ) AS chunks
-    WHERE {_ALIASED_STREAM_BY_ID}"""
-)
-"""`PAGE` in one row, for PostgreSQL: the payloads are joined by line breaks, which no payload contains.
-Transferring many rows takes longer than finding them.
+"""A head with the first sequence and the payloads of a range, or with NULL without chunks; no row for an
+unknown stream. The payloads are joined by line breaks, which no payload contains: transferring many rows
+takes longer than finding them.
 """
 
 TENANTS_OF: Final = Statement(

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-__all__ = ["Watcher", "Watchers"]
+from helix_store.streams.rules import StreamHead
 
-K = TypeVar("K", bound=Hashable)
-W = TypeVar("W", bound="Watcher")
+__all__ = ["Watch", "Watcher", "Watchers"]
+
+R = TypeVar("R")
 
 
 class Watcher:
-    """One reader in one event loop. Arm it before reading, so that it does not miss a later change."""
+    """One reader in one event loop. Arm it before reading, so that it does not miss a later change.
 
-    def __init__(self) -> None:
+    ``interval`` is the time between two polls, in seconds; ``seen`` is the head that the reader has seen.
+    """
+
+    def __init__(self, interval: float = 0.0) -> None:
+        self.interval = interval
+        self.seen: StreamHead | None = None
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -43,36 +49,75 @@ class Watcher:
             return
 
 
-class Watchers(Generic[K, W]):
+class Watchers:
     """Watchers by the key of their stream. Callable from any thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._by_key: dict[K, set[W]] = {}
+        self._by_key: dict[int, set[Watcher]] = {}
 
-    def add(self, key: K, watcher: W) -> None:
+    def add(self, key: int, watcher: Watcher) -> None:
         with self._mutex:
             self._by_key.setdefault(key, set()).add(watcher)
 
-    def remove(self, key: K, watcher: W) -> None:
+    def remove(self, key: int, watcher: Watcher) -> None:
         with self._mutex:
             watchers = self._by_key.get(key, set())
             watchers.discard(watcher)
             if not watchers:
                 self._by_key.pop(key, None)
 
-    def of(self, key: K) -> list[W]:
+    def of(self, key: int) -> list[Watcher]:
         with self._mutex:
             return list(self._by_key.get(key, ()))
 
-    def keys(self) -> list[K]:
+    def keys(self) -> list[int]:
         with self._mutex:
             return list(self._by_key)
 
-    def wake(self, key: K) -> None:
+    def wake(self, key: int) -> None:
         for watcher in self.of(key):
             watcher.wake()
 
     def wake_all(self) -> None:
         for key in self.keys():
             self.wake(key)
+
+
+class Watch:
+    """A handle with which one reader reads a stream and waits for changes. The reader must close it.
+
+    ``run`` runs the query of a key.
+    """
+
+    def __init__(
+        self,
+        watchers: Watchers,
+        watcher: Watcher,
+        run: Callable[[tuple[object, ...], Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        self._watchers = watchers
+        self._watcher = watcher
+        self._run = run
+        self._key: int | None = None
+
+    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
+        """Run a query. Readers that wait for a query with the same key may share its result."""
+        self._watcher.arm()
+        result: R = await self._run(key, query)
+        return result
+
+    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
+        """Wait until the stream may differ from ``seen``; return ``False`` after the timeout, in seconds."""
+        self._watcher.seen = seen
+        if self._key is None:
+            self._key = seen.identity[0]
+            self._watchers.add(self._key, self._watcher)
+            # No change has woken the reader so far, so it reads once more.
+            return True
+        return await self._watcher.wait(timeout)
+
+    def close(self) -> None:
+        if self._key is not None:
+            self._watchers.remove(self._key, self._watcher)
+            self._key = None

@@ -9,21 +9,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from django.db import connections
 
 from helix_store.core.processes import PerProcess
-from helix_store.core.types import StreamStatus
 from helix_store.engine.async_twins import in_thread
 from helix_store.engine.connections import keep_open, return_to_pool
 from helix_store.engine.database import Database
 from helix_store.models import Stream
-from helix_store.streams.backend import StreamWatch
 from helix_store.streams.notifications import Listener, uses_notify
 from helix_store.streams.reader_pool import LINGER_SECONDS, reader_pool
-from helix_store.streams.rules import StreamHead
-from helix_store.streams.watchers import Watcher, Watchers
+from helix_store.streams.rules import HEAD_COLUMNS, StreamHead
+from helix_store.streams.watchers import Watch, Watcher, Watchers
 
 __all__ = ["watch_stream"]
 
@@ -34,17 +33,22 @@ _KEYS_PER_QUERY: Final = 500
 _logger = logging.getLogger(__name__)
 
 
-async def watch_stream(db: Database, interval: float) -> StreamWatch:
+async def watch_stream(db: Database, interval: float) -> Watch:
     """Start watching a stream; ``interval`` is the time between two polls, in seconds.
 
     Inside the caller's transaction, only the caller's thread sees its uncommitted chunks.
     """
     if await in_thread(lambda: db.connection.in_atomic_block):
         return _WatchInTransaction(interval)
-    return _Watch(db.alias, interval)
+    run = partial(_run_in_pool, db.alias)
+    return Watch(_pollers.get()(db.alias), Watcher(interval), run)
 
 
-class _WatchInTransaction:
+async def _run_in_pool(alias: str, key: tuple[object, ...], query: Callable[[], R]) -> R:
+    return await reader_pool().run(alias, key, query)
+
+
+class _WatchInTransaction(Watch):
     """Reads in the caller's thread, after each interval."""
 
     def __init__(self, interval: float) -> None:
@@ -62,55 +66,18 @@ class _WatchInTransaction:
         return
 
 
-class _Watch:
-    def __init__(self, alias: str, interval: float) -> None:
-        self._alias = alias
-        self._poller = _pollers.get()(alias)
-        self._watcher = _PolledWatcher(interval)
-        self._key: int | None = None
-
-    async def read(self, query: Callable[[], R], key: tuple[object, ...]) -> R:
-        self._watcher.arm()
-        return await reader_pool().run(self._alias, key, query)
-
-    async def changed(self, seen: StreamHead, timeout: float | None) -> bool:  # noqa: ASYNC109
-        self._watcher.seen = seen
-        if self._key is None:
-            self._key = seen.identity[0]
-            self._poller.add(self._key, self._watcher)
-            # No change has woken the reader so far, so it reads once more instead of waiting for the next
-            # poll.
-            return True
-        return await self._watcher.wait(timeout)
-
-    def close(self) -> None:
-        if self._key is not None:
-            self._poller.remove(self._key, self._watcher)
-            self._key = None
-
-
-class _PolledWatcher(Watcher):
-    """A watcher with its interval and the head that its reader has seen."""
-
-    def __init__(self, interval: float) -> None:
-        super().__init__()
-        self.interval = interval
-        self.seen: StreamHead | None = None
-
-
-class _Poller:
+class _Poller(Watchers):
     """The watchers of one database, the thread that polls for them, and the listener."""
 
     def __init__(self, alias: str) -> None:
+        super().__init__()
         self._db = Database(alias, "")
-        self._mutex = threading.Lock()
-        self._watchers: Watchers[int, _PolledWatcher] = Watchers()
         self._intervals: Counter[float] = Counter()
         self._intervals_changed = threading.Event()
         self._is_running = False
 
-    def add(self, key: int, watcher: _PolledWatcher) -> None:
-        self._watchers.add(key, watcher)
+    def add(self, key: int, watcher: Watcher) -> None:
+        super().add(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] += 1
             if not self._is_running:
@@ -119,8 +86,8 @@ class _Poller:
                 threading.Thread(target=self._run, name=name, daemon=True).start()
         self._intervals_changed.set()
 
-    def remove(self, key: int, watcher: _PolledWatcher) -> None:
-        self._watchers.remove(key, watcher)
+    def remove(self, key: int, watcher: Watcher) -> None:
+        super().remove(key, watcher)
         with self._mutex:
             self._intervals[watcher.interval] -= 1
             # Drop the intervals that no watcher uses.
@@ -172,28 +139,23 @@ class _Poller:
                 listener.stop()
             return None
         if listener is None:
-            return Listener(self._db.alias, changed=self._watchers.wake, missed=self._watchers.wake_all)
+            return Listener(self._db.alias, changed=self.wake, missed=self.wake_all)
         return listener
 
     def _poll(self) -> None:
         """Read the heads of all watched streams, and wake the watchers of heads that have changed."""
-        keys = self._watchers.keys()
+        keys = self.keys()
         heads: dict[int, StreamHead] = {}
         for start in range(0, len(keys), _KEYS_PER_QUERY):
-            heads |= _heads(self._db, keys[start : start + _KEYS_PER_QUERY])
+            heads |= self._heads(keys[start : start + _KEYS_PER_QUERY])
         for key in keys:
-            for watcher in self._watchers.of(key):
+            for watcher in self.of(key):
                 if watcher.seen != heads.get(key):
                     watcher.wake()
 
-
-def _heads(db: Database, keys: list[int]) -> dict[int, StreamHead]:
-    streams = Stream.objects.using(db.alias).filter(pk__in=keys)
-    rows = streams.values_list("pk", "generation", "status", "last_sequence", "floor")
-    return {
-        key: StreamHead((key, generation), StreamStatus(status), last_sequence, floor)
-        for key, generation, status, last_sequence, floor in db.query(lambda: list(rows))
-    }
+    def _heads(self, keys: list[int]) -> dict[int, StreamHead]:
+        rows = Stream.objects.using(self._db.alias).filter(pk__in=keys).values_list(*HEAD_COLUMNS)
+        return {row[0]: StreamHead.of(*row) for row in self._db.query(lambda: list(rows))}
 
 
 _pollers: Final = PerProcess(lambda: functools.cache(_Poller))

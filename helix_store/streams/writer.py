@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -17,14 +17,26 @@ from helix_store.exceptions import (
     StreamClosed,
     StreamNotFound,
 )
-from helix_store.streams.backend import NewWriter, StreamBackend
-from helix_store.streams.rules import encode_chunks
+from helix_store.streams.backend import StreamBackend
+from helix_store.streams.rules import NewWriter, encode_chunks
 
-__all__ = ["StreamWriter"]
+__all__ = ["StreamWriter", "append_chunks"]
 
 _RENEWALS_PER_LEASE: Final = 3
 
 _logger = logging.getLogger(__name__)
+
+
+def append_chunks(
+    backend: StreamBackend, stream_id: str, texts: Sequence[str], writer: NewWriter | None, guard: Guard
+) -> int:
+    """Store chunks, if there are any, and return the last sequence of the stream."""
+    if texts:
+        return backend.append(stream_id, texts, writer, guard)
+    info = backend.info(stream_id)
+    if info is None:
+        raise StreamNotFound(stream_id)
+    return info.last_sequence
 
 
 class StreamWriter:
@@ -40,25 +52,15 @@ class StreamWriter:
         self, backend: StreamBackend, stream_id: str, writer: NewWriter, *, guard: Guard, limits: Limits
     ) -> None:
         self._backend = backend
-        self._stream_id = stream_id
+        self.stream_id: Final = stream_id
+        self.run_id: Final = writer.run_id
+        self.agent_name: Final = writer.agent_name
         self._writer = writer
         self._guard = guard
         self._limits = limits
         self._is_closed = False
         self._has_lease = True
         self._renewing: asyncio.Task[None] | None = None
-
-    @property
-    def stream_id(self) -> str:
-        return self._stream_id
-
-    @property
-    def run_id(self) -> str:
-        return self._writer.run_id
-
-    @property
-    def agent_name(self) -> str:
-        return self._writer.agent_name
 
     async def write(self, chunk: dict[str, Any]) -> int:
         """Store a chunk, a dict with a ``type``, and return its sequence.
@@ -77,26 +79,21 @@ class StreamWriter:
         texts = encode_chunks(chunks, self._limits)
         if self._is_closed:
             raise StreamClosed("This writer was closed; create another one.")
-        if not texts:
-            info = await self._backend.call(partial(self._backend.info, self._stream_id))
-            if info is None:
-                raise StreamNotFound(self._stream_id)
-            return info.last_sequence
-        append = partial(self._backend.append, self._stream_id, texts, self._writer, self._guard)
+        append = partial(append_chunks, self._backend, self.stream_id, texts, self._writer, self._guard)
         return await self._backend.call(append)
 
     async def heartbeat(self) -> None:
         """Renew the lease without writing. Raises `StreamClosed` if the stream is not active."""
         if self._is_closed:
             raise StreamClosed("This writer was closed; create another one.")
-        await self._backend.call(partial(self._backend.renew, self._stream_id, self._writer))
+        await self._backend.call(partial(self._backend.renew, self.stream_id, self._writer))
 
     async def close(self) -> None:
         """Stop writing and end the lease; the stream keeps its status. Safe to repeat, even after errors."""
         await self._stop_renewing()
         self._is_closed = True
         if self._has_lease:
-            await self._backend.call(partial(self._backend.release, self._stream_id, self._writer))
+            await self._backend.call(partial(self._backend.release, self.stream_id, self._writer))
             self._has_lease = False
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 from django.db.models import Count, QuerySet
 
-from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.budgets import BudgetPeriod
 from helix_store.core.types import UsageKind
@@ -40,12 +39,18 @@ from helix_store.sessions.database.locking import missing_session
 from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.usage import sql
-from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
 from helix_store.usage.entries import plain_amount
-from helix_store.usage.rollups import UsageSum, rollup, time_series
-from helix_store.usage.store import UsageStoreBase
+from helix_store.usage.rules import (
+    EntryFilter,
+    PlacedEntry,
+    TimeSeriesQuery,
+    UsageQuery,
+    UsageSum,
+    rollup,
+    time_series,
+)
 
-__all__ = ["DatabaseUsage", "DatabaseUsageStore"]
+__all__ = ["DatabaseUsage"]
 
 T = TypeVar("T")
 
@@ -81,27 +86,18 @@ _ENTRY_COLUMNS: Final = tuple(
 )
 
 
-class DatabaseUsageStore(UsageStoreBase):
-    """The usage ledger in a Django database: one row for each entry, summed by queries.
-
-    Pass the ``using`` and ``tenant`` of the state store with the sessions. Entries are deleted with their
-    session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
-    """
-
-    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
-        conf.require_usable_prefix()
-        db = Database(using, validation.tenant(tenant), None)
-        super().__init__(DatabaseUsage(db), tenant=db.tenant)
-
-
 class DatabaseUsage(DatabaseOperations):
-    """`UsageOperations` in a database."""
+    """The back end in a database. Arguments have already been checked, and entries have ids and costs.
+
+    The entries of a session id belong to the existing session, or are the kept entries of a deleted one.
+    """
 
     def __init__(self, db: Database) -> None:
         super().__init__(db)
         self._counts = False  # true once the tenant was found to have budgets
 
     def record(self, entries: Sequence[UsageEntry]) -> None:
+        """Record all entries or none; entries with a known id are skipped. Raises `SessionNotFound`."""
         if len(entries) != 1:
             self._record_all(entries)
             return
@@ -157,6 +153,7 @@ class DatabaseUsage(DatabaseOperations):
     def select(
         self, session_id: str, chosen: EntryFilter, *, limit: int | None, offset: int
     ) -> list[UsageEntry]:
+        """Return the entries of a session by timestamp, then in the order of recording."""
         rows = self._of_session(session_id)
         if chosen.kinds is not None:
             rows = rows.filter(kind__in=sorted(chosen.kinds))
@@ -186,6 +183,7 @@ class DatabaseUsage(DatabaseOperations):
 
     @reads
     def query(self, query: UsageQuery) -> tuple[list[PlacedEntry], int | None, bool]:
+        """Return the page, the total if ``query.count``, and whether more entries follow."""
         matching = _filtered(self._of_tenant, query)
         total = matching.count() if query.count else None
         prefix = "-" if query.descending else ""
@@ -225,6 +223,7 @@ class DatabaseUsage(DatabaseOperations):
 
     @writes
     def delete(self, session_id: str) -> int:
+        """Delete all entries of the id, kept entries included, and return their number."""
         count = delete_usage(self.db, self._kept(session_id))
         key = self._key(session_id)
         if key is not None:

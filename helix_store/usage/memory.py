@@ -16,14 +16,21 @@ from helix_store.core.usage import (
     cost_from_units,
 )
 from helix_store.counters.rules import Spender
-from helix_store.engine.memory import MemoryTable, MemoryWorld
+from helix_store.engine.memory import MemoryTable
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
-from helix_store.usage.backend import EntryFilter, PlacedEntry, TimeSeriesQuery, UsageQuery
-from helix_store.usage.rollups import bucket_start, rollup, sum_of, time_series
-from helix_store.usage.store import UsageStoreBase
+from helix_store.usage.rules import (
+    EntryFilter,
+    PlacedEntry,
+    TimeSeriesQuery,
+    UsageQuery,
+    bucket_start,
+    rollup,
+    sum_of,
+    time_series,
+)
 
-__all__ = ["InMemoryUsageStore", "MemoryUsage", "StoredEntry", "UsageLedger"]
+__all__ = ["MemoryUsage", "StoredEntry", "UsageLedger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +103,8 @@ class UsageLedger(MemoryTable):
         return len(entries)
 
 
-class InMemoryUsageStore(UsageStoreBase):
-    """The usage ledger in one process; for tests and trials.
-
-    With the ``world`` of an `InMemoryStateStore` it has the contract of the database store: an entry of an
-    unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
-    the entries of kind ``subagent``, and reads the agent type from a source of type ``agent``.
-    """
-
-    def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
-        tenant = validation.tenant(tenant)
-        self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
-        self._ledger = self._scope.table(UsageLedger)
-        super().__init__(MemoryUsage(self._scope, knows_sessions=world is not None), tenant=tenant)
-
-    def clear(self) -> None:
-        """Delete every entry of the tenant. Safe to repeat."""
-        with self._scope.lock:
-            self._ledger.clear()
-
-    def get_all_session_ids(self) -> list[str]:
-        """Return the ids of the sessions with entries, in the order of their first entries."""
-        with self._scope.lock:
-            ledger = self._ledger
-            return list(dict.fromkeys((*ledger.kept, *ledger.current)))
-
-    @property
-    def size(self) -> int:
-        """The number of sessions with entries."""
-        return len(self.get_all_session_ids())
-
-    @property
-    def total_entry_count(self) -> int:
-        with self._scope.lock:
-            return sum(1 for _ in self._ledger.all())
-
-
 class MemoryUsage:
-    """`UsageOperations` in memory."""
+    """The back end in memory; see `DatabaseUsage` for its operations."""
 
     def __init__(self, scope: TenantScope, *, knows_sessions: bool) -> None:
         self._scope = scope

@@ -22,7 +22,7 @@ from helix_store.core.usage import (
 )
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import summed
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidQuery
 from helix_store.models import UsageEntry
 from helix_store.usage import sql
 
@@ -56,7 +56,7 @@ def usage_report(
     `InvalidQuery`.
     """
     conf.require_usable_prefix()
-    grouping = _grouping(by)
+    grouping = validation.query_enum(UsageReportGrouping, by, "by")
     given = {
         "tenant": None if tenant is None else validation.tenant(tenant),
         "agent_type": validation.optional_identifier(agent_type, "agent_type"),
@@ -127,13 +127,6 @@ def time_zone(zone: ZoneInfo | str) -> ZoneInfo:
     if not found.key:
         raise InvalidQuery("A time zone needs a name.", path="zone")
     return found
-
-
-def _grouping(by: UsageReportGrouping | str) -> UsageReportGrouping:
-    try:
-        return validation.enum(UsageReportGrouping, by, "by")
-    except InvalidPayload as exc:
-        raise InvalidQuery(f"by: {exc.reason}.", path="by") from exc
 
 
 def _report(by: UsageReportGrouping, rows: Iterable[tuple[Any, ...]]) -> UsageReport:

@@ -57,15 +57,8 @@ SESSION_COLUMNS: Final = {
 }
 """Columns that an entry copies from its session, and their names there."""
 
-SUMMED: Final = (
-    "duration_ms",
-    "cost_usd",
-    "prompt_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-    "cached_tokens",
-    "total_tokens",
-)
+_TOKENS: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "total_tokens")
+SUMMED: Final = ("duration_ms", "cost_usd", *_TOKENS)
 
 # The number of parameters that SQLite has allowed since 3.32, unless it is built with another limit.
 _SQLITE_PARAMETERS: Final = 32_766
@@ -175,14 +168,7 @@ SUMS_OF_KEPT: Final = _sums(
 
 # --- Reports ---------------------------------------------------------------------------------------
 
-REPORTED: Final = (
-    "prompt_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-    "cached_tokens",
-    "total_tokens",
-    "cost_usd",
-)
+REPORTED: Final = (*_TOKENS, "cost_usd")
 """The columns that a report adds up."""
 
 # A skip scan: one look-up in an index for each tenant.
@@ -239,66 +225,38 @@ def report(by: UsageReportGrouping, filters: tuple[str, ...]) -> Statement:
         rows += f" {_SESSION_OF_ENTRY}"
     if conditions:
         rows += f" WHERE {' AND '.join(conditions)}"
-    return Statement(_report_postgresql(by, rows), _report_sqlite(by, rows))
+    return Statement(_report(by, rows, is_sqlite=False), _report(by, rows, is_sqlite=True))
 
 
-def _report_postgresql(by: UsageReportGrouping, rows: str) -> str:
-    return _report(
-        by,
-        _GROUPS.get(by, ("NULL", _DAY[0], "FALSE")),
-        rows,
-        sums=[f"COALESCE(SUM(e.{name}), 0) AS {name}" for name in REPORTED],
-        totals=[f"SUM({name})" for name in REPORTED],
-        columns=list(REPORTED),
-    )
-
-
-def _report_sqlite(by: UsageReportGrouping, rows: str) -> str:
-    """Return the report for SQLite. Each sum has two columns; the lower one has 32 bits."""
-    low = "SUM(e.{0} & 4294967295)"
-    high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
-    halves = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"
-    return _report(
-        by,
-        _GROUPS.get(by, ("NULL", _DAY[1], "FALSE")),
-        rows,
-        sums=[halves.format(name) for name in REPORTED],
-        totals=[f"SUM({name}) || ' ' || SUM({name}_low)" for name in REPORTED],
-        columns=[f"{name} || ' ' || {name}_low" for name in REPORTED],
-        low="_low",
-    )
-
-
-def _report(
-    by: UsageReportGrouping,
-    group: tuple[str, str, str],
-    rows: str,
-    *,
-    sums: list[str],
-    totals: list[str],
-    columns: list[str],
-    low: str = "",
-) -> str:
-    tenant, name, is_deleted = group
-    halves = ("", low) if low else ("",)
+def _report(by: UsageReportGrouping, rows: str, *, is_sqlite: bool) -> str:
+    """Return the report for one vendor. On SQLite, each sum has two columns; the lower one has 32 bits."""
+    tenant, name, is_deleted = _GROUPS.get(by, ("NULL", _DAY[is_sqlite], "FALSE"))
+    if is_sqlite:
+        low = "SUM(e.{0} & 4294967295)"
+        high = f"SUM(e.{{0}} >> 32) + ({low} >> 32)"
+        summed = f"COALESCE({high}, 0) AS {{0}}, COALESCE({low}, 0) & 4294967295 AS {{0}}_low"
+        totalled, shown = "SUM({0}) || ' ' || SUM({0}_low)", "{0} || ' ' || {0}_low"
+    else:
+        summed, totalled, shown = "COALESCE(SUM(e.{0}), 0) AS {0}", "SUM({0})", "{0}"
+    halves = ("", "_low") if is_sqlite else ("",)
     order = [f"{column}{half} DESC" for column in ("cost_usd", "total_tokens") for half in halves]
     order += ["tenant", "name IS NULL", "name", "is_deleted"]
     if by is UsageReportGrouping.DAY:
         order = ["name DESC"]
+    sums, totals, columns = (", ".join(map(each.format, REPORTED)) for each in (summed, totalled, shown))
     return f"""
         WITH grouped AS (
             SELECT {tenant} AS tenant, {name} AS name, {is_deleted} AS is_deleted, count(*) AS entry_count,
                 count(*) FILTER (WHERE e.kind = 'tool') AS tool_calls,
                 count(*) FILTER (WHERE e.kind = 'tokens' AND e.cost_usd IS NULL) AS unpriced,
-                {", ".join(sums)}
+                {sums}
             FROM {rows}
             GROUP BY 1, 2, 3
         )
-        SELECT count(*), NULL, NULL, NULL, SUM(entry_count), SUM(tool_calls), SUM(unpriced),
-            {", ".join(totals)}
+        SELECT count(*), NULL, NULL, NULL, SUM(entry_count), SUM(tool_calls), SUM(unpriced), {totals}
         FROM grouped
       UNION ALL
         SELECT * FROM (
             SELECT CAST(NULL AS bigint), tenant, name, is_deleted, entry_count, tool_calls, unpriced,
-                {", ".join(columns)}
+                {columns}
             FROM grouped ORDER BY {", ".join(order)} LIMIT %(limit)s) AS highest"""

@@ -1,12 +1,12 @@
-"""The public calls of a usage store: they check entries and queries, and price tokens."""
+"""The usage stores: they check entries and queries, and price tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final
 
+from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.dicts import AnyUsageEntry
 from helix_store.core.limits import MAX_BIGINT
@@ -21,15 +21,17 @@ from helix_store.core.usage import (
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
+from helix_store.engine.database import Database
+from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.sessions.memory.scope import TenantScope
 from helix_store.usage import pricing
-from helix_store.usage.backend import EntryFilter, TimeSeriesQuery, UsageOperations, UsageQuery
+from helix_store.usage.database import DatabaseUsage
 from helix_store.usage.entries import checked_entry
+from helix_store.usage.memory import MemoryUsage, UsageLedger
+from helix_store.usage.rules import EntryFilter, TimeSeriesQuery, UsageQuery
 
-__all__ = ["UsageStoreBase"]
-
-E = TypeVar("E", bound=Enum)
-
+__all__ = ["DatabaseUsageStore", "InMemoryUsageStore", "UsageStoreBase"]
 
 Kinds = UsageKind | str | Collection[UsageKind | str]
 
@@ -37,13 +39,9 @@ Kinds = UsageKind | str | Collection[UsageKind | str]
 class UsageStoreBase:
     """The usage store of the contract; a subclass provides the back end."""
 
-    def __init__(self, backend: UsageOperations, *, tenant: str) -> None:
+    def __init__(self, backend: DatabaseUsage | MemoryUsage, *, tenant: str) -> None:
         self._backend = backend
-        self._tenant = tenant
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
+        self.tenant: Final = tenant
 
     # Recording
 
@@ -171,8 +169,10 @@ class UsageStoreBase:
         database computes the sums.
         """
         query = TimeSeriesQuery(
-            bucket=_member(UsageTimeBucket, bucket, "bucket"),
-            group_by=_member(UsageGrouping, "user_id" if group_by == "user" else group_by, "group_by"),
+            bucket=validation.query_enum(UsageTimeBucket, bucket, "bucket"),
+            group_by=validation.query_enum(
+                UsageGrouping, "user_id" if group_by == "user" else group_by, "group_by"
+            ),
             date_from=validation.aware_datetime(date_from, "date_from"),
             date_to=validation.aware_datetime(date_to, "date_to"),
             agent_type=validation.optional_identifier(agent_type, "agent_type"),
@@ -210,6 +210,55 @@ class UsageStoreBase:
     atimeseries = async_twin(timeseries)
 
 
+class DatabaseUsageStore(UsageStoreBase):
+    """The usage ledger in a Django database: one row for each entry, summed by queries.
+
+    Pass the ``using`` and ``tenant`` of the state store with the sessions. Entries are deleted with their
+    session, except with ``keep_usage``. There is no counter row, so recordings do not wait for each other.
+    """
+
+    def __init__(self, using: str | None = None, *, tenant: str = "") -> None:
+        conf.require_usable_prefix()
+        db = Database(using, validation.tenant(tenant), None)
+        super().__init__(DatabaseUsage(db), tenant=db.tenant)
+
+
+class InMemoryUsageStore(UsageStoreBase):
+    """The usage ledger in one process; for tests and trials.
+
+    With the ``world`` of an `InMemoryStateStore` it has the contract of the database store: an entry of an
+    unknown session is refused. Without a ``world`` it accepts entries of any session, finds sub-agents by
+    the entries of kind ``subagent``, and reads the agent type from a source of type ``agent``.
+    """
+
+    def __init__(self, *, tenant: str = "", world: MemoryWorld | None = None) -> None:
+        tenant = validation.tenant(tenant)
+        self._scope = TenantScope(MemoryWorld() if world is None else world, tenant=tenant, limits=None)
+        self._ledger = self._scope.table(UsageLedger)
+        super().__init__(MemoryUsage(self._scope, knows_sessions=world is not None), tenant=tenant)
+
+    def clear(self) -> None:
+        """Delete every entry of the tenant. Safe to repeat."""
+        with self._scope.lock:
+            self._ledger.clear()
+
+    def get_all_session_ids(self) -> list[str]:
+        """Return the ids of the sessions with entries, in the order of their first entries."""
+        with self._scope.lock:
+            ledger = self._ledger
+            return list(dict.fromkeys((*ledger.kept, *ledger.current)))
+
+    @property
+    def size(self) -> int:
+        """The number of sessions with entries."""
+        return len(self.get_all_session_ids())
+
+    @property
+    def total_entry_count(self) -> int:
+        with self._scope.lock:
+            return sum(1 for _ in self._ledger.all())
+
+
 def _priced(entry: UsageEntry) -> UsageEntry:
     if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
         return entry
@@ -224,14 +273,9 @@ def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
         kinds = [kinds]
     if not isinstance(kinds, Collection) or isinstance(kinds, bytes | Mapping):
         raise InvalidQuery("kinds must be a kind of usage or a collection of kinds.", path="kinds")
-    return frozenset(_member(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds"))
-
-
-def _member(cls: type[E], value: Any, name: str) -> E:
-    try:
-        return validation.enum(cls, value, name)
-    except InvalidPayload as exc:
-        raise InvalidQuery(f"{name}: {exc.reason}.", path=name) from exc
+    return frozenset(
+        validation.query_enum(UsageKind, kind, "kinds") for kind in validation.items(kinds, "kinds")
+    )
 
 
 def _step_range(steps: Any) -> tuple[int | None, int | None]:

@@ -6,7 +6,7 @@ import pytest
 
 from helix_store.core.limits import Limits
 from helix_store.engine.memory import MemoryWorld
-from helix_store.locks.memory import InMemoryLockManager
+from helix_store.locks.manager import InMemoryLockManager
 from helix_store.stores.memory import InMemoryStateStore
 from helix_store.testing import PostContract, StateStoreContract
 from helix_store.testing.state_store.samples import full_session

@@ -10,8 +10,7 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from helix_store.checkpointers import GraphCheckpointStore, SnapshotCheckpointer
-from helix_store.checkpointers.snapshots.claims import Claim
+from helix_store.checkpointers import Claim, GraphCheckpointStore, SnapshotCheckpointer
 from helix_store.core import moments
 from helix_store.core.types import SessionState, SessionStatus, StepInfo
 from helix_store.handles import SessionHandle

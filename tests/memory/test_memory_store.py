@@ -21,7 +21,7 @@ from helix_store.exceptions import (
     SessionNotFound,
 )
 from helix_store.stores.memory import InMemoryStateStore
-from helix_store.usage.memory import InMemoryUsageStore
+from helix_store.usage.store import InMemoryUsageStore
 from tests.memory.steps import commit_step, loaded
 
 

@@ -220,7 +220,7 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant(
         "tenant", _STREAM_SQL, '"tenant = %(tenant)s AND stream_id', '"stream_id', _STREAMS + _ALL_TENANTS
     ),
-    Mutant("tenant", _STREAM_SQL, '"stream.tenant = %(tenant)s AND ', '"', _STREAMS + _ALL_TENANTS),
+    Mutant("tenant", _STREAM_SQL, "WHERE stream.tenant = %(tenant)s AND ", "WHERE ", _STREAMS + _ALL_TENANTS),
     Mutant(
         "tenant", _STREAM_SQL, "IS NULL OR tenant = %(tenant)s)", "IS NULL OR true)", _OTHER_TENANTS_STREAMS
     ),

@@ -21,7 +21,7 @@ from helix_store.exceptions import HelixStoreError, IntegrityFault
 from helix_store.models import Stream as StreamRow
 from helix_store.models import StreamChunk
 from helix_store.reports.payloads import PayloadText
-from helix_store.streams.permission import permitted_tenant
+from helix_store.streams.views import permitted_tenant
 
 __all__ = ["Stream"]
 

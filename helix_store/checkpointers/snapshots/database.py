@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.db import IntegrityError
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
 from helix_store.checkpointers.snapshots import sql
 from helix_store.checkpointers.snapshots.rules import (
@@ -38,11 +38,14 @@ _UNGUARDED: Final = Guard()
 
 
 class DatabaseSnapshots(DatabaseOperations):
-    """The back end in a database. All writes, even claims, lock the session's row first."""
+    """The back end in a database. Arguments have already been checked. All writes, even claims, lock the
+    session's row first.
+    """
 
     def put(
         self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
     ) -> None:
+        """Store a snapshot as the newest of its thread, and delete the oldest beyond ``cap``."""
         parameters = {
             "tenant": self.db.tenant,
             "thread_id": thread_id,
@@ -75,13 +78,7 @@ class DatabaseSnapshots(DatabaseOperations):
             key = lock_session(self.db, thread_id).pk
         except SessionNotFound:
             return False
-        found = Checkpoint.objects.using(self.db.alias).filter(
-            session_id=key,
-            kind=CheckpointKind.SNAPSHOT,
-            checkpoint_id=checkpoint_id,
-            call_id=call_id,
-        )
-        return found.exists()
+        return self._snapshots([key]).filter(checkpoint_id=checkpoint_id, call_id=call_id).exists()
 
     def _put_in_one_statement(self, call: Call, parameters: dict[str, Any]) -> bool:
         """Return whether it was stored; it is not if the thread is new or another write has changed it."""
@@ -146,9 +143,7 @@ class DatabaseSnapshots(DatabaseOperations):
             head = lock_session(self.db, thread_id)
         except SessionNotFound:
             return 0
-        snapshots = Checkpoint.objects.using(self.db.alias).filter(
-            session_id=head.pk, kind=CheckpointKind.SNAPSHOT
-        )
+        snapshots = self._snapshots([head.pk])
         if checkpoint_id is not None:
             snapshots = snapshots.filter(checkpoint_id=checkpoint_id)
         deleted, _ = snapshots.delete()
@@ -160,9 +155,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]:
         found = sessions_with_ids(self.db, thread_ids)
         heads = lock_sessions(self.db, found.values_list("pk", flat=True))
-        snapshots = Checkpoint.objects.using(self.db.alias).filter(
-            session_id__in=[head.pk for head in heads], kind=CheckpointKind.SNAPSHOT
-        )
+        snapshots = self._snapshots([head.pk for head in heads])
         counts = dict(snapshots.order_by().values_list("session_id").annotate(Count("pk")))
         snapshots.delete()
         made_by_put = dict(found.filter(agent_type=SNAPSHOT_AGENT_TYPE).values_list("pk", "session_id"))
@@ -177,6 +170,7 @@ class DatabaseSnapshots(DatabaseOperations):
     def claim(
         self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
     ) -> ClaimTerm | None:
+        """Return a term on a snapshot that is neither claimed nor done, or ``None``."""
         rows = self._in_locked_thread(
             thread_id,
             sql.CLAIM_NEWEST if checkpoint_id is None else sql.CLAIM_ONE,
@@ -195,6 +189,7 @@ class DatabaseSnapshots(DatabaseOperations):
 
     @writes
     def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
+        """Return the new end of a term that is not over, or ``None``."""
         rows = self._in_locked_thread(term.thread_id, sql.REFRESH_CLAIM, {**_own(term), "ttl_ms": ttl_ms})
         return as_utc(rows[0][0]) if rows else None
 
@@ -204,6 +199,7 @@ class DatabaseSnapshots(DatabaseOperations):
 
     @writes
     def finish_claim(self, term: ClaimTerm) -> bool:
+        """Mark the snapshot as resumed; return ``False`` if it was released, deleted or claimed again."""
         return bool(self._in_locked_thread(term.thread_id, sql.FINISH_CLAIM, _own(term)))
 
     def _in_locked_thread(self, thread_id: str, statement: Statement, parameters: dict[str, Any]) -> Rows:
@@ -212,6 +208,11 @@ class DatabaseSnapshots(DatabaseOperations):
         except SessionNotFound:
             return []
         return self.db.execute(statement, {**parameters, "key": head.pk})
+
+    def _snapshots(self, keys: Collection[int]) -> QuerySet[Checkpoint]:
+        return Checkpoint.objects.using(self.db.alias).filter(
+            session_id__in=keys, kind=CheckpointKind.SNAPSHOT
+        )
 
     def _mark_written(self, keys: Collection[int], at: datetime) -> None:
         """Update the rows of locked sessions, so that `sql.PUT` sees that their snapshots changed."""

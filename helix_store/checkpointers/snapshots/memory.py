@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -21,41 +20,31 @@ from helix_store.checkpointers.snapshots.rules import (
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
+from helix_store.locks.memory import StoredLock
 from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
 
-__all__ = ["MemorySnapshots", "StoredClaim", "StoredSnapshot"]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredClaim:
-    """The newest term on a snapshot; it ends at its deadline on the monotonic clock."""
-
-    owner: str
-    token: int
-    expires_at: datetime
-    deadline: float
-    is_released: bool = False
-    is_done: bool = False
-
-    @property
-    def is_held(self) -> bool:
-        return not (self.is_released or self.is_done) and time.monotonic() < self.deadline
-
-    @property
-    def is_free(self) -> bool:
-        return not self.is_done and not self.is_held
+__all__ = ["MemorySnapshots", "StoredSnapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
+    """A snapshot with the newest claim on it; ``is_done`` means that it was resumed."""
+
     meta: CheckpointMeta
     text: str
-    claim: StoredClaim | None = None
+    claim: StoredLock | None = None
+    is_done: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        return self.claim is not None and self.claim.lasts and not self.is_done
 
 
 class MemorySnapshots:
+    """The back end in memory; see `DatabaseSnapshots` for its operations."""
+
     def __init__(self, scope: TenantScope) -> None:
         self._scope = scope
 
@@ -122,11 +111,11 @@ class MemorySnapshots:
     ) -> ClaimTerm | None:
         with suppress(SessionNotFound), self._scope.writing(thread_id) as draft:
             stored = _chosen(draft.snapshots, checkpoint_id)
-            if stored is None or (stored.claim is not None and not stored.claim.is_free):
+            if stored is None or stored.is_done or stored.is_held:
                 return None
             snapshot = read_snapshot(stored.text)
             token = 1 if stored.claim is None else stored.claim.token + 1
-            claim = StoredClaim(owner, token, *_end_of_term(ttl_ms))
+            claim = StoredLock.until(owner, token, ttl_ms)
             draft.snapshots[stored.meta.id] = replace(stored, claim=claim)
             return ClaimTerm(
                 thread_id=thread_id,
@@ -139,43 +128,44 @@ class MemorySnapshots:
         return None
 
     def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
-        expires_at, deadline = _end_of_term(ttl_ms)
         with self._scope.lock:
-            claim = self._own_claim(term)
-            if claim is None or not claim.is_held:
+            stored = self._claimed(term)
+            if stored is None or not stored.is_held:
                 return None
-            self._replace_claim(term, replace(claim, expires_at=expires_at, deadline=deadline))
-        return expires_at
+            claim = StoredLock.until(term.owner, term.token, ttl_ms)
+            self._replace(term, replace(stored, claim=claim))
+        return claim.expires_at
 
     def release_claim(self, term: ClaimTerm) -> bool:
         with self._scope.lock:
-            claim = self._own_claim(term)
-            if claim is None or not claim.is_held:
+            stored = self._claimed(term)
+            if stored is None or stored.claim is None or not stored.is_held:
                 return False
-            self._replace_claim(term, replace(claim, is_released=True))
+            self._replace(term, replace(stored, claim=stored.claim.ended()))
         return True
 
     def finish_claim(self, term: ClaimTerm) -> bool:
         with self._scope.lock:
-            claim = self._own_claim(term)
-            if claim is None or claim.is_released:
+            stored = self._claimed(term)
+            if stored is None or stored.claim is None or stored.claim.was_released:
                 return False
-            self._replace_claim(term, replace(claim, is_done=True))
+            self._replace(term, replace(stored, is_done=True))
         return True
 
     def _snapshots(self, thread_id: str) -> dict[str, StoredSnapshot]:
         record = self._scope.find(thread_id)
         return {} if record is None else record.snapshots
 
-    def _own_claim(self, term: ClaimTerm) -> StoredClaim | None:
+    def _claimed(self, term: ClaimTerm) -> StoredSnapshot | None:
+        """Return the snapshot, unless someone else has claimed it since."""
         stored = self._snapshots(term.thread_id).get(term.checkpoint_id)
         claim = None if stored is None else stored.claim
-        return claim if claim is not None and (claim.owner, claim.token) == (term.owner, term.token) else None
+        is_own = claim is not None and (claim.owner, claim.token) == (term.owner, term.token)
+        return stored if is_own else None
 
-    def _replace_claim(self, term: ClaimTerm, claim: StoredClaim) -> None:
+    def _replace(self, term: ClaimTerm, stored: StoredSnapshot) -> None:
         with self._scope.writing(term.thread_id) as draft:
-            stored = draft.snapshots[term.checkpoint_id]
-            draft.snapshots[term.checkpoint_id] = replace(stored, claim=claim)
+            draft.snapshots[term.checkpoint_id] = stored
 
 
 def _new_record(thread_id: str) -> SessionRecord:
@@ -187,7 +177,3 @@ def _chosen(snapshots: dict[str, StoredSnapshot], checkpoint_id: str | None) -> 
     if checkpoint_id is not None:
         return snapshots.get(checkpoint_id)
     return next(reversed(snapshots.values()), None)
-
-
-def _end_of_term(ttl_ms: int) -> tuple[datetime, float]:
-    return moments.now() + timedelta(milliseconds=ttl_ms), time.monotonic() + ttl_ms / 1000

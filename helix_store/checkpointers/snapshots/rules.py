@@ -1,14 +1,12 @@
-"""Value objects of the snapshot checkpointer, its argument checks, and the protocol of its back ends."""
+"""Value objects of the snapshot checkpointer, and its argument checks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
-from helix_store.core.guards import Guard
 from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.payloads import decode_object, encode, size_of
 from helix_store.core.serialization import Serializable
@@ -22,7 +20,6 @@ __all__ = [
     "CheckpointMeta",
     "ClaimTerm",
     "EncodedSnapshot",
-    "SnapshotBackend",
     "encode_snapshot",
     "new_thread",
     "optional_count",
@@ -60,40 +57,6 @@ class EncodedSnapshot(NamedTuple):
     text: str
     version: int
     size_bytes: int
-
-
-class SnapshotBackend(Protocol):
-    """The operations of a back end; arguments are checked, and payloads are texts."""
-
-    def put(
-        self, thread_id: str, checkpoint_id: str, snapshot: EncodedSnapshot, *, cap: int | None, guard: Guard
-    ) -> None:
-        """Store a snapshot as the newest of its thread, and delete the oldest beyond ``cap``."""
-        ...
-
-    def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None: ...
-
-    def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]: ...
-
-    def delete(self, thread_id: str, checkpoint_id: str | None) -> int: ...
-
-    def delete_threads(self, thread_ids: Collection[str]) -> dict[str, int]: ...
-
-    def claim(
-        self, thread_id: str, checkpoint_id: str | None, *, owner: str, ttl_ms: int
-    ) -> ClaimTerm | None:
-        """Return a term on a snapshot that is neither claimed nor done, or ``None``."""
-        ...
-
-    def refresh_claim(self, term: ClaimTerm, *, ttl_ms: int) -> datetime | None:
-        """Return the new end of a term that is not over, or ``None``."""
-        ...
-
-    def release_claim(self, term: ClaimTerm) -> bool: ...
-
-    def finish_claim(self, term: ClaimTerm) -> bool:
-        """Mark the snapshot as resumed; return ``False`` if it was released, deleted or claimed again."""
-        ...
 
 
 def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:

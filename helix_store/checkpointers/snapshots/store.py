@@ -1,18 +1,18 @@
-"""The snapshot checkpointers, for agents that save one whole snapshot at every pause."""
+"""The snapshot checkpointers, for agents that save one whole snapshot at every pause, and their claims."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Collection
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from helix_store import conf
-from helix_store.checkpointers.snapshots.claims import Claim
 from helix_store.checkpointers.snapshots.database import DatabaseSnapshots
 from helix_store.checkpointers.snapshots.memory import MemorySnapshots
 from helix_store.checkpointers.snapshots.rules import (
     CheckpointMeta,
-    SnapshotBackend,
+    ClaimTerm,
     encode_snapshot,
     optional_count,
 )
@@ -23,10 +23,72 @@ from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
+from helix_store.exceptions import LockLostError
 from helix_store.locks.rules import ttl_milliseconds
 from helix_store.sessions.memory.scope import TenantScope
 
-__all__ = ["InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotCheckpointerBase"]
+__all__ = ["Claim", "InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotCheckpointerBase"]
+
+SnapshotBackend = DatabaseSnapshots | MemorySnapshots
+
+
+class Claim:
+    """The right to resume one snapshot, for a term on the database's clock.
+
+    During the term, and at any time after `done`, a second claim on the snapshot is refused. If a resumer
+    dies, the snapshot becomes available at the end of the term.
+    """
+
+    def __init__(self, backend: SnapshotBackend, term: ClaimTerm, *, ttl_ms: int) -> None:
+        self._backend = backend
+        self._term = term
+        self._ttl_ms = ttl_ms
+        self.thread_id: Final = term.thread_id
+        self.checkpoint_id: Final = term.checkpoint_id
+        self.owner: Final = term.owner
+        self.token: Final = term.token
+        """A number that increases with every claim on the snapshot."""
+        self.snapshot: Final = term.snapshot
+        """The claimed snapshot, a copy that belongs to this claim."""
+        self.expires_at = term.expires_at
+        """The end of the term on the database's clock."""
+
+    def __repr__(self) -> str:
+        return f"<Claim on {self.checkpoint_id} of {self.owner!r}>"
+
+    def refresh(self, ttl_ms: Duration | None = None) -> datetime:
+        """Restart the term and return its new end; for a resume that takes longer than one term.
+
+        One transaction under the session's lock. The default ``ttl_ms`` is the claim's. Raises
+        `LockLostError` if the term is over; this resumer must stop. Safe to repeat.
+        """
+        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
+        expires_at = self._backend.refresh_claim(self._term, ttl_ms=ttl_ms)
+        if expires_at is None:
+            raise LockLostError(name=self.checkpoint_id, fencing_token=self.token)
+        self._ttl_ms = ttl_ms
+        self.expires_at = expires_at
+        return expires_at
+
+    def done(self) -> bool:
+        """Mark the snapshot as resumed: it cannot be claimed again.
+
+        One transaction under the session's lock; if you call it in the transaction of the side effect, both
+        happen or neither. It also works after the end of the term. Returns ``False`` if the snapshot was
+        claimed again, released or deleted. Safe to repeat.
+        """
+        return self._backend.finish_claim(self._term)
+
+    def release(self) -> bool:
+        """Make the snapshot available again; return ``False`` if the term was over.
+
+        One transaction under the session's lock. Safe to repeat.
+        """
+        return self._backend.release_claim(self._term)
+
+    arefresh = async_twin(refresh)
+    adone = async_twin(done)
+    arelease = async_twin(release)
 
 
 class SnapshotCheckpointerBase:
@@ -46,13 +108,9 @@ class SnapshotCheckpointerBase:
         id_factory: Callable[[], str],
     ) -> None:
         self._backend = backend
-        self._tenant = tenant
+        self.tenant: Final = tenant
         self._cap = optional_count(max_checkpoints_per_thread, "max_checkpoints_per_thread")
         self._new_id = id_factory
-
-    @property
-    def tenant(self) -> str:
-        return self._tenant
 
     @property
     def max_checkpoints_per_thread(self) -> int | None:

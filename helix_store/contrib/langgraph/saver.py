@@ -31,7 +31,8 @@ from helix_store.engine.async_twins import async_iterator_twin, async_twin
 from helix_store.engine.database import Call
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload
-from helix_store.locks.database import DatabaseLockManager, hold_fence
+from helix_store.locks.database import hold_fence
+from helix_store.locks.manager import DatabaseLockManager
 
 __all__ = ["DjangoSaver"]
 

@@ -32,7 +32,7 @@ from helix_store.core.types import BRANCHED_FROM, UserId
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, SessionNotFound
-from helix_store.usage.database import DatabaseUsageStore
+from helix_store.usage.store import DatabaseUsageStore
 
 __all__ = ["DjangoConversationStore"]
 

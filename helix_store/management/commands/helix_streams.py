@@ -23,9 +23,9 @@ from helix_store.management.session_argument import only_tenant
 from helix_store.management.text import cut, visible
 from helix_store.management.times import moment_of, project_zone, time_or_age
 from helix_store.stores import DatabaseStreamManager
-from helix_store.streams.backend import PruneRequest
 from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
 from helix_store.streams.pruning import prune_batches
+from helix_store.streams.rules import PruneRequest
 from helix_store.streams.tail import StreamTail
 
 __all__ = ["Command"]

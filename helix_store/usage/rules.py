@@ -1,6 +1,5 @@
-"""The sums of rollups and time series, for every back end.
-
-A database passes sums of many entries; the in-memory store passes single entries.
+"""The queries of a back end, and the sums of rollups and time series. A database passes sums of many entries;
+the in-memory store passes single entries.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import (
@@ -17,6 +17,7 @@ from helix_store.core.usage import (
     ToolStats,
     UsageBucket,
     UsageEntry,
+    UsageGrouping,
     UsageRollup,
     UsageTimeBucket,
     cost_from_units,
@@ -24,7 +25,62 @@ from helix_store.core.usage import (
 )
 from helix_store.usage.entries import plain_amount
 
-__all__ = ["UsageSum", "bucket_start", "rollup", "sum_of", "time_series"]
+__all__ = [
+    "EntryFilter",
+    "PlacedEntry",
+    "TimeSeriesQuery",
+    "UsageQuery",
+    "UsageSum",
+    "bucket_start",
+    "rollup",
+    "sum_of",
+    "time_series",
+]
+
+
+class PlacedEntry(NamedTuple):
+    """An entry and its recording number, which orders entries with the same timestamp."""
+
+    entry: UsageEntry
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryFilter:
+    """Filters of a session's entries; ``None`` means no filter. Steps are inclusive."""
+
+    kinds: frozenset[UsageKind] | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageQuery:
+    """A page of entries. Filters are combined with AND; ``None`` means no filter. ``agent_type`` and
+    ``user_id`` belong to the session. ``date_from`` is inclusive, ``date_to`` is exclusive. ``after`` is the
+    timestamp and the ordinal of the last entry of the previous page.
+    """
+
+    agent_type: str | None = None
+    kinds: frozenset[UsageKind] | None = None
+    user_id: str | None = None
+    model: str | None = None
+    date_from: datetime | None = None
+    date_to: datetime | None = None
+    descending: bool = True
+    limit: int = 50
+    offset: int = 0
+    after: tuple[datetime, int] | None = None
+    count: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSeriesQuery:
+    bucket: UsageTimeBucket
+    group_by: UsageGrouping
+    date_from: datetime
+    date_to: datetime
+    agent_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
