@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from typing import NamedTuple
 
 from helix_store.budgets.rules import (
     NOTHING,
@@ -32,14 +32,9 @@ _Counter = tuple[str, str, str]
 """The name of a budget, the value that is counted, and the period."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBudget:
+class StoredBudget(NamedTuple):
     definition: Definition
-    created_at: datetime
-    updated_at: datetime
-
-    def value(self) -> Budget:
-        return self.definition.as_value(created_at=self.created_at, updated_at=self.updated_at)
+    value: Budget
 
 
 @dataclass(slots=True)
@@ -75,17 +70,18 @@ class MemoryBudgets:
         at = moments.now()
         with self._scope.lock:
             earlier = self._table.budgets.get(definition.name)
-            stored = StoredBudget(definition, at if earlier is None else earlier.created_at, at)
-            self._table.budgets[definition.name] = stored
-        return stored.value()
+            created_at = at if earlier is None else earlier.value.created_at
+            value = definition.as_value(created_at=created_at, updated_at=at)
+            self._table.budgets[definition.name] = StoredBudget(definition, value)
+        return value
 
     def get(self, name: str) -> Budget | None:
         stored = self._table.budgets.get(name)
-        return None if stored is None else stored.value()
+        return None if stored is None else stored.value
 
     def select(self) -> list[Budget]:
         with self._scope.lock:
-            return [stored.value() for _, stored in sorted(self._table.budgets.items())]
+            return [stored.value for _, stored in sorted(self._table.budgets.items())]
 
     def delete(self, name: str) -> bool:
         with self._scope.lock:

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from django.db import connections
 
@@ -34,7 +35,7 @@ _TRUSTED_PART: Final = 0.9
 _logger = logging.getLogger(__name__)
 
 
-class KeepAlive:
+class KeepAlive(AbstractContextManager["KeepAlive"]):
     """A thread that refreshes one lock; leaving it as a context manager stops it.
 
     The thread ends when the lock is lost. While the database cannot be reached, it tries again, and the
@@ -58,9 +59,6 @@ class KeepAlive:
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_LONGEST_STOP_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -97,7 +95,7 @@ def trust_ends(requested_at: float, ttl_ms: int) -> float:
     return requested_at + _TRUSTED_PART * ttl_ms / 1000
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
     """An acquired lock; leaving it as a context manager releases it.
 
     Pass ``fencing_token`` to every write that the lock protects: the token stops a former holder that does
@@ -112,22 +110,14 @@ class Lock:
         self.name: Final = name
         self.owner: Final = owner
         self.fencing_token: Final = term.fencing_token
-        self._expires_at = term.expires_at
-        self._ttl_ms = ttl_ms
+        self.expires_at = term.expires_at
+        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
+        self.ttl_ms = ttl_ms
+        """The TTL of the last successful request, in milliseconds."""
         self._trusted_until = trust_ends(requested_at, ttl_ms)
         self._changes = 0
         self._mutex = threading.Lock()
         self._keep_alive: KeepAlive | None = None
-
-    @property
-    def expires_at(self) -> datetime:
-        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
-        return self._expires_at
-
-    @property
-    def ttl_ms(self) -> int:
-        """The TTL of the last successful request, in milliseconds."""
-        return self._ttl_ms
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} token {self.fencing_token} of {self.owner!r}>"
@@ -146,7 +136,7 @@ class Lock:
         because a rollback undoes the new end but not the trust. Raises `LockLostError` if the term was
         released, has expired or was taken over. Safe to repeat.
         """
-        ttl_ms = self._ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
+        ttl_ms = self.ttl_ms if ttl_ms is None else ttl_milliseconds(ttl_ms, "ttl_ms")
         changes, requested_at = self._changes, time.monotonic()
         expires_at = self._backend.refresh(
             self.name, owner=self.owner, fencing_token=self.fencing_token, ttl_ms=ttl_ms
@@ -162,8 +152,8 @@ class Lock:
                 trusted_until = min(trusted_until, self._trusted_until)
             self._changes += 1
             self._trusted_until = trusted_until
-            self._expires_at = expires_at
-            self._ttl_ms = ttl_ms
+            self.expires_at = expires_at
+            self.ttl_ms = ttl_ms
         return expires_at
 
     def release(self) -> bool:
@@ -185,22 +175,16 @@ class Lock:
         """
         with self._mutex:
             if self._keep_alive is None or not self._keep_alive.is_running():
-                self._keep_alive = KeepAlive(self.refresh, lambda: self._ttl_ms, name=self.name)
+                self._keep_alive = KeepAlive(self.refresh, lambda: self.ttl_ms, name=self.name)
             return self._keep_alive
 
     arefresh = async_twin(refresh)
     arelease = async_twin(release)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
