@@ -11,7 +11,6 @@ from typing import Any, Final
 from django.db.models import Model, QuerySet
 
 from helix_store.checkpointers.graph.payloads import read_checkpoint
-from helix_store.checkpointers.snapshots.rules import read_snapshot
 from helix_store.core import typed_json
 from helix_store.core.payloads import decode, decode_object
 from helix_store.core.types import CheckpointSource, SessionStatus
@@ -144,7 +143,7 @@ def _broken_rule(kind: str, payload: str, envelope: str, base_id: int | None, ba
     if kind == CheckpointKind.GRAPH:
         return None if can_read(partial(_read_graph_checkpoint, payload)) else "unreadable-typed-values"
     if kind == CheckpointKind.SNAPSHOT:
-        return None if can_read(partial(read_snapshot, payload)) else "unreadable-payload"
+        return None if can_read(partial(decode_object, payload)) else "unreadable-payload"
     if not can_read(partial(decode_object, payload)):
         return "unreadable-payload"
     if kind != CheckpointKind.BASE and not can_read(partial(_read_envelope, envelope)):

@@ -29,7 +29,6 @@ from helix_store.streams.rules import (
     StatusChange,
     duration_ms,
     encode_chunks,
-    page_length,
     position,
     seconds,
 )
@@ -173,7 +172,7 @@ class StreamManagerBase:
         """
         validation.identifier(stream_id, "stream_id")
         after = position(from_sequence)
-        page = self._backend.page(stream_id, after, page_length(limit))
+        page = self._backend.page(stream_id, after, validation.query_number(limit, "limit", minimum=1))
         if page is None:
             raise StreamNotFound(stream_id)
         page.head.check_readable(after)

@@ -21,6 +21,7 @@ from helix_store.exceptions import StreamClosed, StreamNotFound
 from helix_store.locks.memory import LockTable
 from helix_store.streams.rules import (
     TERMINAL_STATUSES,
+    WRITER_LOST,
     NewWriter,
     PruneRequest,
     StatusChange,
@@ -213,7 +214,7 @@ class MemoryStreams:
             if request.dry_run:
                 removed = [self._new_floor(record, request) - record.floor for record in records]
             else:
-                failure = StatusChange(status=StreamStatus.FAILED, error=request.lost_writer_error)
+                failure = StatusChange(status=StreamStatus.FAILED, error=WRITER_LOST)
                 for record in lost:
                     self._set_status_locked(record, failure)
                 removed = [self._remove_until(record, self._new_floor(record, request)) for record in records]

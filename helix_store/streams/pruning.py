@@ -22,7 +22,7 @@ from helix_store.engine.expressions import NoIndexHint
 from helix_store.models import Stream
 from helix_store.streams import sql
 from helix_store.streams.notifications import notify_after_commit
-from helix_store.streams.rules import PruneRequest
+from helix_store.streams.rules import WRITER_LOST, PruneRequest
 
 __all__ = ["prune", "prune_batches", "prune_streams", "would_empty"]
 
@@ -86,7 +86,7 @@ def prune_batches(db: Database, tenant: str | None, request: PruneRequest) -> It
         yield _would_prune(db, tenant, request)
         return
     pruned = _NOTHING
-    for failed in _fail_lost(db, tenant, request):
+    for failed in _fail_lost(db, tenant):
         pruned = replace(pruned, failed=pruned.failed + failed)
         yield pruned
     for rule in _rules(request):
@@ -118,8 +118,8 @@ def would_empty(db: Database, streams: QuerySet[Stream], request: PruneRequest) 
     return pruned
 
 
-def _fail_lost(db: Database, tenant: str | None, request: PruneRequest) -> Iterator[int]:
-    parameters = {"tenant": tenant, "error": request.lost_writer_error, "limit": conf.page_size()}
+def _fail_lost(db: Database, tenant: str | None) -> Iterator[int]:
+    parameters = {"tenant": tenant, "error": WRITER_LOST, "limit": conf.page_size()}
 
     def batch() -> int:
         rows = db.execute(sql.FAIL_LOST, parameters)

@@ -27,6 +27,7 @@ __all__ = [
     "HEAD_COLUMNS",
     "LARGEST_SEQUENCE",
     "TERMINAL_STATUSES",
+    "WRITER_LOST",
     "NewWriter",
     "PruneRequest",
     "StatusChange",
@@ -37,7 +38,6 @@ __all__ = [
     "encode_chunks",
     "info_of",
     "next_page_length",
-    "page_length",
     "position",
     "require_same_stream",
     "seconds",
@@ -47,11 +47,10 @@ LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
 """The number of chunks to read before their size is known."""
 TERMINAL_STATUSES: Final = frozenset({StreamStatus.ENDED, StreamStatus.FAILED})
-_WRITER_LOST: Final = {
-    "code": "writer_lost",
-    "message": "The writer stopped without ending the stream.",
-}
-"""The error of a stream whose writer's lease has expired."""
+WRITER_LOST: Final = encode(
+    {"code": "writer_lost", "message": "The writer stopped without ending the stream."}
+)
+"""The error of a stream whose writer's lease has expired, as it is stored."""
 
 _PAGE_BYTES: Final = 512 * 1024
 _LONGEST_PAGE: Final = 500
@@ -141,7 +140,6 @@ class PruneRequest:
 
     older_than: timedelta | datetime | None
     keep_chunks: int | None
-    lost_writer_error: str
     dry_run: bool
 
     @classmethod
@@ -161,7 +159,6 @@ class PruneRequest:
         return cls(
             older_than=older_than,
             keep_chunks=keep_chunks,
-            lost_writer_error=encode(_WRITER_LOST),
             dry_run=dry_run,
         )
 
@@ -230,13 +227,6 @@ def position(value: Any) -> int:
             "A position must be a whole number from 0 to 2**63 - 1: the last sequence that was seen.",
             path="from_sequence",
         )
-    return value
-
-
-def page_length(value: Any) -> int:
-    """Check how many chunks a caller wants at once. Raises `InvalidQuery`."""
-    if type(value) is not int or not 1 <= value <= LARGEST_SEQUENCE:
-        raise InvalidQuery("limit must be a whole number from 1.", path="limit")
     return value
 
 

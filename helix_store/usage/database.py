@@ -18,6 +18,7 @@ from helix_store.core.usage import (
     UsageGrouping,
     UsageRollup,
     UsageSource,
+    UsageTimeBucket,
     cost_from_units,
     cost_units,
 )
@@ -43,7 +44,6 @@ from helix_store.usage.entries import plain_amount
 from helix_store.usage.rules import (
     EntryFilter,
     PlacedEntry,
-    TimeSeriesQuery,
     UsageQuery,
     UsageSum,
     rollup,
@@ -197,12 +197,13 @@ class DatabaseUsage(DatabaseOperations):
         return placed, total, len(rows) > query.limit
 
     @reads
-    def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
-        wanted = UsageQuery(agent_type=query.agent_type, date_from=query.date_from, date_to=query.date_to)
+    def time_series(
+        self, query: UsageQuery, bucket: UsageTimeBucket, group_by: UsageGrouping
+    ) -> list[UsageBucket]:
         groups = (
-            _filtered(self._of_tenant, wanted)
-            .annotate(start=StartInUTC("timestamp", query.bucket.value))
-            .values_list("start", _GROUP_COLUMNS[query.group_by])
+            _filtered(self._of_tenant, query)
+            .annotate(start=StartInUTC("timestamp", bucket.value))
+            .values_list("start", _GROUP_COLUMNS[group_by])
             .annotate(entries=Count("pk"), cost=ExactSum("cost_usd"), **_TOKEN_SUMS)
             .order_by()
         )

@@ -13,6 +13,7 @@ from helix_store.core.usage import (
     UsageEntry,
     UsageGrouping,
     UsageRollup,
+    UsageTimeBucket,
     cost_from_units,
 )
 from helix_store.counters.rules import Spender
@@ -22,7 +23,6 @@ from helix_store.sessions.memory.sessions import with_descendants
 from helix_store.usage.rules import (
     EntryFilter,
     PlacedEntry,
-    TimeSeriesQuery,
     UsageQuery,
     bucket_start,
     rollup,
@@ -160,19 +160,20 @@ class MemoryUsage:
         page = [PlacedEntry(stored.entry, stored.ordinal) for stored in found[query.offset : end]]
         return page, total if query.count else None, end < len(found)
 
-    def time_series(self, query: TimeSeriesQuery) -> list[UsageBucket]:
-        wanted = UsageQuery(agent_type=query.agent_type, date_from=query.date_from, date_to=query.date_to)
-        group_of = _GROUPS[query.group_by]
+    def time_series(
+        self, query: UsageQuery, bucket: UsageTimeBucket, group_by: UsageGrouping
+    ) -> list[UsageBucket]:
+        group_of = _GROUPS[group_by]
         return time_series(
             UsageBucket(
-                start=bucket_start(validation.milliseconds_to_datetime(stored.entry.timestamp), query.bucket),
+                start=bucket_start(validation.milliseconds_to_datetime(stored.entry.timestamp), bucket),
                 group=group_of(stored),
                 tokens=stored.entry.tokens or TokenCounts(),
                 cost_usd=stored.entry.cost_usd or cost_from_units(0),
                 entry_count=1,
             )
             for stored in self._all()
-            if _matches(stored, wanted)
+            if _matches(stored, query)
         )
 
     def exists(self, session_id: str) -> bool:

@@ -17,7 +17,6 @@ from helix_store.core.usage import (
     ToolStats,
     UsageBucket,
     UsageEntry,
-    UsageGrouping,
     UsageRollup,
     UsageTimeBucket,
     cost_from_units,
@@ -28,7 +27,6 @@ from helix_store.usage.entries import plain_amount
 __all__ = [
     "EntryFilter",
     "PlacedEntry",
-    "TimeSeriesQuery",
     "UsageQuery",
     "UsageSum",
     "bucket_start",
@@ -72,15 +70,6 @@ class UsageQuery:
     offset: int = 0
     after: tuple[datetime, int] | None = None
     count: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSeriesQuery:
-    bucket: UsageTimeBucket
-    group_by: UsageGrouping
-    date_from: datetime
-    date_to: datetime
-    agent_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

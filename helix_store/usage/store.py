@@ -29,7 +29,7 @@ from helix_store.usage import pricing
 from helix_store.usage.database import DatabaseUsage
 from helix_store.usage.entries import checked_entry
 from helix_store.usage.memory import MemoryUsage, UsageLedger
-from helix_store.usage.rules import EntryFilter, TimeSeriesQuery, UsageQuery
+from helix_store.usage.rules import EntryFilter, UsageQuery
 
 __all__ = ["DatabaseUsageStore", "InMemoryUsageStore", "UsageStoreBase"]
 
@@ -168,16 +168,17 @@ class UsageStoreBase:
         inclusive to ``date_to`` exclusive is in one bucket. Buckets without entries are left out. The
         database computes the sums.
         """
-        query = TimeSeriesQuery(
-            bucket=validation.query_enum(UsageTimeBucket, bucket, "bucket"),
-            group_by=validation.query_enum(
-                UsageGrouping, "user_id" if group_by == "user" else group_by, "group_by"
+        chosen = validation.query_enum(UsageTimeBucket, bucket, "bucket")
+        grouping = "user_id" if group_by == "user" else group_by
+        return self._backend.time_series(
+            UsageQuery(
+                date_from=validation.aware_datetime(date_from, "date_from"),
+                date_to=validation.aware_datetime(date_to, "date_to"),
+                agent_type=validation.optional_identifier(agent_type, "agent_type"),
             ),
-            date_from=validation.aware_datetime(date_from, "date_from"),
-            date_to=validation.aware_datetime(date_to, "date_to"),
-            agent_type=validation.optional_identifier(agent_type, "agent_type"),
+            chosen,
+            validation.query_enum(UsageGrouping, grouping, "group_by"),
         )
-        return self._backend.time_series(query)
 
     def _page(self, query: UsageQuery, cursor: str | None) -> UsagePage:
         binding = _cursor_binding(self.tenant, query)

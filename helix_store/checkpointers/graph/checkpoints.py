@@ -152,7 +152,7 @@ class GraphCheckpoints(DatabaseOperations):
         is the one that was saved last.
         """
         validation.identifier(session_id, "session_id")
-        chosen = _namespace_filter(namespace)
+        chosen = validation.optional_identifier(namespace, "namespace", empty=True)
         return self.db.query(lambda: latest_checkpoint(self.db, session_id, chosen))
 
     def list_checkpoints(
@@ -170,7 +170,7 @@ class GraphCheckpoints(DatabaseOperations):
         when one of its typed values is read. Raises `SessionNotFound`, `InvalidQuery` and `InvalidCursor`.
         """
         validation.identifier(session_id, "session_id")
-        chosen = _namespace_filter(namespace)
+        chosen = validation.optional_identifier(namespace, "namespace", empty=True)
         rows = _newest_first(self.db, session_id, chosen)
         binding = ["graph checkpoints", self.db.tenant, session_id, chosen]
         if cursor is not None:
@@ -312,8 +312,3 @@ def _id_prefix() -> str:
     # here.
     random = int.from_bytes(os.urandom(4), "big")
     return f"{new_id()[:15]}{random >> 20:03x}-{0x8000 | random & 0x3FFF:04x}-"
-
-
-def _namespace_filter(namespace: Any) -> str | None:
-    """Check a filter: ``None`` for all namespaces; the empty one belongs to the outermost graph."""
-    return validation.optional_identifier(namespace, "namespace", empty=True)

@@ -16,12 +16,12 @@ from helix_store.checkpointers.snapshots.rules import (
     ClaimTerm,
     EncodedSnapshot,
     new_thread,
-    read_snapshot,
 )
 from helix_store.core import moments
 from helix_store.core.guards import Guard
 from helix_store.core.limits import MAX_BIGINT
 from helix_store.core.moments import as_utc
+from helix_store.core.payloads import decode_object
 from helix_store.engine.database import Call, DatabaseOperations, Rows, reads, writes
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.statement import Statement
@@ -109,7 +109,7 @@ class DatabaseSnapshots(DatabaseOperations):
         statement = sql.NEWEST if checkpoint_id is None else sql.ONE
         parameters = {"tenant": self.db.tenant, "thread_id": thread_id, "checkpoint_id": checkpoint_id}
         for (payload,) in self.db.read(statement, parameters):
-            return read_snapshot(payload)
+            return decode_object(payload)
         return None
 
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
@@ -183,7 +183,7 @@ class DatabaseSnapshots(DatabaseOperations):
                 owner=owner,
                 token=token,
                 expires_at=as_utc(expires_at),
-                snapshot=read_snapshot(payload),
+                snapshot=decode_object(payload),
             )
         return None
 

@@ -15,10 +15,10 @@ from helix_store.checkpointers.snapshots.rules import (
     ClaimTerm,
     EncodedSnapshot,
     new_thread,
-    read_snapshot,
 )
 from helix_store.core import moments
 from helix_store.core.guards import Guard
+from helix_store.core.payloads import decode_object
 from helix_store.exceptions import CheckpointNotFound, ConflictError, SessionNotFound
 from helix_store.locks.memory import StoredLock
 from helix_store.sessions.memory.records import SessionRecord
@@ -76,7 +76,7 @@ class MemorySnapshots:
 
     def get(self, thread_id: str, checkpoint_id: str | None) -> dict[str, Any] | None:
         stored = _chosen(self._snapshots(thread_id), checkpoint_id)
-        return None if stored is None else read_snapshot(stored.text)
+        return None if stored is None else decode_object(stored.text)
 
     def select(self, thread_id: str, *, limit: int | None, before: str | None) -> list[CheckpointMeta]:
         metas = [stored.meta for stored in reversed(self._snapshots(thread_id).values())]
@@ -113,7 +113,7 @@ class MemorySnapshots:
             stored = _chosen(draft.snapshots, checkpoint_id)
             if stored is None or stored.is_done or stored.is_held:
                 return None
-            snapshot = read_snapshot(stored.text)
+            snapshot = decode_object(stored.text)
             token = 1 if stored.claim is None else stored.claim.token + 1
             claim = StoredLock.until(owner, token, ttl_ms)
             draft.snapshots[stored.meta.id] = replace(stored, claim=claim)

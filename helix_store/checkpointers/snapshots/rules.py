@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
 from helix_store.core.limits import AS_STORED, Limits
-from helix_store.core.payloads import decode_object, encode, size_of
+from helix_store.core.payloads import encode, size_of
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import SessionState
 from helix_store.exceptions import InvalidPayload
@@ -23,7 +23,6 @@ __all__ = [
     "encode_snapshot",
     "new_thread",
     "optional_count",
-    "read_snapshot",
 ]
 
 SNAPSHOT_AGENT_TYPE: Final = "snapshot"
@@ -66,11 +65,6 @@ def encode_snapshot(snapshot: Any, limits: Limits) -> EncodedSnapshot:
     version = validation.whole_number(snapshot.get("version"), "/snapshot/version", minimum=1)
     text = encode(snapshot, limit=limits.max_state_bytes, path="/snapshot")
     return EncodedSnapshot(text, version, size_of(text))
-
-
-def read_snapshot(text: str) -> dict[str, Any]:
-    """Return the snapshot of a stored text. Raises `IntegrityFault` if it cannot be read."""
-    return decode_object(text)
 
 
 def new_thread(thread_id: str) -> NewSession:
