@@ -20,7 +20,7 @@ from helix_store.core import moments, validation
 from helix_store.core.budgets import Budget
 from helix_store.core.guards import Guard
 from helix_store.core.usage import cost_units
-from helix_store.counters.rules import Key, Spender, keys_of, period_of
+from helix_store.counters.rules import Key, keys_of, period_of
 from helix_store.engine.memory import MemoryTable
 from helix_store.locks.memory import LockTable
 from helix_store.sessions.memory.scope import TenantScope
@@ -149,8 +149,7 @@ class MemoryBudgets:
         period = period_of(of.period, standing.at)
         for stored in self._ledger.all():
             at = validation.milliseconds_to_datetime(stored.entry.timestamp)
-            spender = Spender(stored.root_id, stored.user_id, stored.agent_type)
-            if key in keys_of(spender) and period_of(of.period, at) == period:
+            if key in keys_of(stored.spender) and period_of(of.period, at) == period:
                 yield stored
 
 

@@ -35,13 +35,11 @@ __all__ = ["MemoryUsage", "StoredEntry", "UsageLedger"]
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry, its number in the order of recording, and columns of its session at that time."""
+    """An entry, its number in the order of recording, and the values of its session at that time."""
 
     entry: UsageEntry
     ordinal: int
-    agent_type: str | None
-    user_id: str | None
-    root_id: str | None
+    spender: Spender
 
 
 @dataclass(slots=True)
@@ -63,17 +61,14 @@ class UsageLedger(MemoryTable):
 
         return put_back
 
-    def add(
-        self, entry: UsageEntry, *, agent_type: str | None, user_id: str | None, root_id: str | None
-    ) -> None:
+    def add(self, entry: UsageEntry, spender: Spender) -> None:
         """Record an entry, unless its id is known."""
         entry_id = str(entry.id)
         if entry_id in self._ids:
             return
         self._ids.add(entry_id)
         self._recorded += 1
-        stored = StoredEntry(entry, self._recorded, agent_type, user_id, root_id)
-        self.current.setdefault(entry.session_id, []).append(stored)
+        self.current.setdefault(entry.session_id, []).append(StoredEntry(entry, self._recorded, spender))
 
     def of(self, session_id: str) -> Sequence[StoredEntry]:
         return self.current.get(session_id, ())
@@ -115,7 +110,7 @@ class MemoryUsage:
         with self._scope.lock:
             spenders = [self._spender(entry) for entry in entries]
             for entry, spender in zip(entries, spenders, strict=True):
-                self._ledger.add(entry, **spender._asdict())
+                self._ledger.add(entry, spender)
 
     def _spender(self, entry: UsageEntry) -> Spender:
         if not self._knows_sessions:
@@ -230,8 +225,8 @@ def _matches(stored: StoredEntry, query: UsageQuery) -> bool:
     entry = stored.entry
     at = validation.milliseconds_to_datetime(entry.timestamp)
     return (
-        (query.agent_type is None or stored.agent_type == query.agent_type)
-        and (query.user_id is None or stored.user_id == query.user_id)
+        (query.agent_type is None or stored.spender.agent_type == query.agent_type)
+        and (query.user_id is None or stored.spender.user_id == query.user_id)
         and (query.model is None or entry.model == query.model)
         and (query.kinds is None or entry.kind in query.kinds)
         and (query.date_from is None or at >= query.date_from)
@@ -241,7 +236,7 @@ def _matches(stored: StoredEntry, query: UsageQuery) -> bool:
 
 _GROUPS: dict[UsageGrouping, Callable[[StoredEntry], str | None]] = {
     UsageGrouping.MODEL: lambda stored: stored.entry.model,
-    UsageGrouping.AGENT_TYPE: lambda stored: stored.agent_type,
-    UsageGrouping.USER_ID: lambda stored: stored.user_id,
+    UsageGrouping.AGENT_TYPE: lambda stored: stored.spender.agent_type,
+    UsageGrouping.USER_ID: lambda stored: stored.spender.user_id,
     UsageGrouping.KIND: lambda stored: stored.entry.kind.value,
 }
