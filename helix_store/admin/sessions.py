@@ -36,7 +36,7 @@ from helix_store.admin.session_table import SessionTable
 from helix_store.core.transcript import ConversationMessage
 from helix_store.models import Session, UsageEntry
 from helix_store.reports.conversations import line_of, outlined
-from helix_store.usage.session_totals import SessionTotal, session_totals
+from helix_store.usage.reports import SessionTotal, session_totals
 
 __all__ = ["SessionAdmin"]
 

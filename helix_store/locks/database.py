@@ -11,7 +11,7 @@ from typing import Any
 from helix_store.core.guards import Guard
 from helix_store.core.locks import LockInfo
 from helix_store.core.moments import as_utc
-from helix_store.engine.database import Call, Database
+from helix_store.engine.database import Call, Database, DatabaseOperations
 from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.rules import Term
@@ -19,14 +19,11 @@ from helix_store.locks.rules import Term
 __all__ = ["DatabaseLocks", "hold_fence"]
 
 
-class DatabaseLocks:
+class DatabaseLocks(DatabaseOperations):
     """The back end in a database. Arguments have already been checked, and no operation waits for a lock.
 
     A term is over when it is released, when its TTL has passed, or when a newer term has begun.
     """
-
-    def __init__(self, db: Database) -> None:
-        self.db = db
 
     @cached_property
     def _looks_first(self) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from django.db.models import Count, QuerySet
 
@@ -51,8 +50,6 @@ from helix_store.usage.rules import (
 )
 
 __all__ = ["DatabaseUsage"]
-
-T = TypeVar("T")
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
@@ -120,7 +117,8 @@ class DatabaseUsage(DatabaseOperations):
     def _record_all(self, entries: Sequence[UsageEntry]) -> None:
         kept = self._kept_sessions(entries)
         counted: set[str] = set()
-        for batch in _batches(entries, sql.ROWS_PER_STATEMENT):
+        for start in range(0, len(entries), sql.ROWS_PER_STATEMENT):
+            batch = entries[start : start + sql.ROWS_PER_STATEMENT]
             rows = [kept[entry.session_id][1] | _columns_of(entry) for entry in batch]
             inserted = self.db.execute(
                 sql.insert_entries(len(rows)), rows_parameter(self.db, sql.COLUMNS, rows)
@@ -250,12 +248,6 @@ class DatabaseUsage(DatabaseOperations):
     def _key(self, session_id: str) -> int | None:
         """Return the key of a session, or ``None`` for an unknown session."""
         return first_row(session_with_id(self.db, session_id).values_list("pk", flat=True))
-
-
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 def _filtered(rows: QuerySet[UsageRow], query: UsageQuery) -> QuerySet[UsageRow]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -21,15 +23,27 @@ from helix_store.core.usage import (
     cost_units,
 )
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import summed
+from helix_store.engine.expressions import list_parameter, summed
 from helix_store.exceptions import InvalidQuery
 from helix_store.models import UsageEntry
 from helix_store.usage import sql
 
-__all__ = ["csv_rows", "time_zone", "unpriced_entries", "usage_report"]
+__all__ = ["SessionTotal", "csv_rows", "session_totals", "time_zone", "unpriced_entries", "usage_report"]
 
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _FORMULA_STARTS: Final = ("=", "+", "-", "@")
+
+ENTRIES_READ: Final = 1_000
+"""The number of entries of one session that are added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTotal:
+    """A session's totals. ``is_partial`` means that the session has more entries than were added up."""
+
+    tokens: int
+    cost_usd: Decimal
+    is_partial: bool
 
 
 def usage_report(
@@ -74,6 +88,21 @@ def usage_report(
     statement = sql.report(grouping, tuple(filters))
     # Not prepared, because the number of entries that a filter selects depends on its values.
     return _report(grouping, db.query(lambda: db.execute(statement, filters | rest)))
+
+
+def session_totals(keys: Sequence[int], *, using: str) -> dict[int, SessionTotal]:
+    """Return the usage of sessions without their sub-agents, by the keys of their rows. One statement, which
+    reads a bounded number of entries for each.
+    """
+    db = Database(using, "")
+    rows = db.read(sql.totals_of_sessions(ENTRIES_READ), {"keys": list_parameter(db, keys)})
+    return {key: _session_total(*(sums if db.is_postgresql else sums[0].split(";"))) for key, *sums in rows}
+
+
+def _session_total(count: int | str, tokens: Any, cost: Any) -> SessionTotal:
+    return SessionTotal(
+        tokens=summed(tokens), cost_usd=cost_from_units(summed(cost)), is_partial=int(count) > ENTRIES_READ
+    )
 
 
 def unpriced_entries(session_id: str, *, using: str | None = None, tenant: str = "") -> int:

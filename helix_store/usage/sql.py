@@ -31,6 +31,7 @@ __all__ = [
     "insert_entries",
     "insert_entry",
     "report",
+    "totals_of_sessions",
 ]
 
 _TYPES: Final = {
@@ -165,6 +166,29 @@ SUMS_OF_KEPT: Final = _sums(
     "tenant = (SELECT %(tenant)s) AND recorded_for = %(session_id)s AND session_id IS NULL"
 )
 """Entries of deleted sessions with this id."""
+
+
+@lru_cache(4)
+def totals_of_sessions(most: int) -> Statement:
+    """Return the key of each session with the number and the sums of its entries, of at most one more than
+    ``most`` entries. On SQLite, the three are one text.
+    """
+
+    def read(columns: str, key: str) -> str:
+        return f"""(SELECT {columns} FROM (
+            SELECT e.total_tokens, e.cost_usd FROM {table(UsageRow)} AS e
+            WHERE e.session_id = {key} LIMIT {most + 1}) AS entries)"""
+
+    tokens, tokens_sqlite = exact_sum("total_tokens")
+    cost, cost_sqlite = exact_sum("cost_usd")
+    # A single text, because SQLite would read the entries again for each value.
+    sums = f"count(*) || ';' || coalesce({tokens_sqlite}, '0 0') || ';' || coalesce({cost_sqlite}, '0 0')"
+    return Statement(
+        f"""SELECT keys.value, sums.* FROM unnest(%(keys)s::bigint[]) AS keys(value),
+            LATERAL {read(f"count(*), {tokens}, {cost}", "keys.value")} AS sums""",
+        f"SELECT keys.value, {read(sums, 'keys.value')} FROM json_each(%(keys)s) AS keys",
+    )
+
 
 # --- Reports ---------------------------------------------------------------------------------------
 
