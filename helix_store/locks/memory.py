@@ -16,7 +16,6 @@ from helix_store.locks.rules import Term
 
 __all__ = ["LockTable", "MemoryLocks", "NoOpLocks", "StoredLock"]
 
-
 _RELEASED: Final = float("-inf")
 
 
@@ -45,6 +44,7 @@ class StoredLock:
         return self.deadline == _RELEASED
 
     def ended(self) -> Self:
+        """Return the term as its release leaves it."""
         return replace(self, deadline=_RELEASED)
 
 
