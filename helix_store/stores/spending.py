@@ -10,7 +10,7 @@ from helix_store.core.contracts import UsageStore
 from helix_store.core.types import Duration, UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.core.validation import milliseconds
-from helix_store.usage.entries import checked_entry
+from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["Spending"]
@@ -52,7 +52,8 @@ class Spending:
                 **own,
             )
             # An invalid entry is refused in the line that adds it, not when the step commits.
-            self._entries.append(checked_entry(entry))
+            checked = checked_entry(entry)
+            self._entries.append(priced(checked) if isinstance(self._usage, UsageStoreBase) else checked)
             self._added += 1
 
     @property
@@ -65,7 +66,7 @@ class Spending:
         self._sent = 0
         entries = self._entries[self._recorded :]
         if isinstance(self._usage, UsageStoreBase):
-            self._usage._record(entries)
+            self._usage._backend.record(entries)
         else:
             self._usage.record_entries(entries)
         self._sent = self._recorded + len(entries)

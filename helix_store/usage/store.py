@@ -22,9 +22,8 @@ from helix_store.core.usage import (
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.usage import pricing
 from helix_store.usage.backend import EntryFilter, TimeSeriesQuery, UsageOperations, UsageQuery
-from helix_store.usage.entries import checked_entry
+from helix_store.usage.entries import checked_entry, priced
 
 __all__ = ["UsageStoreBase"]
 
@@ -55,19 +54,18 @@ class UsageStoreBase:
         `InvalidPayload` and `SessionNotFound`, and then stores nothing. Safe to repeat with an ``id``: an
         entry with a known id is not recorded.
         """
-        (entry_id,) = self._record([checked_entry(entry)])
+        (entry_id,) = self._record([priced(checked_entry(entry))])
         return entry_id
 
     def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]:
         """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
         given = enumerate(validation.items(entries, "entries"))
-        return self._record([checked_entry(entry, path=f"entries/{index}") for index, entry in given])
+        return self._record([priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in given])
 
-    def _record(self, checked: Sequence[UsageEntry]) -> list[str]:
-        """Record entries that `checked_entry` has returned, all or none, and return their ids."""
-        if checked:
-            self._backend.record([_priced(entry) for entry in checked])
-        return [str(entry.id) for entry in checked]
+    def _record(self, entries: Sequence[UsageEntry]) -> list[str]:
+        if entries:
+            self._backend.record(entries)
+        return [str(entry.id) for entry in entries]
 
     # A session's usage
 
@@ -208,13 +206,6 @@ class UsageStoreBase:
     adelete = async_twin(delete)
     aquery_usage = async_twin(query_usage)
     atimeseries = async_twin(timeseries)
-
-
-def _priced(entry: UsageEntry) -> UsageEntry:
-    if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
-        return entry
-    at = validation.milliseconds_to_datetime(entry.timestamp)
-    return replace(entry, cost_usd=pricing.token_cost(entry.model, entry.tokens, at))
 
 
 def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:
