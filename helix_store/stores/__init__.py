@@ -4,7 +4,7 @@ from helix_store.budgets.database import DatabaseBudgetStore
 from helix_store.budgets.memory import InMemoryBudgetStore
 from helix_store.engine.memory import MemoryWorld
 from helix_store.locks.database import DatabaseLockManager
-from helix_store.locks.lock import Lock
+from helix_store.locks.manager import Lock
 from helix_store.locks.memory import InMemoryLockManager, NoOpLockManager
 from helix_store.stores.database import DatabaseStateStore, Store
 from helix_store.stores.handle import SessionHandle
