@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from helix_store.budgets.rules import NOTHING, Amounts, Hold, checked_estimate
 from helix_store.core import validation
@@ -41,11 +41,13 @@ from helix_store.exceptions import (
 from helix_store.sessions.posts import has_open_calls
 from helix_store.sessions.requests import OpenedStep
 from helix_store.stores import rules
-from helix_store.stores.bound import BoundSession
 from helix_store.stores.provisional import Before, ProvisionalSteps, may_wait_here
 from helix_store.stores.run_errors import described_error
 from helix_store.stores.spending import Spending
 from helix_store.stores.step import Step
+
+if TYPE_CHECKING:
+    from helix_store.stores.handle import SessionHandle
 
 __all__ = ["Turn"]
 
@@ -68,7 +70,7 @@ class Turn(BothContexts):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandle,
         *,
         locks: LockManager | None = None,
         owner: str | None = None,
