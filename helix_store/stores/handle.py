@@ -26,6 +26,7 @@ from helix_store.exceptions import (
     StaleStateError,
     shown_id,
 )
+from helix_store.sessions.posts import has_open_calls
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.parts import Parts
 from helix_store.stores.step import Step
@@ -37,6 +38,7 @@ __all__ = ["OpensSessions", "SessionHandle"]
 P = ParamSpec("P")
 
 _FIRST_PAUSE_SECONDS: Final = 0.01
+_LOOK_BACK: Final = 20
 _RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
     "fencing_token": validation.optional(validation.whole_number),
@@ -158,6 +160,19 @@ class SessionHandle:
     ) -> PostPage:
         """Return a page of the session's posts in these states."""
         return self._post_store().list_posts(self.id, states=states, limit=limit, cursor=cursor)
+
+    def _receive(self, state: SessionState, fencing_token: int | None) -> list[Message]:
+        """Receive due posts on top of a state that was just loaded, unless tool calls are open."""
+        if has_open_calls(self._history_backwards(state.message_count)):
+            return []
+        return self._post_store().receive_posts(
+            self.id, expected_version=state.version, fencing_token=fencing_token
+        )
+
+    def _history_backwards(self, count: int) -> Iterator[Message]:
+        for offset in range(0, count, _LOOK_BACK):
+            page = self.store.get_messages(self.id, offset=offset, limit=_LOOK_BACK, order="desc")
+            yield from page.messages
 
     def _post_store(self) -> PostStore:
         if not self._has_posts:
