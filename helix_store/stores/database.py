@@ -14,7 +14,7 @@ from helix_store.budgets.database import DatabaseBudgetStore
 from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.core.types import SessionState, StagedChanges
-from helix_store.engine.connections import release_after
+from helix_store.engine.connections import release
 from helix_store.engine.database import Call, Database
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
@@ -128,8 +128,12 @@ class Store(StoreBase):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        with release_after(self.sessions._db.connection), transaction.atomic(using=self.alias):
-            yield
+        connection = self.sessions._db.connection
+        try:
+            with transaction.atomic(using=self.alias):
+                yield
+        finally:
+            release(connection)
 
     @property
     def connection_of_caller(self) -> BaseDatabaseWrapper | None:
