@@ -8,17 +8,13 @@ from typing import Final
 
 from helix_store import conf, schema
 from helix_store.core import validation
+from helix_store.doctor.checks import Check, Scope, Stopped
 from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_faults, table_sizes
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
 from helix_store.doctor.fixes import FIXES, fix
-from helix_store.doctor.invariants import INVARIANTS
-from helix_store.doctor.readable import READABLE
-from helix_store.doctor.registry import Check
+from helix_store.doctor.invariants import INVARIANTS, SUSPICIONS
+from helix_store.doctor.readable import READABLE, WORDS, declared_checks
 from helix_store.doctor.rules import RULES
-from helix_store.doctor.scope import Scope, Stopped
-from helix_store.doctor.suspicions import SUSPICIONS
-from helix_store.doctor.tables import declared_checks
-from helix_store.doctor.words import WORDS
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
 from helix_store.sessions.database.rows import session_with_id
