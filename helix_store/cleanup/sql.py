@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.core.types import RunStatus, SessionStatus, StreamStatus
 from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
 from helix_store.engine.expressions import is_in_list

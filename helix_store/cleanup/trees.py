@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from django.db.models import F, Model, QuerySet
 
 from helix_store import conf
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.catalogue.rows import tenants_with_rows
 from helix_store.cleanup import sql
 from helix_store.cleanup.backend import SessionKey

@@ -11,7 +11,7 @@ from django.db.models import Exists, Max, Min, OuterRef
 
 from helix_store.budgets.database import counters_of, sums_of
 from helix_store.budgets.rules import NOTHING
-from helix_store.catalogue.cascades import cascades_of
+from helix_store.catalogue.rows import cascades_of
 from helix_store.core.payloads import decode_object
 from helix_store.counters.rules import bounded
 from helix_store.doctor import sql

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from django.db.models import CharField, IntegerField, Model, TextField
 
 from helix_store.catalogue import Table, declared, tables
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.conf import table_name
 from helix_store.engine.database import Database
 from helix_store.engine.errors import TENANT_MOVED
