@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import repeat
 from typing import Any
 
 from django.db.models import Model, QuerySet
@@ -13,6 +13,7 @@ from helix_store.catalogue import declared
 from helix_store.doctor.findings import Fault, Sample
 from helix_store.engine.database import Database, Rows
 from helix_store.engine.expressions import is_in_list, list_parameter
+from helix_store.engine.paging import keyset_pages
 from helix_store.engine.statement import Statement
 from helix_store.models import Session, Stream
 
@@ -61,25 +62,16 @@ class Scope:
 
         Rows that are added in the meantime may be left out.
         """
-        last = None
-        while page := self.db.query(partial(self._page_after, model, last)):
-            yield [row[0] for row in page]
-            self.after_page(len(page))
-            if len(page) < self.page_size:
-                return
-            last = page[-1][1]
-
-    def all_rows(self, model: type[Model]) -> QuerySet[Any]:
-        return model._base_manager.using(self.db.alias)
-
-    def _page_after(self, model: type[Model], last: Any) -> list[tuple[int, Any]]:
         # With a tenant, this is a range of the unique index that begins with it.
         table = declared(model)
         order = table.order[0] if self.is_narrowed and len(table.order) == 1 else "pk"
         rows = self.all_rows(model).filter(**self._conditions(model))
-        if last is not None:
-            rows = rows.filter(**{f"{order}__gt": last})
-        return list(rows.order_by(order).values_list("pk", order)[: self.page_size])
+        for page in keyset_pages(self.db, rows, (order,), "pk", sizes=repeat(self.page_size)):
+            yield [key for key, _ in page]
+            self.after_page(len(page))
+
+    def all_rows(self, model: type[Model]) -> QuerySet[Any]:
+        return model._base_manager.using(self.db.alias)
 
     def _conditions(self, model: type[Model]) -> dict[str, Any]:
         if not self.is_narrowed:

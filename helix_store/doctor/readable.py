@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 from django.db.models import Model, QuerySet
@@ -33,7 +34,7 @@ from helix_store.doctor.checks import (
 )
 from helix_store.doctor.findings import Fault
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import after_keyset
+from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import (
     Checkpoint,
@@ -125,21 +126,10 @@ def _paged(
     scope: Scope, rows: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...]
 ) -> Iterator[_Row]:
     """Yield the place of each row in an order, and its columns, one page of payloads at a time."""
-    ordered, last = rows.order_by(*order), None
-    while page := scope.db.query(partial(_page_after, ordered, order, columns, last)):
+    for page in keyset_pages(scope.db, rows, order, *columns, sizes=repeat(_PAGE)):
         for row in page:
-            yield row[: len(order)], row[len(order) :]
+            yield row[len(columns) :], row[: len(columns)]
         scope.after_page(len(page))
-        if len(page) < _PAGE:
-            return
-        last = dict(zip(order, page[-1], strict=False))
-
-
-def _page_after(
-    ordered: QuerySet[Any], order: tuple[str, ...], columns: tuple[str, ...], last: dict[str, Any] | None
-) -> list[tuple[Any, ...]]:
-    rows = ordered if last is None else ordered.filter(after_keyset(ordered.model, last))
-    return list(rows.values_list(*order, *columns)[:_PAGE])
 
 
 # --- States ------------------------------------------------------------------------------------------
