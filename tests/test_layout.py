@@ -122,7 +122,7 @@ BESIDE_THE_DOOR = {
     "migrations/_operations.py": "a migration has a schema editor",
     "migrations/_plans.py": "the lock for processes that migrate, before the schema is there",
     "models/fields.py": "Django asks a field for its type by the connection",
-    "transfer/sources/postgres.py": "the database of another store, which is no alias of the project",
+    "transfer/sources/readers.py": "the database of another store, which is no alias of the project",
 }
 
 

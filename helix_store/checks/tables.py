@@ -12,7 +12,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from helix_store import conf
 from helix_store.catalogue import tables
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.engine.aliases import app_connections
 from helix_store.transfer.layout import format_of
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
-from typing import Any
 
 from helix_store.catalogue.rows import Sweep
-from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, SessionKey, SessionKeys
+from helix_store.cleanup.outcomes import CleanupOutcome, ExpiryCandidate, SessionKey
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
 from helix_store.core.limits import UNLIMITED
@@ -28,7 +27,7 @@ __all__ = ["StateStoreCleanup"]
 
 
 class StateStoreCleanup:
-    """A `CleanupBackend` for a store without row locks, which checks the expected version instead."""
+    """`DatabaseCleanup` for a store without row locks, which checks the expected version instead."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
@@ -38,18 +37,17 @@ class StateStoreCleanup:
     def now(self) -> datetime:
         return moments.now()
 
-    def expired(self, now: datetime, after: Any, limit: int) -> SessionKeys:
-        heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return SessionKeys(self._keys(head for head in heads if _has_expired(head, now)), position)
+    def expired(self, now: datetime, size: int) -> Iterator[list[SessionKey]]:
+        return self._pages(NON_TERMINAL_STATUSES, size, lambda head: _has_expired(head, now))
 
-    def overdue(self, now: datetime, after: Any, limit: int) -> SessionKeys:
-        heads, position = self._heads(NON_TERMINAL_STATUSES, after, limit)
-        return SessionKeys(self._keys(heads), position)
+    def overdue(self, now: datetime, size: int) -> Iterator[list[SessionKey]]:
+        return self._pages(NON_TERMINAL_STATUSES, size, lambda head: True)
 
-    def deletable(self, before: datetime, after: Any, limit: int) -> SessionKeys:
-        heads, position = self._heads([SessionStatus.FAILED], after, limit)
-        marked = (head for head in heads if head.failure_reason == SESSION_EXPIRED)
-        return SessionKeys(self._keys(head for head in marked if _has_expired(head, before)), position)
+    def deletable(self, before: datetime, size: int) -> Iterator[list[SessionKey]]:
+        def is_deletable(head: SessionHead) -> bool:
+            return head.failure_reason == SESSION_EXPIRED and _has_expired(head, before)
+
+        return self._pages([SessionStatus.FAILED], size, is_deletable)
 
     def non_terminal(self, keys: list[SessionKey]) -> list[SessionKey]:
         return keys
@@ -96,14 +94,23 @@ class StateStoreCleanup:
         live = self._store.list_sessions(root_session_id=root, status=NON_TERMINAL_STATUSES, limit=1)
         return 0 if live.sessions else self._store.delete_session(key.session_id, keep_usage=True)
 
-    def _heads(self, statuses: Any, cursor: Any, limit: int) -> tuple[list[SessionHead], Any]:
-        page = self._store.list_sessions(
-            status=statuses, order_by="created_at", direction="asc", limit=limit, cursor=cursor, count=False
-        )
-        return page.sessions, page.next_cursor
-
-    def _keys(self, heads: Iterable[SessionHead]) -> list[SessionKey]:
-        return [SessionKey(head.session_id, self._tenant) for head in heads]
+    def _pages(
+        self, statuses: Collection[SessionStatus], size: int, is_wanted: Callable[[SessionHead], bool]
+    ) -> Iterator[list[SessionKey]]:
+        cursor = None
+        while True:
+            page = self._store.list_sessions(
+                status=statuses,
+                order_by="created_at",
+                direction="asc",
+                limit=size,
+                cursor=cursor,
+                count=False,
+            )
+            yield [SessionKey(head.session_id, self._tenant) for head in page.sessions if is_wanted(head)]
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
 
 def _has_expired(session: SessionHead | SessionState, now: datetime) -> bool:

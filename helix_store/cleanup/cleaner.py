@@ -5,34 +5,29 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 from helix_store.catalogue.rows import Sweep
-from helix_store.cleanup.backend import (
-    CleanupBackend,
-    CleanupOutcome,
-    SessionKey,
-    SessionKeys,
-    known_outcome,
-)
-from helix_store.cleanup.snapshots import MissingProvider, Snapshot, owned_snapshots
-from helix_store.cleanup.summary import CleanupDetails, CleanupSummary
-from helix_store.cleanup.workspaces import WorkspaceProvider
+from helix_store.cleanup.any_store import StateStoreCleanup
+from helix_store.cleanup.database import DatabaseCleanup
+from helix_store.cleanup.outcomes import CleanupDetails, CleanupOutcome, CleanupSummary, SessionKey
+from helix_store.cleanup.workspaces import MissingProvider, Snapshot, WorkspaceProvider, owned_snapshots
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import Submission, SubmissionOutcome
 from helix_store.exceptions import LimitExceeded
 from helix_store.sessions.answers import default_answer
 from helix_store.sessions.store import StateStoreBase
 
-__all__ = ["Cleaner"]
+__all__ = ["Cleaner", "CleanupBackend"]
 
 logger = logging.getLogger("helix_store.cleanup")
 
 _MAX_ATTEMPTS: Final = 10
+
+CleanupBackend = DatabaseCleanup | StateStoreCleanup
 
 
 class Cleaner:
@@ -66,7 +61,7 @@ class Cleaner:
             yield self.summary
         if self.details is not None:
             would_fail = set(self.details.expired)
-            for keys in self._pages(partial(self.backend.overdue, self.now)):
+            for keys in self.backend.overdue(self.now, self.page_size):
                 for key in keys:
                     if key not in would_fail:
                         self._add_overdue(key, self.details)
@@ -92,12 +87,12 @@ class Cleaner:
             for key in busy[first : first + self.page_size]:
                 self._mark_busy(key)
             yield self.summary
-        for keys in self._pages(partial(self.backend.overdue, self.now)):
+        for keys in self.backend.overdue(self.now, self.page_size):
             for key in keys:
                 self._apply_defaults(key)
             yield self.summary
         if delete_before is not None:
-            for keys in self._pages(partial(self.backend.deletable, delete_before)):
+            for keys in self.backend.deletable(delete_before, self.page_size):
                 for key in keys:
                     self._delete(key, delete_before)
                 yield self.summary
@@ -107,19 +102,12 @@ class Cleaner:
 
     def _expired_pages(self, limit: int | None) -> Iterator[list[SessionKey]]:
         detected = 0
-        for keys in self._pages(partial(self.backend.expired, self.now)):
+        for keys in self.backend.expired(self.now, self.page_size):
             wanted = keys if limit is None else keys[: limit - detected]
             detected += len(wanted)
             yield wanted
             if detected == limit:
                 return
-
-    def _pages(self, page_after: Callable[[Any, int], SessionKeys]) -> Iterator[list[SessionKey]]:
-        keys, position = page_after(None, self.page_size)
-        yield keys
-        while position is not None:
-            keys, position = page_after(position, self.page_size)
-            yield keys
 
     # An error in one session is counted and logged. It does not stop the cleanup of the others.
 
@@ -191,7 +179,7 @@ class Cleaner:
         candidate = self.backend.inspect(key)
         if candidate is None:
             return CleanupOutcome.GONE
-        if outcome := known_outcome(candidate, self.now):
+        if outcome := candidate.known_outcome(self.now):
             return outcome
         refs, left = candidate.workspace_refs.values(), None
         try:
@@ -251,8 +239,7 @@ class Cleaner:
             self.details.with_problems.add(key)
 
     def _count(self, **numbers: int) -> None:
-        sums = {name: getattr(self.summary, name) + number for name, number in numbers.items()}
-        self.summary = replace(self.summary, **sums)
+        self.summary = self.summary.plus(**numbers)
 
 
 def _submit_default(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final
+from itertools import chain, repeat
+from typing import Final
 
 from django.db.models import F, QuerySet
 
 from helix_store.catalogue.rows import Sweep, sweeps
-from helix_store.cleanup.backend import CleanupOutcome, ExpiryCandidate, SessionKey, SessionKeys
+from helix_store.cleanup.outcomes import CleanupOutcome, ExpiryCandidate, SessionKey
 from helix_store.cleanup.trees import require_writable
 from helix_store.core import moments
 from helix_store.core.contracts import StateStore
@@ -18,7 +19,8 @@ from helix_store.core.payloads import decode_object
 from helix_store.core.types import SESSION_EXPIRED, PendingToolCall, SessionStatus
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import NoIndexHint, after_keyset
+from helix_store.engine.expressions import NoIndexHint
+from helix_store.engine.paging import keyset_pages
 from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
@@ -61,7 +63,10 @@ _MARK_IN_BULK: Final = Statement(
 
 
 class DatabaseCleanup:
-    """A `CleanupBackend` for a database. ``tenant`` is one tenant, or ``None`` for all of them."""
+    """The store's side of a cleanup, for a database. ``tenant`` is one tenant, or ``None`` for all of them.
+
+    Pages have up to ``size`` sessions, in an order that marking a session keeps. There is at least one page.
+    """
 
     def __init__(self, using: str | None, tenant: str | None) -> None:
         self._using = using
@@ -71,18 +76,22 @@ class DatabaseCleanup:
     def now(self) -> datetime:
         return self._db.query(self._db.now)
 
-    def expired(self, now: datetime, after: Any, limit: int) -> SessionKeys:
-        return self._page(self._of_tenant.non_terminal().expired(now), "expires_at", after, limit)
+    def expired(self, now: datetime, size: int) -> Iterator[list[SessionKey]]:
+        """Yield pages of non-terminal sessions past their expiry."""
+        return self._pages(self._of_tenant.non_terminal().expired(now), "expires_at", size)
 
-    def overdue(self, now: datetime, after: Any, limit: int) -> SessionKeys:
-        return self._page(self._of_tenant.non_terminal().overdue(now), "pending_deadline", after, limit)
+    def overdue(self, now: datetime, size: int) -> Iterator[list[SessionKey]]:
+        """Yield pages of non-terminal sessions with calls past their deadline."""
+        return self._pages(self._of_tenant.non_terminal().overdue(now), "pending_deadline", size)
 
-    def deletable(self, before: datetime, after: Any, limit: int) -> SessionKeys:
+    def deletable(self, before: datetime, size: int) -> Iterator[list[SessionKey]]:
+        """Yield pages of sessions that a cleanup has marked and that expired before this time."""
         # Filter by the reason alone, as the index does. With the status, PostgreSQL expects too few rows.
         marked = self._of_tenant.filter(failure_reason=SESSION_EXPIRED)
-        return self._page(marked.expired(before), "expires_at", after, limit)
+        return self._pages(marked.expired(before), "expires_at", size)
 
     def non_terminal(self, keys: list[SessionKey]) -> list[SessionKey]:
+        """Return the non-terminal sessions, using one query."""
         rows = self._with_keys(keys).non_terminal().values_list("pk", flat=True)
         found = self._db.query(lambda: set(rows))
         return [key for key in keys if key.key in found]
@@ -106,6 +115,7 @@ class DatabaseCleanup:
         return [key for key in keys if key.key not in marked]
 
     def sweeps(self) -> Iterator[Sweep]:
+        """Yield the sweeps that delete expired rows of other apps."""
         return sweeps(self._db.alias, self._tenant)
 
     def inspect(self, key: SessionKey) -> ExpiryCandidate | None:
@@ -120,7 +130,11 @@ class DatabaseCleanup:
     def mark(
         self, candidate: ExpiryCandidate, delete_snapshots: Callable[[], None], *, wait: bool
     ) -> CleanupOutcome:
-        """Lock the row, delete the snapshots and mark the session, all in one transaction."""
+        """Lock the row, delete the snapshots and mark the session, all in one transaction.
+
+        Return `BUSY` if the session has changed since `inspect`, and with ``wait=False`` if another worker
+        has locked it. An error of ``delete_snapshots`` is raised and leaves the session unchanged.
+        """
         unchanged = self._with_keys([candidate.key]).filter(version=candidate.version)
 
         def lock_delete_and_mark() -> CleanupOutcome:
@@ -148,12 +162,17 @@ class DatabaseCleanup:
         announce(self._db, key.session_id, EXPIRY_SIGNALS, tenant=key.tenant)
 
     def overdue_calls(self, key: SessionKey, now: datetime) -> tuple[StateStore, list[PendingToolCall]]:
+        """Return a session's calls past their deadline, and the store that takes their answers."""
         pending = self._with_keys([key]).values_list("pending_client_tool_calls", flat=True)
         text = self._db.query(lambda: first_row(pending))
         store = DatabaseStateStore(self._using, tenant=key.tenant)
         return store, due_calls(key.session_id, text, datetime_to_milliseconds(now))
 
     def delete(self, key: SessionKey, before: datetime) -> int:
+        """Delete a session and its tree, but no usage, and return the number of deleted sessions.
+
+        Nothing is deleted if a session of the tree is non-terminal.
+        """
         db = Database(self._using, key.tenant)
 
         def delete_if_all_have_ended() -> int:
@@ -167,15 +186,11 @@ class DatabaseCleanup:
 
         return db.transaction(delete_if_all_have_ended)
 
-    def _page(self, sessions: QuerySet[Session], order: str, after: Any, limit: int) -> SessionKeys:
-        """Return the next sessions in the order of an index."""
-        if after is not None:
-            time, key = after
-            sessions = sessions.filter(after_keyset(Session, {order: time, "id": key}))
-        page = sessions.order_by(order, "pk").values_list("session_id", "tenant", "pk", order)[:limit]
-        rows = self._db.query(lambda: list(page))
-        keys = [SessionKey(session_id, tenant, key) for session_id, tenant, key, _ in rows]
-        return SessionKeys(keys, (rows[-1][3], rows[-1][2]) if len(rows) == limit else None)
+    def _pages(self, rows: QuerySet[Session], order: str, size: int) -> Iterator[list[SessionKey]]:
+        columns = ("session_id", "tenant", "pk")
+        pages = keyset_pages(self._db, rows, (order, "pk"), *columns, sizes=repeat(size))
+        for page in chain([next(pages, [])], pages):
+            yield [SessionKey(*row[: len(columns)]) for row in page]
 
     @property
     def _sessions(self) -> SessionQuerySet:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from django.db.models import Exists, Model, OuterRef, QuerySet
@@ -14,17 +15,19 @@ from django.db.models import Exists, Model, OuterRef, QuerySet
 from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.cleanup import references, trees
-from helix_store.cleanup.backend import SessionKey
-from helix_store.cleanup.forecast import Forecast
+from helix_store.cleanup.outcomes import SessionKey
 from helix_store.cleanup.receipt import ErasureReceipt, digest_of
-from helix_store.cleanup.requests import ErasureRequest
-from helix_store.cleanup.snapshots import MissingProvider
-from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
+from helix_store.cleanup.workspaces import (
+    MissingProvider,
+    WorkspaceProvider,
+    configured_workspace_providers,
+)
 from helix_store.core import moments, validation
 from helix_store.core.types import UserId
 from helix_store.counters.counting import delete_usage
 from helix_store.engine.database import Database
 from helix_store.engine.moved_tenants import refuse_moved
+from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import InvalidQuery
 from helix_store.models import Lock, Post, Session, Stream, SubSessionRef, UsageEntry
 from helix_store.sessions.database.trees import delete_locked_sessions, lock_tree, tree_keys
@@ -37,14 +40,12 @@ logger = logging.getLogger("helix_store.cleanup")
 _ROWS_PER_PAGE: Final = 1_000
 _IN_USE: Final = "it is in use"
 
-Rows = Counter[type[Model]]
-
 
 class _Erased(NamedTuple):
     """The rows that erasing a tree has deleted and changed."""
 
-    deleted: Rows
-    changed: Rows
+    deleted: trees.Rows
+    changed: trees.Rows
     snapshots: int = 0
 
 
@@ -93,9 +94,9 @@ def erase(
     workspace snapshots. On SQLite, other writers wait for it. A tenant may have too many sessions for one
     transaction, so its rows are only counted.
     """
-    request = ErasureRequest(
+    erasure = Erasure(
         using=using,
-        user_id=validation.user_id(user_id),
+        user_id=user_id,
         session_id=session_id,
         tenant=tenant,
         workspace_providers=workspace_providers,
@@ -104,52 +105,70 @@ def erase(
         force=force,
         dry_run=dry_run,
     )
-    erasure = Erasure(request)
     for receipt in erasure.batches():
         if progress is not None:
             progress(receipt)
     return erasure.receipt
 
 
+@dataclass(kw_only=True, eq=False)
 class Erasure:
-    """One erasure, and its receipt so far.
+    """One erasure with the arguments of `erase`, and its receipt so far.
 
     ``left`` holds the sessions that were left, with the reason. They are not part of the receipt.
     """
 
-    def __init__(self, request: ErasureRequest) -> None:
+    using: str | None = None
+    user_id: UserId | None = None
+    session_id: str | None = None
+    tenant: str | None = None
+    workspace_providers: Mapping[str, WorkspaceProvider] | None = None
+    keep_branches: bool = False
+    leave_snapshots: bool = False
+    force: bool = False
+    dry_run: bool = False
+    receipt: ErasureReceipt = field(init=False)
+    left: list[tuple[SessionKey, str]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
         conf.require_usable_prefix()
-        self._request = request
-        given = request.workspace_providers
+        self._user_id = validation.user_id(self.user_id)
+        if self._user_id is not None and self.session_id is not None:
+            raise InvalidQuery("Pass user_id or session_id, not both.", path="user_id")
+        validation.optional_identifier(self.session_id, "session_id")
+        if self.tenant is not None:
+            validation.tenant(self.tenant)
+        named = {"user": self._user_id, "session": self.session_id, "tenant": self.tenant}
+        subject, name = next(((kind, name) for kind, name in named.items() if name is not None), ("", ""))
+        if not subject:
+            raise InvalidQuery("Pass user_id, session_id or tenant.", path="user_id")
+        self._is_of_tenant = subject == "tenant"
+        given = self.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        self.left: list[tuple[SessionKey, str]] = []
-        subject, name = request.subject
         self.receipt = ErasureReceipt(
             subject=subject,
             subject_sha256=digest_of(name),
-            tenant_sha256=None if request.tenant is None else digest_of(request.tenant),
-            dry_run=request.dry_run,
+            tenant_sha256=None if self.tenant is None else digest_of(self.tenant),
+            dry_run=self.dry_run,
             started_at=moments.now(),
         )
 
     def batches(self) -> Generator[ErasureReceipt, None, None]:
         """Erase tree by tree. Stop iterating to stop the erasure between two transactions."""
         for tenant in self._tenants():
-            db = Database(self._request.using, tenant)
-            if self._request.tenant is not None:
+            db = Database(self.using, tenant)
+            if self.tenant is not None:
                 # A tenant whose rows are in another database would look erased.
                 refuse_moved(db)
-            if self._request.is_of_tenant and self._request.dry_run:
+            if self._is_of_tenant and self.dry_run:
                 yield from self._count_tenant(db)
             else:
                 # A dry run is one transaction: the next tree must not find rows that the previous one has
                 # deleted.
-                with db.rolled_back(dry_run=self._request.dry_run):
+                with db.rolled_back(dry_run=self.dry_run):
                     yield from self._erase_in(db)
         receipt = self.receipt
-        is_complete = not (
-            self._request.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors
-        )
+        is_complete = not (self.dry_run or receipt.sessions_left or receipt.locks_left or receipt.errors)
         self.receipt = replace(receipt, finished_at=moments.now(), complete=is_complete)
         yield self.receipt
 
@@ -160,12 +179,12 @@ class Erasure:
         yield from self._erase_rest(db)
 
     def _tenants(self) -> list[str]:
-        if self._request.tenant is not None:
-            return [self._request.tenant]
-        known = trees.tenants_of(self._request.using, [each.model for each in tables() if each.names_tenant])
-        if self._request.session_id is None:
+        if self.tenant is not None:
+            return [self.tenant]
+        known = trees.tenants_of(self.using, [each.model for each in tables() if each.names_tenant])
+        if self.session_id is None:
             return known
-        having = [tenant for tenant in known if self._has_traces(Database(self._request.using, tenant))]
+        having = [tenant for tenant in known if self._has_traces(Database(self.using, tenant))]
         if len(having) > 1:
             raise InvalidQuery(
                 f"{len(having)} tenants have a session with this id; pass the tenant.", path="tenant"
@@ -175,7 +194,7 @@ class Erasure:
     def _has_traces(self, db: Database) -> bool:
         """Return whether the tenant has the session, or rows that a deleted one left behind."""
         found: list[QuerySet[Any]] = [
-            table.model._base_manager.using(db.alias).filter(**{table.session_id: self._request.session_id})
+            table.model._base_manager.using(db.alias).filter(**{table.session_id: self.session_id})
             for table in tables()
             if table.session_id is not None
         ]
@@ -184,11 +203,12 @@ class Erasure:
     def _session_pages(self, db: Database) -> Iterator[dict[int, str]]:
         """Yield the ids of sessions to erase by key. Key order avoids meeting a session twice."""
         sessions = Session.objects.using(db.alias).filter(tenant=db.tenant)
-        if self._request.user_id is not None:
-            sessions = sessions.filter(user_id=self._request.user_id)
-        elif self._request.session_id is not None:
-            sessions = sessions.filter(session_id=self._request.session_id)
-        yield from map(dict, _pages(db, sessions, "session_id"))
+        if self._user_id is not None:
+            sessions = sessions.filter(user_id=self._user_id)
+        elif self.session_id is not None:
+            sessions = sessions.filter(session_id=self.session_id)
+        for page in _pages(db, sessions, "session_id"):
+            yield {key: session_id for session_id, key in page}
 
     # --- Trees and their branches -------------------------------------------------------------------
 
@@ -210,7 +230,7 @@ class Erasure:
             yield self.receipt
 
     def _branches(self, db: Database, session_id: str) -> set[str]:
-        if self._request.keep_branches or self._request.is_of_tenant:
+        if self.keep_branches or self._is_of_tenant:
             return set()
         return set(references.branches_of(db, trees.ids_of(db, tree_keys(db, session_id))))
 
@@ -241,12 +261,12 @@ class Erasure:
         keys = lock_tree(db, session_id)
         if not keys:
             return _Erased(Counter(), Counter())
-        if not self._request.force and trees.is_in_use(db, keys):
+        if not self.force and trees.is_in_use(db, keys):
             raise _Left(_IN_USE)
         ids = trees.ids_of(db, keys)
-        changed: Rows = Counter()
-        branches = set() if self._request.is_of_tenant else set(references.branches_of(db, ids))
-        if self._request.keep_branches:
+        changed: trees.Rows = Counter()
+        branches = set() if self._is_of_tenant else set(references.branches_of(db, ids))
+        if self.keep_branches:
             for branch in sorted(branches):
                 references.forget_branching_point(db, branch)
             changed[Session] += len(branches)
@@ -254,13 +274,13 @@ class Erasure:
             raise _NewBranches
         elif branches.intersection(key.session_id for key, _ in self.left if key.tenant == db.tenant):
             raise _Left("a branch of it is left")
-        keeps_snapshots = self._request.leave_snapshots or self._request.dry_run
+        keeps_snapshots = self.leave_snapshots or self.dry_run
         snapshots = [] if keeps_snapshots else trees.snapshots_of_tree(db, keys, self._providers)
         if snapshots:
             trees.require_writable(db, keys)
         for snapshot in snapshots:
             snapshot.delete()
-        deleted: Rows = Counter()
+        deleted: trees.Rows = Counter()
         deleted[SubSessionRef] = references.remove_foreign_refs(db, keys, ids)
         deleted[UsageEntry] = delete_usage(db, references.kept_usage(db, ids))
         changed[UsageEntry] = references.usage_of_sub_sessions(db, keys, ids).update(sub_session_id=None)
@@ -277,7 +297,7 @@ class Erasure:
 
         Erasing 100,000 sessions in a transaction that is rolled back would lock their rows for many minutes.
         """
-        forecast = Forecast(self._request)
+        forecast = trees.Forecast(force=self.force)
         for page in self._session_pages(db):
             foreseen = forecast.of_page(db, list(page))
             for key in foreseen.in_use:
@@ -296,13 +316,13 @@ class Erasure:
 
     def _erase_rest(self, db: Database) -> Iterator[ErasureReceipt]:
         usage = _of_tenant(db, UsageEntry)
-        if self._request.user_id is not None:
-            yield from self._delete_pages(db, usage.filter(user_id=self._request.user_id))
-            for rows in references.budgets_of_user(db, self._request.user_id):
+        if self._user_id is not None:
+            yield from self._delete_pages(db, usage.filter(user_id=self._user_id))
+            for rows in references.budgets_of_user(db, self._user_id):
                 yield from self._delete_pages(db, rows)
-            yield from self._forget_author(db, self._request.user_id)
-        elif self._request.session_id is not None:
-            yield from self._erase_deleted_session(db, self._request.session_id)
+            yield from self._forget_author(db, self._user_id)
+        elif self.session_id is not None:
+            yield from self._erase_deleted_session(db, self.session_id)
         else:
             yield from self._erase_rest_of_tenant(db, usage)
 
@@ -344,7 +364,7 @@ class Erasure:
 
     def _free(self, db: Database, locks: QuerySet[Lock]) -> QuerySet[Lock]:
         """Return the locks that nobody holds, or all locks with ``force``. Held locks are left."""
-        if self._request.force:
+        if self.force:
             return locks
         now = db.query(db.now)
         held = locks.filter(expires_at__gt=now)
@@ -352,14 +372,14 @@ class Erasure:
         return locks.exclude(expires_at__gt=now)
 
     def _delete_pages(self, db: Database, rows: QuerySet[Any]) -> Iterator[ErasureReceipt]:
-        for page in _pages(db, rows, "pk"):
-            doomed = rows.filter(pk__in=[key for key, _ in page])
+        for page in _pages(db, rows):
+            doomed = rows.filter(pk__in=[key for (key,) in page])
             self._count({rows.model: db.transaction(partial(_delete, db, doomed))})
             yield self.receipt
 
     def _delete_streams(self, db: Database, streams: QuerySet[Stream]) -> Iterator[ErasureReceipt]:
         for page in _pages(db, streams, "stream_id"):
-            for _, stream_id in page:
+            for stream_id, _ in page:
                 self._count(db.transaction(partial(delete_orphaned_streams, db, [stream_id])))
             yield self.receipt
 
@@ -375,14 +395,7 @@ class Erasure:
         changed: Mapping[type[Model], int] | None = None,
         **numbers: int,
     ) -> None:
-        sums: dict[str, Any] = {
-            name: getattr(self.receipt, name) + number for name, number in numbers.items()
-        }
-        for name, rows in (("deleted", deleted), ("changed", changed)):
-            if rows:
-                total = Counter(getattr(self.receipt, name)) + Counter(trees.by_table(rows))
-                sums[name] = dict(sorted(total.items()))
-        self.receipt = replace(self.receipt, **sums)
+        self.receipt = self.receipt.plus({"deleted": deleted or {}, "changed": changed or {}}, **numbers)
 
 
 def _of_tenant(db: Database, model: type[Model]) -> QuerySet[Any]:
@@ -399,13 +412,5 @@ def _delete(db: Database, rows: QuerySet[Any]) -> int:
     return delete_usage(db, rows) if rows.model is UsageEntry else rows.delete()[0]
 
 
-def _pages(db: Database, rows: QuerySet[Any], column: str) -> Iterator[list[tuple[int, Any]]]:
-    """Yield pages by key, each with a column."""
-    ordered = rows.order_by("pk").values_list("pk", column)
-    key = 0
-    while True:
-        page: list[tuple[int, Any]] = db.query(partial(list, ordered.filter(pk__gt=key)[:_ROWS_PER_PAGE]))
-        if not page:
-            return
-        yield page
-        key = page[-1][0]
+def _pages(db: Database, rows: QuerySet[Any], *columns: str) -> Iterator[list[tuple[Any, ...]]]:
+    return keyset_pages(db, rows, ("pk",), *columns, sizes=repeat(_ROWS_PER_PAGE))

@@ -7,38 +7,21 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from django.core.exceptions import SuspiciousFileOperation
 from django.core.files.storage import InMemoryStorage, Storage
 
-from helix_store.cleanup.folders import parts_of_path, portable_parts
-from helix_store.exceptions import LimitExceeded
+from helix_store.exceptions import InvalidPayload, LimitExceeded
 
-__all__ = ["Files", "files_below", "files_of"]
+__all__ = ["files_below", "files_of", "portable_parts"]
 
 Parts = tuple[str, ...]
 
 _ERRORS_OF_A_LINK: Final = (errno.ELOOP, errno.ENOTDIR)
 
 
-class Files(Protocol):
-    """The files of a storage. A folder is given as its names, from the root downwards."""
-
-    def is_folder(self, parts: Parts) -> bool | None:
-        """Return whether this is a folder and not a link to one, or ``None`` if it does not exist."""
-        ...
-
-    def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
-        """Yield each name in a folder and whether it is a folder, or nothing if the folder does not exist."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete a file, or a link but not its target. It is not an error if the file does not exist."""
-        ...
-
-
-def files_of(storage: Storage) -> Files:
+def files_of(storage: Storage) -> RemoteFiles | LocalFiles:
     # Django's in-memory storage has paths, but the files do not exist.
     if isinstance(storage, InMemoryStorage):
         return RemoteFiles(storage)
@@ -50,7 +33,7 @@ def files_of(storage: Storage) -> Files:
 
 
 def files_below(
-    files: Files, owned: Parts, folder: Parts, *, max_depth: int, max_entries: int
+    files: RemoteFiles | LocalFiles, owned: Parts, folder: Parts, *, max_depth: int, max_entries: int
 ) -> Iterator[str]:
     """Yield the names of all files below a folder, counting links as files.
 
@@ -124,6 +107,7 @@ class LocalFiles:
         self._root = root
 
     def is_folder(self, parts: Parts) -> bool | None:
+        """Return whether this is a folder and not a link to one, or ``None`` if it does not exist."""
         try:
             with self._opened(parts[:-1]) as place:
                 path = os.path.join(place.path, parts[-1])
@@ -133,6 +117,7 @@ class LocalFiles:
         return stat.S_ISDIR(status.st_mode)
 
     def entries(self, folder: Parts) -> Iterator[tuple[str, bool]]:
+        """Yield each name in a folder and whether it is a folder, or nothing if the folder does not exist."""
         try:
             with self._opened(folder) as place, os.scandir(place.folder) as entries:
                 for entry in entries:
@@ -141,8 +126,9 @@ class LocalFiles:
             return
 
     def delete(self, name: str) -> None:
+        """Delete a file, or a link but not its target. It is not an error if the file does not exist."""
         # Do not use the storage: it follows links, and a folder may have been replaced since the listing.
-        *folder, file = parts_of_path(name, "snapshot_id")
+        *folder, file = _parts_of_path(name, "snapshot_id")
         try:
             with self._opened(tuple(folder)) as place:
                 os.unlink(os.path.join(place.path, file), dir_fd=place.descriptor)
@@ -179,3 +165,21 @@ def _link_on_the_way(folder: Parts) -> SuspiciousFileOperation:
     return SuspiciousFileOperation(
         f"There is a link or a file in the path of the folder {'/'.join(folder)!r}."
     )
+
+
+def portable_parts(path: Any, where: str) -> tuple[str, ...]:
+    """Return `_parts_of_path` for any storage. Windows and django-storages treat a backslash as a slash."""
+    if type(path) is str and "\\" in path:
+        raise InvalidPayload(path=where, reason="a backslash is not allowed in a path")
+    return _parts_of_path(path, where)
+
+
+def _parts_of_path(path: Any, where: str) -> tuple[str, ...]:
+    """Return the names in a relative path. Raise `InvalidPayload` if the path could lead upwards."""
+    if type(path) is not str or "\x00" in path:
+        raise InvalidPayload(path=where, reason="expected a path as text without NUL")
+    parts = tuple(path.removesuffix("/").split("/"))
+    # `basename` returns the part that the system treats as one name; Windows excludes drives and backslashes.
+    if any(part in ("", ".", "..") or os.path.basename(part) != part for part in parts):
+        raise InvalidPayload(path=where, reason='expected a relative path without empty parts, "." and ".."')
+    return parts

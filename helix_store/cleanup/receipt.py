@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from helix_store.core.serialization import Serializable
+from helix_store.cleanup.outcomes import Counts
 
 __all__ = ["ErasureReceipt", "digest_of"]
 
@@ -17,7 +17,7 @@ def digest_of(identifier: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureReceipt(Serializable):
+class ErasureReceipt(Counts):
     """A record of the rows that an erasure deleted, or would delete in a dry run. ``to_dict()`` is plain
     JSON.
 

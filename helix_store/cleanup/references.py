@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from helix_store.core.budgets import BudgetScope
 from helix_store.core.types import BRANCHED_FROM
@@ -28,8 +27,6 @@ __all__ = [
     "remove_foreign_refs",
     "usage_of_sub_sessions",
 ]
-
-Rows = Counter[type[Model]]
 
 
 def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:

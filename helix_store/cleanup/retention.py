@@ -6,25 +6,30 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 from django.db.models import Exists, Model, OuterRef
 
 from helix_store import conf
 from helix_store.cleanup import trees
-from helix_store.cleanup.snapshots import MissingProvider
+from helix_store.cleanup.outcomes import Counts
 from helix_store.cleanup.sql import ANONYMISE_USAGE, NOT_IDLE, SURPLUS_CHECKPOINTS, TOO_MANY_CHECKPOINTS
-from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
+from helix_store.cleanup.workspaces import (
+    MissingProvider,
+    WorkspaceProvider,
+    configured_workspace_providers,
+)
 from helix_store.core import validation
 from helix_store.core.retention import RetentionPolicy
-from helix_store.core.serialization import Serializable
 from helix_store.core.types import SessionStatus, Timestamp
 from helix_store.counters.counting import change_usage, delete_usage
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import after_keyset, list_parameter
+from helix_store.engine.expressions import list_parameter
+from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import TenantMoved
 from helix_store.models import Checkpoint, Session, Stream, StreamChunk, UsageEntry
 from helix_store.sessions.database.trees import TreeBusy, delete_locked_sessions, forest_keys, lock_tree
@@ -39,11 +44,9 @@ logger = logging.getLogger("helix_store.cleanup")
 _LARGEST_PAGE: Final = 1_000
 _USAGE_PER_TRANSACTION: Final = 1_000
 
-Rows = Counter[type[Model]]
-
 
 @dataclass(frozen=True, slots=True)
-class RetentionSummary(Serializable):
+class RetentionSummary(Counts):
     """The numbers of rows, by table, that each rule deleted or anonymised, or would in a dry run.
 
     ``trees`` counts deleted session trees, ``in_use`` idle trees with a live lock, a running run or a stream
@@ -106,33 +109,34 @@ def apply_retention(
     return retention.summary
 
 
+@dataclass(kw_only=True, eq=False)
 class Retention:
-    """One application of a policy, and its summary so far. It takes the arguments of `apply_retention`."""
+    """One application of a policy with the arguments of `apply_retention`, and its summary so far."""
 
-    def __init__(
-        self,
-        *,
-        using: str | None = None,
-        tenant: str | None = None,
-        policy: RetentionPolicy | None = None,
-        workspace_providers: Mapping[str, WorkspaceProvider] | None = None,
-        page_size: int | None = None,
-        now: Timestamp | None = None,
-        dry_run: bool = False,
-    ) -> None:
+    using: str | None = None
+    tenant: str | None = None
+    policy: RetentionPolicy | None = None
+    workspace_providers: Mapping[str, WorkspaceProvider] | None = None
+    page_size: int | None = None
+    now: Timestamp | None = None
+    dry_run: bool = False
+    summary: RetentionSummary = field(init=False)
+
+    def __post_init__(self) -> None:
         conf.require_usable_prefix()
-        self._using = using
-        self._tenant = None if tenant is None else validation.tenant(tenant)
-        self._policy = conf.retention() if policy is None else policy
-        given = workspace_providers
+        if self.tenant is not None:
+            validation.tenant(self.tenant)
+        self._policy = conf.retention() if self.policy is None else self.policy
+        given = self.workspace_providers
         self._providers = configured_workspace_providers() if given is None else given
-        page_size = conf.page_size() if page_size is None else page_size
+        page_size = conf.page_size() if self.page_size is None else self.page_size
         self._page_size = validation.page_limit(page_size, maximum=_LARGEST_PAGE)
-        self._now = None if now is None else validation.aware_datetime(now, "now")
-        self._dry_run = dry_run
-        self.summary = RetentionSummary(dry_run=dry_run)
-        days = self._policy.streams_ended_days
-        self._prune_request = None if days is None else self._request_to_prune(timedelta(days=days))
+        self._now = None if self.now is None else validation.aware_datetime(self.now, "now")
+        self.summary = RetentionSummary(dry_run=self.dry_run)
+        self._prune_request: PruneRequest | None = None
+        if (days := self._policy.streams_ended_days) is not None:
+            age = timedelta(days=days)
+            self._prune_request = PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self.dry_run)
         # The rows that a dry run counted with their sessions, so that no other rule counts them again.
         self._doomed: Counter[str] = Counter()
 
@@ -141,26 +145,18 @@ class Retention:
         if self._policy.keeps_everything:
             return
         if self._now is None:
-            db = Database(self._using, "")
+            db = Database(self.using, "")
             self._now = db.query(db.now)
-        given = self._tenant
-        tenants = trees.tenants_of(self._using, [Session, UsageEntry]) if given is None else [given]
-        rules: list[Callable[[Database], Iterator[RetentionSummary]]] = []
-        if self._policy.sessions_idle_days:
-            rules.append(self._delete_idle_sessions)
-        if self._policy.checkpoints_keep is not None:
-            rules.append(self._prune_checkpoints)
-        if self._policy.usage_drop_days is not None or self._policy.usage_anonymise_days is not None:
-            rules.append(self._reduce_usage)
+        given = self.tenant
+        tenants = trees.tenants_of(self.using, [Session, UsageEntry]) if given is None else [given]
         for tenant in tenants:
-            yield from self._unless_moved(tenant, self._apply(rules, tenant))
+            yield from self._unless_moved(tenant, self._apply(Database(self.using, tenant)))
         yield from self._prune_streams()
 
-    def _apply(
-        self, rules: Sequence[Callable[[Database], Iterator[RetentionSummary]]], tenant: str
-    ) -> Iterator[RetentionSummary]:
-        for rule in rules:
-            yield from rule(Database(self._using, tenant))
+    def _apply(self, db: Database) -> Iterator[RetentionSummary]:
+        yield from self._delete_idle_sessions(db)
+        yield from self._prune_checkpoints(db)
+        yield from self._reduce_usage(db)
 
     def _unless_moved(self, tenant: str, steps: Iterator[RetentionSummary]) -> Iterator[RetentionSummary]:
         """Run the steps for one of several tenants.
@@ -170,27 +166,18 @@ class Retention:
         try:
             yield from steps
         except TenantMoved:
-            if self._tenant is not None:
+            if self.tenant is not None:
                 raise
             self._count(errors=1)
             logger.warning("Tenant %r is being moved to another database; retention is postponed.", tenant)
             yield self.summary
-
-    def _request_to_prune(self, age: timedelta) -> PruneRequest:
-        return PruneRequest.checked(older_than=age, keep_chunks=None, dry_run=self._dry_run)
 
     def _before(self, days: float) -> datetime:
         assert self._now is not None  # noqa: S101  `batches` sets it
         return self._now - timedelta(days=days)
 
     def _count(self, rule: str = "", rows: Mapping[type[Model], int] | None = None, **numbers: int) -> None:
-        sums: dict[str, Any] = {
-            name: getattr(self.summary, name) + number for name, number in numbers.items()
-        }
-        if rows is not None:
-            total = Counter(getattr(self.summary, rule)) + Counter(trees.by_table(rows))
-            sums[rule] = dict(sorted(total.items()))
-        self.summary = replace(self.summary, **sums)
+        self.summary = self.summary.plus(None if rows is None else {rule: rows}, **numbers)
 
     # --- Idle sessions ------------------------------------------------------------------------------
 
@@ -198,7 +185,7 @@ class Retention:
         for status, days in self._policy.sessions_idle_days.items():
             for page in self._idle_pages(db, str(status), self._before(days)):
                 closed = self._closed_trees(db, list(page))
-                if self._dry_run:
+                if self.dry_run:
                     self._count_trees(db, closed.values())
                 else:
                     for top in closed:
@@ -212,16 +199,10 @@ class Retention:
         )
         idle = Session.objects.using(db.alias).filter(tenant=db.tenant, status=status, updated_at__lte=before)
         order = ("updated_at", "session_id")
-        tops = idle.filter(~Exists(parent)).order_by(*order).values_list("pk", "session_id", "updated_at")
-        after: Any = None
-        while True:
-            left = tops if after is None else tops.filter(after_keyset(Session, after))
-            rows: list[Any] = db.query(partial(list, left[: self._page_size]))
-            if rows:
-                yield {key: session_id for key, session_id, _ in rows}
-            if len(rows) < self._page_size:
-                return
-            after = dict(zip(order, (rows[-1][2], rows[-1][1]), strict=True))
+        for page in keyset_pages(
+            db, idle.filter(~Exists(parent)), order, "pk", sizes=repeat(self._page_size)
+        ):
+            yield {key: session_id for key, _, session_id in page}
 
     def _closed_trees(self, db: Database, tops: Sequence[int]) -> dict[int, set[int]]:
         """Return the idle trees that do not share a session with another tree."""
@@ -245,7 +226,7 @@ class Retention:
         """Delete one tree unless it is in use. An error does not affect other trees."""
         deleted_snapshots = 0
 
-        def delete_if_still_idle() -> Rows | None:
+        def delete_if_still_idle() -> trees.Rows | None:
             """Return the deleted rows, or ``None`` if the tree is in use."""
             nonlocal deleted_snapshots
             keys = lock_tree(db, session_id, wait=False)
@@ -314,16 +295,18 @@ class Retention:
 
     def _prune_checkpoints(self, db: Database) -> Iterator[RetentionSummary]:
         keep = self._policy.checkpoints_keep
-        store = DatabaseStateStore(self._using, tenant=db.tenant)
+        if keep is None:
+            return
+        store = DatabaseStateStore(self.using, tenant=db.tenant)
         after = ""
         while True:
             parameters = {"tenant": db.tenant, "after": after, "keep": keep, "limit": self._page_size}
             rows = db.read(TOO_MANY_CHECKPOINTS, parameters)
             for session_id, surplus in rows:
-                if self._dry_run:
+                if self.dry_run:
                     pruned = self._without_doomed("checkpoints", surplus)
                 else:
-                    pruned = store.prune_checkpoints(session_id, keep=keep or 1)
+                    pruned = store.prune_checkpoints(session_id, keep=keep)
                 self._count("checkpoints", {Checkpoint: pruned})
             if rows:
                 yield self.summary
@@ -337,17 +320,17 @@ class Retention:
         if self._prune_request is None:
             return
         try:
-            yield from self._prune_streams_of(self._tenant, self._prune_request)
+            yield from self._prune_streams_of(self.tenant, self._prune_request)
         except TenantMoved:
-            if self._tenant is not None:
+            if self.tenant is not None:
                 raise
             # One statement for all tenants fails if one of them is being moved.
-            for tenant in trees.tenants_of(self._using, [Stream]):
+            for tenant in trees.tenants_of(self.using, [Stream]):
                 yield from self._unless_moved(tenant, self._prune_streams_of(tenant, self._prune_request))
 
     def _prune_streams_of(self, tenant: str | None, request: PruneRequest) -> Iterator[RetentionSummary]:
         before = self.summary
-        for pruned in prune_batches(Database(self._using, tenant or ""), tenant, request):
+        for pruned in prune_batches(Database(self.using, tenant or ""), tenant, request):
             self.summary = before
             chunks = self._without_doomed("chunks", pruned.chunks)
             failed = self._without_doomed("lost", pruned.failed)
@@ -374,22 +357,14 @@ class Retention:
         self, db: Database, rule: str, entries: Any, change: Callable[[Database, list[int]], int]
     ) -> Iterator[RetentionSummary]:
         """Change entries in the order of the index by time."""
-        if self._dry_run:
+        if self.dry_run:
             self._count(rule, {UsageEntry: db.query(entries.count)})
             yield self.summary
             return
-        ordered = entries.order_by("timestamp", "pk").values_list("pk", "timestamp")
-        after: Any = None
-        while True:
-            left = ordered if after is None else ordered.filter(after_keyset(UsageEntry, after))
-            rows: list[Any] = db.query(partial(list, left[:_USAGE_PER_TRANSACTION]))
-            if rows:
-                keys = [key for key, _ in rows]
-                self._count(rule, {UsageEntry: db.transaction(partial(change, db, keys))})
-                yield self.summary
-            if len(rows) < _USAGE_PER_TRANSACTION:
-                return
-            after = {"timestamp": rows[-1][1], "id": rows[-1][0]}
+        for page in keyset_pages(db, entries, ("timestamp", "pk"), sizes=repeat(_USAGE_PER_TRANSACTION)):
+            keys = [key for _, key in page]
+            self._count(rule, {UsageEntry: db.transaction(partial(change, db, keys))})
+            yield self.summary
 
 
 def _drop_usage(db: Database, keys: list[int]) -> int:

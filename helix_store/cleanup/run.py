@@ -7,10 +7,9 @@ from datetime import timedelta
 from typing import Final
 
 from helix_store.cleanup.any_store import StateStoreCleanup
-from helix_store.cleanup.backend import CleanupBackend
-from helix_store.cleanup.cleaner import Cleaner
+from helix_store.cleanup.cleaner import Cleaner, CleanupBackend
 from helix_store.cleanup.database import DatabaseCleanup
-from helix_store.cleanup.summary import CleanupDetails, CleanupSummary
+from helix_store.cleanup.outcomes import CleanupDetails, CleanupSummary
 from helix_store.cleanup.workspaces import WorkspaceProvider, configured_workspace_providers
 from helix_store.core import validation
 from helix_store.core.contracts import StateStore, require_state_store

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.core.types import RunStatus, SessionStatus, StreamStatus
 from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clock
 from helix_store.engine.expressions import is_in_list
@@ -101,7 +101,7 @@ def _streams_of_no_other(in_keys: str, clock: Clock) -> str:
     # The search for other sessions is split in two, so that each part is one index lookup.
     other = f"SELECT 1 FROM {_SESSION} AS o WHERE o.tenant = st.tenant AND o.stream_id = st.stream_id"
     return f"""
-        SELECT st.id, st.stream_id, st.last_sequence - st.floor,
+        SELECT st.id, st.last_sequence - st.floor,
             st.status = '{StreamStatus.ACTIVE.value}' AND st.lease_expires_at <= {clock.now}
         FROM {_STREAM} AS st
         WHERE st.tenant = (SELECT %(tenant)s)
@@ -113,7 +113,7 @@ def _streams_of_no_other(in_keys: str, clock: Clock) -> str:
 
 
 STREAMS_OF_NO_OTHER: Final = _in_keys(_streams_of_no_other, "{row}.id")
-"""The key, id, chunk count and lost-writer flag of streams that only these sessions refer to."""
+"""The key, chunk count and lost-writer flag of streams that only these sessions refer to."""
 
 
 @cache

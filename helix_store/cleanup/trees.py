@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from django.db.models import F, Model, QuerySet
+from django.db.models import Count, F, Model, QuerySet, Sum
 
-from helix_store import conf
-from helix_store.catalogue.cascades import children_of_sessions
-from helix_store.catalogue.rows import tenants_with_rows
+from helix_store.catalogue.rows import children_of_sessions, tenants_with_rows
 from helix_store.cleanup import sql
-from helix_store.cleanup.backend import SessionKey
-from helix_store.cleanup.snapshots import Snapshot, owned_snapshots
+from helix_store.cleanup.outcomes import SessionKey
 from helix_store.cleanup.sql import IN_USE, LINKS_INTO, STREAMS_OF_NO_OTHER
-from helix_store.cleanup.workspaces import WorkspaceProvider
+from helix_store.cleanup.workspaces import Snapshot, WorkspaceProvider, owned_snapshots
 from helix_store.core.payloads import decode_object
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.models import Lock, Session, Stream, StreamChunk
+from helix_store.sessions.database.trees import forest_keys
 
 __all__ = [
     "DoomedStream",
-    "by_table",
+    "Forecast",
     "doomed_streams",
     "ids_of",
     "in_use",
@@ -36,13 +34,7 @@ __all__ = [
     "tenants_of",
 ]
 
-_PREFIX: Final = conf.table_name("")
-
-
-def by_table(rows: Mapping[type[Model], int]) -> dict[str, int]:
-    """Return numbers of rows by unprefixed table name, without zeros, ordered by name."""
-    names = {model._meta.db_table.removeprefix(_PREFIX): count for model, count in rows.items() if count}
-    return dict(sorted(names.items()))
+Rows = Counter[type[Model]]
 
 
 def tenants_of(using: str | None, models: Iterable[type[Model]]) -> list[str]:
@@ -125,7 +117,6 @@ class DoomedStream(NamedTuple):
     """A stream that no session refers to once some sessions are deleted."""
 
     key: int
-    stream_id: str
     chunks: int
     is_lost: bool
     """True if its writer died, so that pruning would mark the stream as failed."""
@@ -136,14 +127,60 @@ def doomed_streams(db: Database, keys: Collection[int]) -> list[DoomedStream]:
     return [DoomedStream(*row) for row in db.read(STREAMS_OF_NO_OTHER, parameters)]
 
 
-def row_counts(
-    db: Database, keys: Collection[int], streams: Collection[DoomedStream]
-) -> Counter[type[Model]]:
+def row_counts(db: Database, keys: Collection[int], streams: Collection[DoomedStream]) -> Rows:
     """Return the rows of each model that are deleted with these sessions and streams, without usage."""
     (numbers,) = db.read(sql.row_counts(), {"keys": list_parameter(db, list(keys))})
     models = (relation.related_model for relation in children_of_sessions())
-    counts: Counter[type[Model]] = Counter(dict(zip(models, numbers, strict=True)))
+    counts: Rows = Counter(dict(zip(models, numbers, strict=True)))
     counts[Session] = len(keys)
     counts[Stream] = len(streams)
     counts[StreamChunk] = sum(stream.chunks for stream in streams)
     return counts
+
+
+# --- Forecast ----------------------------------------------------------------------------------------
+
+
+class PageOfTrees(NamedTuple):
+    """The rows that a page of trees deletes, the number of these trees, and the tops of trees in use."""
+
+    deleted: Rows
+    trees: int
+    in_use: list[int]
+
+
+class Forecast:
+    """The forecast of a tenant's erasure for a dry run, tree by tree in the same order."""
+
+    def __init__(self, *, force: bool) -> None:
+        self._force = force
+        self._counted: set[int] = set()
+
+    def of_page(self, db: Database, tops: Sequence[int]) -> PageOfTrees:
+        """Count the trees of these sessions.
+
+        Usage, streams and locks are not counted. Pages come in key order, so only the counted sub-sessions
+        with larger keys are remembered.
+        """
+        found = forest_keys(db, tops)
+        used = set() if self._force else in_use(db, set().union(*found.values()))
+        left, counted, number = [], set[int](), 0
+        for top, keys in found.items():
+            if top in self._counted:
+                continue
+            if keys & used:
+                left.append(top)
+                continue
+            # A session with a smaller key was already counted with its tree.
+            counted |= {key for key in keys if key >= top} - self._counted
+            self._counted |= keys
+            number += 1
+        self._counted = {key for key in self._counted if key > tops[-1]}
+        return PageOfTrees(row_counts(db, counted, []), number, left)
+
+    def streams(self, db: Database) -> Rows:
+        """Count the tenant's streams and their chunks. Call this in a query."""
+        chunks = Sum(F("last_sequence") - F("floor"), default=0)
+        streams = Stream.objects.using(db.alias).filter(tenant=db.tenant)
+        sums = streams.aggregate(streams=Count("pk"), chunks=chunks)
+        return Counter({Stream: sums["streams"], StreamChunk: sums["chunks"]})

@@ -7,27 +7,37 @@ that returns one.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import Storage, default_storage
 from django.utils.module_loading import import_string
 
 from helix_store import conf
-from helix_store.cleanup.files import files_below, files_of
-from helix_store.cleanup.folders import portable_parts, session_folder
+from helix_store.cleanup.files import files_below, files_of, portable_parts
+from helix_store.cleanup.outcomes import SessionKey
+from helix_store.core import validation
 
 __all__ = [
+    "MissingProvider",
+    "Snapshot",
     "StorageWorkspaceProvider",
     "WorkspaceProvider",
     "configured_workspace_providers",
-    "listed_snapshots",
+    "owned_snapshots",
 ]
 
 _FOLDER_OF_DEFAULT_STORAGE: Final = "helix_store_workspaces"
+_LONGEST_NAME: Final = 200
+"""The longest name, in characters. File systems allow 255 bytes."""
+
+_SHORTENED: Final = re.compile(rf".{{{_LONGEST_NAME - 65}}}-[0-9a-f]{{64}}")
 
 
 @runtime_checkable
@@ -47,18 +57,6 @@ class WorkspaceProvider(Protocol):
         ...
 
     def delete_snapshot(self, snapshot_id: str) -> None: ...
-
-
-def listed_snapshots(
-    provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
-) -> Iterable[str]:
-    """Call `WorkspaceProvider.list_snapshots`, even on a provider without tenants."""
-    list_snapshots: Any = provider.list_snapshots
-    parameters = inspect.signature(list_snapshots).parameters
-    if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        list_snapshots = partial(list_snapshots, tenant=tenant)
-    snapshots: Iterable[str] = list_snapshots(session_id, ref)
-    return snapshots
 
 
 class StorageWorkspaceProvider:
@@ -114,7 +112,30 @@ class StorageWorkspaceProvider:
     def _folder(self, session_id: str, ref: Mapping[str, Any] | None, tenant: str) -> tuple[str, ...]:
         path = None if ref is None else ref.get("path")
         inner = () if path is None else portable_parts(path, "/workspace_refs/path")
-        return (*self._root, *session_folder(session_id, tenant), *inner)
+        return (*self._root, *_session_folder(session_id, tenant), *inner)
+
+
+def _session_folder(session_id: str, tenant: str) -> tuple[str, ...]:
+    """Return the folder of a session as its names, from the root of the storage downwards.
+
+    No two sessions share a folder, and no session's folder is inside another's: a tenant, an id and a ref's
+    ``path`` occupy separate levels, and no quoted text contains the ``=`` of a tenant's level. This holds on
+    file systems that distinguish upper and lower case.
+    """
+    name = _name(validation.identifier(session_id, "session_id"))
+    return (f"tenant={_name(validation.tenant(tenant))}", name) if tenant else (name,)
+
+
+def _name(text: str) -> str:
+    """Return a name for a text that may contain slashes and dots. Different texts have different names."""
+    name = quote(text, safe=" ")
+    if not name.strip("."):
+        name = name.replace(".", "%2E")
+    # A name that looks shortened is also shortened, so that it cannot equal the name of a longer text.
+    if len(name) > _LONGEST_NAME or _SHORTENED.fullmatch(name):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        name = f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
+    return name
 
 
 def configured_workspace_providers() -> dict[str, WorkspaceProvider]:
@@ -133,3 +154,54 @@ def _loaded(name: str, path: str) -> WorkspaceProvider:
             f"{path!r} is not a workspace provider: it cannot list or delete snapshots."
         )
     return provider
+
+
+# --- Snapshots ---------------------------------------------------------------------------------------
+
+
+class MissingProvider(Exception):
+    """Raised if a session has a workspace of a provider that is not configured."""
+
+    def __init__(self, name: object) -> None:
+        super().__init__(name)
+        self.provider = f"{name!r:.100}"
+
+
+class Snapshot(NamedTuple):
+    provider: WorkspaceProvider
+    snapshot_id: str
+
+    def delete(self) -> None:
+        self.provider.delete_snapshot(self.snapshot_id)
+
+
+def owned_snapshots(
+    providers: Mapping[str, WorkspaceProvider], key: SessionKey, refs: Iterable[Any]
+) -> list[Snapshot]:
+    """Return the snapshots of a session. Raise `MissingProvider` before listing any of them."""
+    known = [(_provider(providers, ref), ref) for ref in refs]
+    return [
+        Snapshot(provider, snapshot_id)
+        for provider, ref in known
+        for snapshot_id in _listed_snapshots(provider, key.session_id, ref, tenant=key.tenant)
+    ]
+
+
+def _provider(providers: Mapping[str, WorkspaceProvider], ref: Any) -> WorkspaceProvider:
+    name = ref.get("provider") if isinstance(ref, Mapping) else None
+    provider = providers.get(name) if isinstance(name, str) else None
+    if provider is None:
+        raise MissingProvider(name)
+    return provider
+
+
+def _listed_snapshots(
+    provider: WorkspaceProvider, session_id: str, ref: Mapping[str, Any], *, tenant: str
+) -> Iterable[str]:
+    """Call `WorkspaceProvider.list_snapshots`, even on a provider without tenants."""
+    list_snapshots: Any = provider.list_snapshots
+    parameters = inspect.signature(list_snapshots).parameters
+    if "tenant" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        list_snapshots = partial(list_snapshots, tenant=tenant)
+    snapshots: Iterable[str] = list_snapshots(session_id, ref)
+    return snapshots

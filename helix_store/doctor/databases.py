@@ -13,10 +13,8 @@ from helix_store import conf
 from helix_store.catalogue import tables
 from helix_store.catalogue.table import APP
 from helix_store.checks import check_database
+from helix_store.doctor.checks import Scope, fault, over, table_of
 from helix_store.doctor.findings import Fault, Finding, Severity, TableSize
-from helix_store.doctor.invariants.owners import table_of
-from helix_store.doctor.registry import fault, over
-from helix_store.doctor.scope import Scope
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.engine.poolers import loses_prepared_statements

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from helix_store import conf, schema
 from helix_store.core import validation
+from helix_store.doctor.checks import Check, Scope, Stopped
 from helix_store.doctor.databases import ENVIRONMENT, check_findings, schema_faults, table_sizes
 from helix_store.doctor.findings import Diagnosis, Fault, Finding, Sample
 from helix_store.doctor.fixes import FIXES, fix
-from helix_store.doctor.invariants import INVARIANTS
-from helix_store.doctor.readable import READABLE
-from helix_store.doctor.registry import Check
+from helix_store.doctor.invariants import INVARIANTS, SUSPICIONS
+from helix_store.doctor.readable import READABLE, WORDS, declared_checks
 from helix_store.doctor.rules import RULES
-from helix_store.doctor.scope import Scope, Stopped
-from helix_store.doctor.suspicions import SUSPICIONS
-from helix_store.doctor.tables import declared_checks
-from helix_store.doctor.words import WORDS
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
 from helix_store.sessions.database.rows import session_with_id
@@ -26,6 +23,7 @@ from helix_store.sessions.database.rows import session_with_id
 __all__ = ["Listener", "all_checks", "diagnose"]
 
 _SAMPLES: Final = 10
+_Place = tuple[str, str | None]
 _NOTHING_TO_EXAMINE: Final = frozenset(
     {
         "schema-behind",
@@ -86,36 +84,6 @@ def diagnose(
     return _Examination(Scope(db, tenant, session_id), fix, dry_run, listener or Listener()).run(deploy)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The faults of one rule in one table."""
-
-    rule_id: str
-    table: str | None
-    count: int = 0
-    fixed: int = 0
-    samples: list[Sample] = field(default_factory=list)
-
-    def add(self, fault: Fault) -> None:
-        self.count += 1
-        if len(self.samples) < _SAMPLES:
-            self.samples.append(fault.sample)
-
-    def finding(self) -> Finding:
-        rule = RULES[self.rule_id]
-        return Finding(
-            id=rule.id,
-            severity=rule.severity,
-            table=self.table,
-            count=self.count,
-            fixed=self.fixed,
-            what=rule.what,
-            advice=rule.advice,
-            is_fixable=rule.fix is not None,
-            samples=self.samples,
-        )
-
-
 class _Examination:
     def __init__(self, scope: Scope, fixes: bool, dry_run: bool, listener: Listener) -> None:
         self._db = scope.db
@@ -123,12 +91,15 @@ class _Examination:
         self._fixes = fixes
         self._dry_run = dry_run
         self._listener = listener
-        self._tallies: dict[tuple[str, str | None], _Tally] = {}
+        # By rule and table.
+        self._counts: Counter[_Place] = Counter()
+        self._fixed: Counter[_Place] = Counter()
+        self._samples: defaultdict[_Place, list[Sample]] = defaultdict(list)
 
     def run(self, deploy: bool) -> Diagnosis:
         of_checks = check_findings(self._db.alias, deploy=deploy)
         self._count(schema_faults(self._db))
-        found = {finding.id for finding in of_checks} | {rule for rule, _ in self._tallies}
+        found = {finding.id for finding in of_checks} | {rule for rule, _ in self._counts}
         if found & _NOTHING_TO_EXAMINE:
             return self._diagnosis(of_checks, "the settings and the schema, which come first")
         self._require_session()
@@ -169,8 +140,10 @@ class _Examination:
 
     def _count(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
-            where = (fault.rule_id, fault.table)
-            self._tallies.setdefault(where, _Tally(*where)).add(fault)
+            place = (fault.rule_id, fault.table)
+            self._counts[place] += 1
+            if len(self._samples[place]) < _SAMPLES:
+                self._samples[place].append(fault.sample)
 
     def _fix(self, check: Check, page: list[Fault]) -> None:
         rows: dict[tuple[str, int], list[Fault]] = {}
@@ -188,14 +161,28 @@ class _Examination:
             elif self._dry_run:
                 self._listener.fixes(faults[0], action)
             if not self._dry_run:
-                self._tallies[rule, faults[0].table].fixed += mended
+                self._fixed[rule, faults[0].table] += mended
 
     def _diagnosis(self, of_checks: list[Finding], stopped_at: str | None) -> Diagnosis:
         has_tables = stopped_at is None and not self._scope.is_narrowed
         return Diagnosis(
             database=self._db.alias,
             schema_version=self._db.query(lambda: schema.current_version(self._db.alias)),
-            findings=of_checks + [tally.finding() for tally in self._tallies.values()],
+            findings=of_checks + [self._finding(place) for place in self._counts],
             tables=table_sizes(self._db) if has_tables else [],
             stopped_at=stopped_at,
+        )
+
+    def _finding(self, place: _Place) -> Finding:
+        rule = RULES[place[0]]
+        return Finding(
+            id=rule.id,
+            severity=rule.severity,
+            table=place[1],
+            count=self._counts[place],
+            fixed=self._fixed[place],
+            what=rule.what,
+            advice=rule.advice,
+            is_fixable=rule.fix is not None,
+            samples=self._samples[place],
         )

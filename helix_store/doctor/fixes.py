@@ -9,8 +9,8 @@ from django.db.models import Max
 
 from helix_store.budgets.database import count_again
 from helix_store.core.payloads import decode_object
+from helix_store.doctor.checks import Check
 from helix_store.doctor.findings import Fault
-from helix_store.doctor.registry import Check
 from helix_store.engine.database import Database
 from helix_store.models import Budget, Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
 from helix_store.sessions.database.current_state import drop_unneeded_bases

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from helix_store.core.types import SessionStatus
-from helix_store.doctor.scope import for_keys
+from helix_store.doctor.checks import for_keys
 from helix_store.engine.statement import Statement, table
 from helix_store.models import (
     Checkpoint,

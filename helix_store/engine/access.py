@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 from helix_store.core.limits import Limits
-from helix_store.core.moments import as_sqlite_text, as_utc
+from helix_store.core.moments import as_sqlite_text
 from helix_store.engine.aliases import alias_of
 from helix_store.engine.call_ids import CALL_ID_BYTES
 from helix_store.engine.citus import run_in_order
-from helix_store.engine.clocks import NOW
+from helix_store.engine.commits import END_SESSION, NO_ANSWER, WAIT_BRIEFLY, patient_pauses
 from helix_store.engine.connections import (
     is_kept_open,
     note_opened_by_call,
@@ -38,7 +39,6 @@ from helix_store.exceptions import OutcomeUnknown
 __all__ = [
     "Access",
     "Call",
-    "LostReply",
     "Parameters",
     "Rows",
     "connect",
@@ -90,7 +90,8 @@ class Call(NamedTuple):
         """Run a statement that only reads, and return its rows."""
         connection, form = self.connection, self.form
         if form.tells_tenant:
-            return self.database.read_in_transaction(lambda: self.database.execute(statement, parameters))
+            execute = functools.partial(self.database.execute, statement, parameters)
+            return self.database.transaction(execute, only_reads=True)
         is_prepared = form.has_fast_reads and not (form.is_citus and statement.citus)
         try:
             connect_first(connection)
@@ -142,21 +143,8 @@ class Call(NamedTuple):
             release_unless_kept(connection)
 
 
-class LostReply(NamedTuple):
-    """A write whose COMMIT got no reply."""
-
-    call: Call
-    error: OutcomeUnknown
-    began: float
-    """The time of its start, on the monotonic clock."""
-    session: int
-    """The number of its session on the server, or 0 if it is unknown."""
-    operation_id: Callable[[], str | None]
-    """Returns the id for the error if the outcome stays unknown."""
-
-
 @dataclass(frozen=True, slots=True)
-class Access:
+class Access(ABC):
     """The database of a store: an alias, a tenant and the limits, which are read from the settings at each
     use by default. Without an alias, the project's routers are asked once, with the hint ``tenant``, so that
     all statements of a call use one database even if the routers change their answer.
@@ -190,11 +178,6 @@ class Access:
         return conf.limits(self.given_limits)
 
     @property
-    def has_row_locks(self) -> bool:
-        """False on SQLite, which has one write transaction at a time instead."""
-        return connections[self.alias].features.has_select_for_update
-
-    @property
     def is_postgresql(self) -> bool:
         """For differences outside of a `Statement`: arrays as parameters, and NOTIFY."""
         return connections[self.alias].vendor == "postgresql"
@@ -203,16 +186,6 @@ class Access:
     def in_transaction(self) -> bool:
         """Whether a write becomes part of a transaction of the caller."""
         return _is_in_transaction(connections[self.alias])
-
-    @property
-    def has_fast_reads(self) -> bool:
-        """Whether the forms that only PostgreSQL runs may be used for a read."""
-        return form_of(connections[self.alias]).has_fast_reads
-
-    @property
-    def has_fast_writes(self) -> bool:
-        """Whether a write may be one statement, as for a `Call`."""
-        return self.enter().has_fast_writes
 
     def enter(self) -> Call:
         """Begin a call. Raises `OutsideTransaction`."""
@@ -231,22 +204,6 @@ class Access:
     def write(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement that writes in a call of its own, as `Call.write` does."""
         return self.enter().write(statement, parameters)
-
-    def query(self, body: Callable[[], R]) -> R:
-        """Run ORM queries that only read."""
-        connection = self.connection
-        # The doctor reads the migrations of a project whose other settings cannot be read.
-        if self.is_postgresql and conf.row_level_security():
-            return self.read_in_transaction(body)
-        try:
-            with reading_moments(connection):
-                connect_first(connection)
-                return body()
-        except Exception as exc:
-            raise_mapped(connection, exc)
-            raise
-        finally:
-            release_unless_kept(connection)
 
     def write_once(
         self,
@@ -305,27 +262,48 @@ class Access:
         began = time.monotonic()
         # All statements of the call are sent in one session.
         token = is_kept_open.set(True)
+        session = 0
         try:
             session = _session_number(connection)
             return write(call)
         except OutcomeUnknown as exc:
-            lost = LostReply(call, exc, began, session, operation_id)
+            lost = exc
         finally:
             is_kept_open.reset(token)
             release_unless_kept(connection)
-        return self._after_lost_reply(lost, again)
 
-    def transaction(self, body: Callable[[], R], call: Call | None = None) -> R:
-        """Run ``body`` in one transaction: see `engine.database`."""
-        raise NotImplementedError
+        def end_session() -> None:
+            if session:
+                self.read(END_SESSION, {"number": session, "seconds": time.monotonic() - began})
 
-    def read_in_transaction(self, body: Callable[[], R]) -> R:
-        """Run reads in one transaction, in which the policies of the database know the tenant."""
-        raise NotImplementedError
+        def write_again() -> R:
+            if self.is_postgresql:
+                self.execute(WAIT_BRIEFLY, {})
+            return again(self.enter()._replace(id=call.id))
 
-    def _after_lost_reply(self, lost: LostReply, again: Callable[[Call], R]) -> R:
-        """Return the result of ``again`` in one transaction on another connection."""
-        raise NotImplementedError
+        return self._after_lost_reply(lost, end_session, write_again, operation_id)
+
+    def _after_lost_reply(
+        self,
+        lost: OutcomeUnknown,
+        end_session: Callable[[], None],
+        write_again: Callable[[], R],
+        operation_id: Callable[[], str | None],
+    ) -> R:
+        # With an id, the store has already waited for its transaction.
+        for pause in patient_pauses() if lost.operation_id is None else (0.0,):
+            try:
+                end_session()
+                return self.transaction(write_again)
+            except NO_ANSWER as exc:
+                if isinstance(exc, OutcomeUnknown) and exc.operation_id is not None:
+                    break
+                time.sleep(pause)
+        raise OutcomeUnknown(operation_id()) from lost.__cause__
+
+    @abstractmethod
+    def transaction(self, body: Callable[[], R], call: Call | None = None, *, only_reads: bool = False) -> R:
+        """Run ``body`` in one transaction."""
 
     def execute(self, statement: Statement, parameters: Parameters) -> Rows:
         """Run a statement as part of the open transaction or query, and return its rows."""
@@ -339,11 +317,6 @@ class Access:
         else:
             # Outside a block, on_commit() would open a connection only to check its autocommit mode.
             call()
-
-    def now(self) -> datetime:
-        """Return the database's time with one statement, inside a query or transaction."""
-        ((value,),) = self.execute(NOW, {})
-        return as_utc(value)
 
 
 def new_call_id() -> str:

@@ -15,9 +15,10 @@ from typing import Final, TypeAlias
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.engine.errors import mapped_errors
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
 
-__all__ = ["NO_ANSWER", "Mark", "has_committed", "patient_pauses"]
+__all__ = ["END_SESSION", "NO_ANSWER", "WAIT_BRIEFLY", "Mark", "has_committed", "patient_pauses"]
 
 Mark: TypeAlias = tuple[str, str]
 """The number of a transaction, and the server that assigned it."""
@@ -39,6 +40,16 @@ _STATUS: Final = """
 _END_IF_IDLE: Final = """
     SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
     WHERE backend_xid = %(number)s::xid8::xid AND state LIKE 'idle in transaction%%'"""
+
+# The lost transaction keeps its locks until the server notices that its client is gone, which can take hours.
+WAIT_BRIEFLY: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '500ms', true)")
+# Its statement may be running, or may arrive later from network buffers.
+END_SESSION: Final = Statement(
+    """
+    SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity
+    WHERE pid = %(number)s::integer AND usename = current_user AND wait_event IS DISTINCT FROM 'SyncRep'
+        AND backend_start < pg_catalog.clock_timestamp() - %(seconds)s::float8 * interval '1 second'"""
+)
 
 
 def has_committed(connection: BaseDatabaseWrapper, mark: Mark, lost: OutcomeUnknown) -> bool:

@@ -11,7 +11,8 @@ one that the project started, never ends a request, so it would keep its connect
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -31,7 +32,6 @@ __all__ = [
     "note_transactions_of",
     "open_blocks",
     "release",
-    "release_after",
     "release_once",
     "require_thread_of_caller",
     "return_to_pool",
@@ -130,59 +130,39 @@ def _return_what_calls_opened(connection: BaseDatabaseWrapper) -> None:
         return_to_pool(connection)
 
 
-class release_after:
-    """`release` the connection at the end of a ``with`` block."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc_info: object) -> None:
-        release(self._connection)
-
-
-class keep_open:
+@contextmanager
+def keep_open() -> Iterator[None]:
     """Leave connections open in a ``with`` block: the caller of the thread releases them."""
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> None:
-        self._token = is_kept_open.set(True)
-
-    def __exit__(self, *exc_info: object) -> None:
-        is_kept_open.reset(self._token)
+    token = is_kept_open.set(True)
+    try:
+        yield
+    finally:
+        is_kept_open.reset(token)
 
 
-class return_to_pool_after(keep_open):
+@contextmanager
+def return_to_pool_after() -> Iterator[None]:
     """Leave connections open in a ``with`` block, then return the pooled ones that calls in it have opened.
 
     Use this for a thread of Django outside of requests: nothing else closes its connections.
     """
-
-    __slots__ = ()
-
-    def __exit__(self, *exc_info: object) -> None:
-        super().__exit__(*exc_info)
+    try:
+        with keep_open():
+            yield
+    finally:
         for connection in connections.all(initialized_only=True):
             if not connection.in_atomic_block:
                 _return_what_calls_opened(connection)
 
 
-class release_once(keep_open):
+@contextmanager
+def release_once(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """`release` the connection once after several calls, and not after each."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self._connection = connection
-
-    def __exit__(self, *exc_info: object) -> None:
-        super().__exit__()
-        release(self._connection)
+    try:
+        with keep_open():
+            yield
+    finally:
+        release(connection)
 
 
 def return_to_pool(connection: BaseDatabaseWrapper) -> None:

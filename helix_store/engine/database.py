@@ -26,16 +26,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from helix_store import conf
+from helix_store.core.moments import as_utc
 from helix_store.core.tenants import TENANT_VARIABLE
 from helix_store.engine.access import (
     Access,
     Call,
-    LostReply,
     Parameters,
     Rows,
     connect,
@@ -45,7 +47,7 @@ from helix_store.engine.access import (
     release_unless_kept,
     run,
 )
-from helix_store.engine.commits import NO_ANSWER, patient_pauses
+from helix_store.engine.clocks import NOW
 from helix_store.engine.connections import release_once
 from helix_store.engine.errors import is_retryable_transaction, mapped_errors, raise_mapped
 from helix_store.engine.statement import Statement
@@ -66,21 +68,48 @@ _ONE_MOMENT: Final = Statement("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ,
 _BEGIN: Final = Statement("BEGIN DEFERRED")
 # This lasts until the end of the transaction: behind a pooler, the connection then serves another client.
 _SET_TENANT: Final = Statement(f"SELECT pg_catalog.set_config('{TENANT_VARIABLE}', ':' || %(tenant)s, true)")
-# The lost transaction keeps its locks until the server notices that its client is gone, which can take hours.
-_WAIT_BRIEFLY: Final = Statement("SELECT pg_catalog.set_config('lock_timeout', '500ms', true)")
-# Its statement may be running, or may arrive later from network buffers.
-_END_SESSION: Final = Statement(
-    """
-    SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity
-    WHERE pid = %(number)s::integer AND usename = current_user AND wait_event IS DISTINCT FROM 'SyncRep'
-        AND backend_start < pg_catalog.clock_timestamp() - %(seconds)s::float8 * interval '1 second'"""
-)
 
 
 class Database(Access):
-    """The database of a store, with transactions."""
+    """The database of a store, with transactions and queries of the ORM."""
 
     __slots__ = ()
+
+    @property
+    def has_row_locks(self) -> bool:
+        """False on SQLite, which has one write transaction at a time instead."""
+        return connections[self.alias].features.has_select_for_update
+
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether the forms that only PostgreSQL runs may be used for a read."""
+        return self.enter().form.has_fast_reads
+
+    @property
+    def has_fast_writes(self) -> bool:
+        """Whether a write may be one statement, as for a `Call`."""
+        return self.enter().has_fast_writes
+
+    def query(self, body: Callable[[], R]) -> R:
+        """Run ORM queries that only read."""
+        connection = self.connection
+        # The doctor reads the migrations of a project whose other settings cannot be read.
+        if self.is_postgresql and conf.row_level_security():
+            return self.transaction(body, only_reads=True)
+        try:
+            with reading_moments(connection):
+                connect_first(connection)
+                return body()
+        except Exception as exc:
+            raise_mapped(connection, exc)
+            raise
+        finally:
+            release_unless_kept(connection)
+
+    def now(self) -> datetime:
+        """Return the database's time with one statement, inside a query or transaction."""
+        ((value,),) = self.execute(NOW, {})
+        return as_utc(value)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -129,7 +158,7 @@ class Database(Access):
             finally:
                 transaction.set_rollback(True, using=self.alias)
 
-    def transaction(self, body: Callable[[], R], call: Call | None = None) -> R:
+    def transaction(self, body: Callable[[], R], call: Call | None = None, *, only_reads: bool = False) -> R:
         """Run ``body`` in one transaction, by default in a call of its own.
 
         Inside the caller's ``atomic()`` block it is a savepoint: the caller owns the commit and any retry.
@@ -137,9 +166,6 @@ class Database(Access):
         transaction whose COMMIT did not reach the server. If only the reply was lost, the transaction's
         result is returned.
         """
-        return self._transaction(body, call, only_reads=False)
-
-    def _transaction(self, body: Callable[[], R], call: Call | None, *, only_reads: bool) -> R:
         _, connection, form, *_ = call or self.enter()
         if form.tells_tenant:
             body = functools.partial(self._after_the_tenant, body)
@@ -175,28 +201,6 @@ class Database(Access):
         """Set the tenant for the policies of the database, and run ``body``."""
         self.execute(_SET_TENANT, {"tenant": self.tenant})
         return body()
-
-    def read_in_transaction(self, body: Callable[[], R]) -> R:
-        return self._transaction(body, None, only_reads=True)
-
-    def _after_lost_reply(self, lost: LostReply, again: Callable[[Call], R]) -> R:
-        def after_the_lost_one() -> R:
-            if self.is_postgresql:
-                self.execute(_WAIT_BRIEFLY, {})
-            return again(self.enter()._replace(id=lost.call.id))
-
-        # With an id, the store has already waited for its transaction.
-        for pause in patient_pauses() if lost.error.operation_id is None else (0.0,):
-            try:
-                if lost.session:
-                    seconds = time.monotonic() - lost.began
-                    self.read(_END_SESSION, {"number": lost.session, "seconds": seconds})
-                return self.transaction(after_the_lost_one)
-            except NO_ANSWER as exc:
-                if isinstance(exc, OutcomeUnknown) and exc.operation_id is not None:
-                    break
-                time.sleep(pause)
-        raise OutcomeUnknown(lost.operation_id()) from lost.error.__cause__
 
 
 @dataclass(eq=False, repr=False)

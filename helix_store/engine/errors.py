@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from django.db import DataError, Error, InterfaceError, InternalError, OperationalError
@@ -110,12 +111,7 @@ _ABORTED: Final = (
 
 
 def translate(
-    error: Error,
-    *,
-    vendor: str,
-    committing: bool = False,
-    is_single_statement: bool = False,
-    operation_id: str | None = None,
+    error: Error, *, vendor: str, committing: bool = False, is_single_statement: bool = False
 ) -> HelixStoreError | TransactionManagementError | None:
     """Return the error to raise in place of ``error``, or ``None`` if ``error`` propagates unchanged.
 
@@ -132,55 +128,21 @@ def translate(
     if code == "25P02":
         return TransactionManagementError(_ABORTED)
     if committing and _leaves_outcome_open(error, code, vendor, is_single_statement):
-        return OutcomeUnknown(operation_id)
+        return OutcomeUnknown()
     meaning = _meaning(error, code, vendor)
     if meaning is None:
         return None
     return meaning(_message(meaning, code, vendor), database_code=code)
 
 
-class mapped_errors:
-    """Raise the translation of a database error; other errors propagate unchanged.
-
-    If ``committing`` is a function, it is called after an error. Around the outermost transaction it
-    distinguishes a connection that broke in the body from one that broke at COMMIT::
-
-        committing = False
-        with mapped_errors(connection, committing=lambda: committing):
-            with transaction.atomic(using=alias):
-                ...
-                committing = True
-
-    A lost or read-only connection is dropped outside of an atomic block: the next call gets another one.
-
-    This is a class because every statement passes here, and a generator costs more.
-    """
-
-    __slots__ = ("_committing", "_connection", "_operation_id")
-
-    def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        committing: bool | Callable[[], bool] = False,
-        operation_id: str | None = None,
-    ) -> None:
-        self._connection = connection
-        self._committing = committing
-        self._operation_id = operation_id
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        if exc is not None:
-            committing = self._committing
-            raise_mapped(
-                self._connection,
-                exc,
-                committing=committing if isinstance(committing, bool) else committing(),
-                operation_id=self._operation_id,
-            )
+@contextmanager
+def mapped_errors(connection: BaseDatabaseWrapper, *, committing: bool = False) -> Iterator[None]:
+    """Raise the translation of a database error in a ``with`` block, as `raise_mapped` does."""
+    try:
+        yield
+    except Exception as exc:
+        raise_mapped(connection, exc, committing=committing)
+        raise
 
 
 def raise_mapped(
@@ -189,16 +151,14 @@ def raise_mapped(
     *,
     committing: bool = False,
     is_single_statement: bool = False,
-    operation_id: str | None = None,
 ) -> None:
-    """Raise the translation of a database error; return for every other error."""
+    """Raise the translation of a database error; return for every other error.
+
+    A lost or read-only connection is dropped outside of an atomic block: the next call gets another one.
+    """
     if isinstance(exc, Error):
         translated = translate(
-            exc,
-            vendor=connection.vendor,
-            committing=committing,
-            is_single_statement=is_single_statement,
-            operation_id=operation_id,
+            exc, vendor=connection.vendor, committing=committing, is_single_statement=is_single_statement
         )
         if translated is not None:
             _raise_translated(connection, exc, translated)

@@ -3,8 +3,7 @@
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name
-from helix_store.migrations._operations import RefuseToLose
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration
 from helix_store.models.fields import PayloadField
 
 

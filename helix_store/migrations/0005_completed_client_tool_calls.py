@@ -2,8 +2,7 @@
 
 from django.db import migrations
 
-from helix_store.migrations._operations import RefuseToLose
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration
 from helix_store.models.fields import PayloadField
 
 

@@ -12,8 +12,13 @@ from django.db.models import F, Q
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.payloads import size_of
-from helix_store.migrations._operations import RefuseToLose, compress_quickly, index_documents, keep_pages
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import (
+    RefuseToLose,
+    WholeMigration,
+    compress_quickly,
+    index_documents,
+    keep_pages,
+)
 from helix_store.models.fields import CallIdField, CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.sessions.deltas import apply_deltas
 

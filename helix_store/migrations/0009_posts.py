@@ -5,8 +5,7 @@ from django.db import migrations, models
 from django.db.models import Q
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._operations import RefuseToLose, compress_quickly
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration, compress_quickly
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations
 
-from helix_store.migrations._operations import RefuseToLose
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import RefuseToLose, WholeMigration
 from helix_store.models.fields import PayloadField
 
 

@@ -1,4 +1,4 @@
-"""Operations that several migrations use."""
+"""The base class of migrations, and operations that several of them use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import Any, Final
 from django.db import migrations, router
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
+from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import StateApps
 from django.db.models import Q
 
-__all__ = ["RefuseToLose", "WithoutEffect", "compress_quickly", "index_documents", "keep_pages"]
+__all__ = [
+    "RefuseToLose",
+    "WholeMigration",
+    "WithoutEffect",
+    "compress_quickly",
+    "index_documents",
+    "keep_pages",
+]
 
 _HOW_TO_REMOVE: Final = {
     "session": "Resume or finish these sessions, or delete them with delete_session().",
@@ -26,6 +34,32 @@ _HOW_TO_REMOVE: Final = {
     "operation": "Delete them with Operation.objects.all().delete() when no client repeats such a step.",
     "stream": "Delete them with delete_stream().",
 }
+
+
+class WholeMigration(migrations.Migration):
+    """A migration that is recorded in the transaction that changes the schema, in both directions.
+
+    Django records it in a second one when statements wait for the end of the first, such as those of an
+    index, and always backwards. A process that is killed in between leaves a schema that no later run of
+    ``migrate`` can complete.
+    """
+
+    def apply(self, project_state: Any, schema_editor: Any, collect_sql: bool = False) -> Any:
+        state = super().apply(project_state, schema_editor, collect_sql)
+        for statement in schema_editor.deferred_sql:
+            schema_editor.execute(statement, None)
+        # If no statement waits, Django records the migration before the commit.
+        schema_editor.deferred_sql.clear()
+        return state
+
+    def unapply(self, project_state: Any, schema_editor: Any, collect_sql: bool = False) -> Any:
+        state = super().unapply(project_state, schema_editor, collect_sql)
+        if not collect_sql:
+            # Django does it again after the commit, which then changes nothing.
+            recorder = MigrationRecorder(schema_editor.connection)
+            for app_label, name in [*self.replaces, (self.app_label, self.name)]:
+                recorder.record_unapplied(app_label, name)
+        return state
 
 
 class WithoutEffect(Operation):

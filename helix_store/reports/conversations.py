@@ -10,7 +10,7 @@ from typing import Final
 from django.db.models import Model, Q
 
 from helix_store.catalogue import Conversation, Outline, conversations
-from helix_store.catalogue.cascades import children_of_sessions, children_with_rows
+from helix_store.catalogue.rows import children_of_sessions, children_with_rows
 from helix_store.core.transcript import ConversationMessage, Part, parts_of
 from helix_store.core.types import SessionHead
 from helix_store.engine.database import Database

@@ -5,7 +5,6 @@ from __future__ import annotations
 from helix_store.sessions.calls.checkpoints import CheckpointCalls
 from helix_store.sessions.calls.messages import MessageCalls
 from helix_store.sessions.calls.posts import PostCalls
-from helix_store.sessions.calls.runs import RunCalls
 from helix_store.sessions.calls.sessions import SessionCalls
 from helix_store.sessions.calls.steps import StepCalls
 from helix_store.sessions.calls.waiting import WaitingCalls
@@ -13,7 +12,5 @@ from helix_store.sessions.calls.waiting import WaitingCalls
 __all__ = ["StateStoreBase"]
 
 
-class StateStoreBase(
-    SessionCalls, MessageCalls, StepCalls, CheckpointCalls, RunCalls, WaitingCalls, PostCalls
-):
+class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, WaitingCalls, PostCalls):
     """The state store of the contract; a subclass passes the back end."""

@@ -2,8 +2,7 @@
 
 from helix_store.budgets.store import DatabaseBudgetStore, InMemoryBudgetStore
 from helix_store.engine.memory import MemoryWorld
-from helix_store.locks.lock import Lock
-from helix_store.locks.manager import DatabaseLockManager, InMemoryLockManager, NoOpLockManager
+from helix_store.locks.manager import DatabaseLockManager, InMemoryLockManager, Lock, NoOpLockManager
 from helix_store.stores.database import DatabaseStateStore, Store
 from helix_store.stores.handle import SessionHandle
 from helix_store.stores.memory import InMemoryStateStore, InMemoryStore

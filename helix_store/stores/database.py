@@ -13,7 +13,8 @@ from helix_store import conf
 from helix_store.budgets.store import DatabaseBudgetStore
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.engine.connections import release_after
+from helix_store.core.types import SessionState, StagedChanges
+from helix_store.engine.connections import release
 from helix_store.engine.database import Call, Database
 from helix_store.exceptions import NotSupportedOnBackend
 from helix_store.items import ItemLog
@@ -28,7 +29,7 @@ from helix_store.sessions.database.runs import DatabaseRuns
 from helix_store.sessions.database.sessions import DatabaseSessions
 from helix_store.sessions.database.steps import DatabaseStaging, DatabaseSteps
 from helix_store.sessions.database.waiting import DatabaseWaiting
-from helix_store.sessions.requests import CommittedStep, OpenedStep, StepWrite
+from helix_store.sessions.requests import CommittedStep, OpenedStep, StagedRow, StepWrite
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
 from helix_store.stores.store import StoreBase, StoreTransaction
@@ -127,13 +128,20 @@ class Store(StoreBase):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        with release_after(self.sessions._db.connection), transaction.atomic(using=self.alias):
-            yield
+        connection = self.sessions._db.connection
+        try:
+            with transaction.atomic(using=self.alias):
+                yield
+        finally:
+            release(connection)
 
     @property
     def connection_of_caller(self) -> BaseDatabaseWrapper | None:
         db = self.sessions._db
         return db.connection if db.in_transaction else None
+
+    def load(self, session_id: str) -> SessionState | None:
+        return self.sessions._rows.load(session_id)
 
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool
@@ -142,6 +150,9 @@ class Store(StoreBase):
             return self.sessions._rows.open_step(session_id, step_id, run_id, is_capped=is_capped)
         except NotSupportedOnBackend:
             return super().open_step(session_id, step_id, run_id, is_capped=is_capped)
+
+    def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
+        return self.sessions._stage(session_id, step_id, changes)
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
         """Commit a step and the calls that belong to it, in one transaction.

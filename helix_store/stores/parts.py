@@ -9,7 +9,7 @@ from helix_store.core.approvals import ApprovedCall
 from helix_store.core.contracts import StateStore, UsageStore
 from helix_store.core.limits import Limits
 from helix_store.core.manager_contracts import LockManager
-from helix_store.core.types import StagedChanges
+from helix_store.core.types import SessionState, StagedChanges
 from helix_store.sessions.requests import (
     CommittedStep,
     OpenedStep,
@@ -18,28 +18,16 @@ from helix_store.sessions.requests import (
     default_step_id,
 )
 
-__all__ = ["HasParts", "Parts"]
+__all__ = ["Parts"]
 
 
-class HasParts:
-    """The base of this package's stores: its handles use the parts that belong to the store."""
-
-    @property
-    def _parts(self) -> Parts:
-        raise NotImplementedError
-
-
-class Parts(HasParts):
+class Parts:
     """The stores of one database and tenant, and their common transaction."""
 
     is_atomic = True
     """True if several calls can be one transaction, or if all are lost when the process ends."""
 
     sessions: StateStore
-
-    @property
-    def _parts(self) -> Parts:
-        return self
 
     @property
     def locks(self) -> LockManager:
@@ -71,6 +59,10 @@ class Parts(HasParts):
         Raises `NotApproved` and `ApprovalUsed`.
         """
         raise NotImplementedError
+
+    def load(self, session_id: str) -> SessionState | None:
+        """Return the current state of a session, whose id is valid."""
+        return self.sessions.load_state(session_id)
 
     def open_step(
         self, session_id: str, step_id: str | None, run_id: str | None, *, is_capped: bool

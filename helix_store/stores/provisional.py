@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.types import SessionState
 
-__all__ = ["Before", "ProvisionalSteps", "may_wait_here"]
+__all__ = ["Progress", "ProvisionalSteps", "may_wait_here"]
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The state of a turn before a step."""
+class Progress(NamedTuple):
+    """How far a turn has come: the state, and whether a step has ended the run or the turn."""
 
     state: SessionState
-    run_has_ended: bool
-    was_ended: bool
+    run_has_ended: bool = False
+    was_ended: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    before: Before
+    before: Progress
     connection: BaseDatabaseWrapper
     is_committed: bool = field(default=False, init=False)
 
@@ -43,7 +43,7 @@ class _Step:
 class ProvisionalSteps(list[_Step]):
     """The steps of a turn whose transaction was open when they ended, oldest first."""
 
-    def add(self, connection: BaseDatabaseWrapper, before: Before) -> None:
+    def add(self, connection: BaseDatabaseWrapper, before: Progress) -> None:
         """Track a step that has ended in an open transaction of ``connection``."""
         step = _Step(before, connection)
         self.append(step)
@@ -51,8 +51,8 @@ class ProvisionalSteps(list[_Step]):
             transaction.on_commit(step.commit, using=connection.alias, robust=True)
         # With autocommit off, Django has no hooks: only the store knows the outcome.
 
-    def settle(self) -> Before | None:
-        """Drop committed and lost steps, and return the state before the first lost one.
+    def settle(self) -> Progress | None:
+        """Drop committed and lost steps, and return the progress before the first lost one.
 
         A step counts as lost if it was rolled back, or if nothing shows whether its COMMIT was executed.
         """

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
 from helix_store.core.limits import Limits
-from helix_store.core.types import RunStatus, SessionState, SessionStatus
-from helix_store.exceptions import InvalidPayload
+from helix_store.core.types import TERMINAL_STATUSES, RunStatus, SessionState, SessionStatus
+from helix_store.exceptions import InvalidPayload, TurnInterrupted
 from helix_store.sessions.layout import SUSPENSION_FIELDS
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 
@@ -17,6 +17,7 @@ __all__ = [
     "Standing",
     "ask",
     "calls_of",
+    "end_of_run",
     "is_suspended",
     "new_calls",
     "other_root",
@@ -25,6 +26,7 @@ __all__ = [
     "take",
 ]
 
+_END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
 
 
@@ -51,16 +53,17 @@ class Standing(NamedTuple):
     """The answers that the turn is offered, by tool call id."""
     is_suspended: bool
     """Whether `resume` can continue the session."""
-    is_waiting: bool
-    """Whether the session cannot continue until somebody answers."""
+    can_continue: bool
+    """Whether the session has not ended and waits for nobody's answer."""
 
 
 def standing_of(state: SessionState) -> Standing:
-    suspended = is_suspended(state)
+    suspended, has_ended = is_suspended(state), state.status in TERMINAL_STATUSES
     if not state.pending_client_tool_calls:
-        return Standing({}, suspended, is_waiting=False)
+        return Standing({}, suspended, can_continue=not has_ended)
     calls = calls_of(state)
-    return Standing(calls.answers, suspended, suspended and bool(calls.unanswered))
+    is_waiting = suspended and bool(calls.unanswered)
+    return Standing(calls.answers, suspended, can_continue=not (has_ended or is_waiting))
 
 
 def new_calls(calls: Any, *, now: datetime, run_id: str | None, limits: Limits) -> dict[str, dict[str, Any]]:
@@ -123,3 +126,19 @@ def outcome_of(state: SessionState) -> tuple[RunStatus, str | None]:
     if is_suspended(state):
         return state.suspension_kind or RunStatus.SUSPENDED_STEP_PARTIAL, None
     return RunStatus.COMPLETED, None
+
+
+def end_of_run(
+    state: SessionState,
+    error: BaseException | None,
+    interrupt: TurnInterrupted | None,
+    *,
+    was_ended: bool,
+) -> tuple[RunStatus, str | None]:
+    """Return the status, and the reason, of the run of a turn that ends with this state or error."""
+    if error is not None:
+        return RunStatus.FAILED, type(error).__name__
+    if interrupt is not None:
+        return RunStatus.INTERRUPTED, interrupt.reason or interrupt.kind
+    status, reason = outcome_of(state)
+    return status, _END_TURN if was_ended else reason

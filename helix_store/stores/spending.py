@@ -1,95 +1,130 @@
-"""Usage of a turn that has not been recorded yet."""
+"""What a turn spends and holds: usage that is not recorded yet, and the estimate of its open step."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from helix_store.budgets.rules import Amounts, Hold
 from helix_store.core.contracts import UsageStore
-from helix_store.core.types import Duration, UsageKind
-from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
-from helix_store.core.validation import milliseconds
-from helix_store.usage.entries import checked_entry
+from helix_store.core.types import Run, SessionState, UsageKind
+from helix_store.core.usage import UsageEntry, UsageSource
+from helix_store.counters.rules import Spender
+from helix_store.stores.parts import Parts
+from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.store import UsageStoreBase
 
 __all__ = ["Spending"]
 
 
 class Spending:
-    """The usage entries of one run. Any thread may add entries; recording an entry twice has no effect."""
+    """The usage entries of one turn, and its hold in the budgets of the session.
 
-    def __init__(self, usage: UsageStore, session_id: str, *, run_id: str, agent_type: str) -> None:
+    Any thread may add entries; recording an entry twice has no effect. What a step records in a transaction
+    of the caller is kept until that transaction commits, and recorded again if it is rolled back.
+    """
+
+    def __init__(self, parts: Parts, usage: UsageStore | None) -> None:
+        self._parts = parts
         self._usage = usage
-        self._session_id = session_id
-        self._run_id = run_id
-        self._source = UsageSource(type="agent", name=agent_type)
+        self.is_capped = False
+        """True if a budget applies to the session."""
+        self._held: Hold | None = None
         self._entries: list[UsageEntry] = []
         self._added = 0
         self._recorded = 0
+        """The number of entries that are recorded in a transaction of the caller."""
         self._sent = 0
-        """The number of entries that the last call of `record` has recorded, until `keep` or `forget`."""
+        """The number of entries that the last recording has reached, until `settle`."""
         self._mutex = threading.Lock()
 
-    def tokens(self, step_count: int, model: str, counts: TokenCounts, cost_usd: Any) -> None:
-        self._add(UsageKind.TOKENS, step_count, model=model, tokens=counts, cost_usd=cost_usd)
+    # Usage
 
-    def tool(self, step_count: int, name: str, *, success: bool, duration: Duration) -> None:
-        duration_ms = milliseconds(duration, "duration")
-        self._add(UsageKind.TOOL, step_count, tool_name=name, success=success, duration_ms=duration_ms)
-
-    def _add(self, kind: UsageKind, step_count: int, **own: Any) -> None:
+    def add(self, run: Run, state: SessionState, kind: UsageKind, **own: Any) -> None:
+        """Add an entry of the step after this state. Raises `InvalidPayload`."""
         with self._mutex:
             entry = UsageEntry(
                 kind=kind,
-                session_id=self._session_id,
-                step_count=step_count,
+                session_id=run.session_id,
+                step_count=state.step_count + 1,
                 timestamp=time.time_ns() // 1_000_000,
-                source=self._source,
-                run_id=self._run_id,
+                source=UsageSource(type="agent", name=state.agent_type),
+                run_id=run.run_id,
                 # The id belongs to this run alone: another attempt's usage is additional.
-                id=f"{self._run_id}:{self._added + 1}",
+                id=f"{run.run_id}:{self._added + 1}",
                 **own,
             )
             # An invalid entry is refused in the line that adds it, not when the step commits.
-            self._entries.append(checked_entry(entry))
+            checked = checked_entry(entry)
+            self._entries.append(priced(checked) if isinstance(self._ledger, UsageStoreBase) else checked)
             self._added += 1
 
     @property
-    def is_empty(self) -> bool:
-        """True if there is nothing to record."""
-        return len(self._entries) == self._recorded
+    def _ledger(self) -> UsageStore:
+        return self._parts.usage if self._usage is None else self._usage
 
-    def record(self) -> None:
-        """Record the entries in the open transaction. Call `keep` or `forget` afterwards."""
+    # Budgets
+
+    def look_for_budgets(self, state: SessionState) -> None:
+        """Note whether any budget applies to the session."""
+        # A loaded state need not say whether budgets exist; then assume that they do.
+        may_be_capped = getattr(state, "_is_capped", True) and self._parts.is_atomic
+        self.is_capped = may_be_capped and self._parts.budgets._applies(_spender(state))
+
+    def hold(self, state: SessionState, estimate: Amounts, fencing_token: int | None) -> None:
+        """Hold the estimate of a step in all budgets of the session. Raises `BudgetExceeded`."""
+        self._held = self._parts.budgets._begin_step(
+            _spender(state), state.session_id, fencing_token or 0, estimate
+        )
+
+    # Commits
+
+    def to_record(self) -> Callable[[], object] | None:
+        """Return the call that records new entries and releases the hold; ``None`` without either."""
+        record = self._record if len(self._entries) > self._recorded else None
+        return record if self._held is None else partial(self._parts.budgets._settle, self._held, record)
+
+    def _record(self) -> None:
         self._sent = 0
-        entries = self._entries[self._recorded :]
-        if isinstance(self._usage, UsageStoreBase):
-            self._usage._record(entries)
+        entries, ledger = self._entries[self._recorded :], self._ledger
+        if isinstance(ledger, UsageStoreBase):
+            ledger._backend.record(entries)
         else:
-            self._usage.record_entries(entries)
+            ledger.record_entries(entries)
         self._sent = self._recorded + len(entries)
 
-    def keep(self) -> None:
-        """Note that the entries are recorded in a transaction that is still open."""
+    def record(self) -> None:
+        """Record usage that no commit has recorded, and release the hold of a step that did not commit."""
+        record = self.to_record()
+        if record is not None:
+            record()
+            self.settle(is_provisional=False)
+
+    def settle(self, *, is_provisional: bool) -> None:
+        """Drop the hold and the entries that are recorded; keep them in an open transaction of the caller."""
         with self._mutex:
-            self._recorded = max(self._recorded, self._sent)
+            self._held = None
+            if is_provisional:
+                self._recorded = max(self._recorded, self._sent)
+            elif self._sent:
+                del self._entries[: self._sent]
+                self._recorded = 0
             self._sent = 0
 
-    def forget(self) -> None:
-        """Drop the entries whose record is committed."""
-        with self._mutex:
-            if self._sent:
-                del self._entries[: self._sent]
-                self._recorded = self._sent = 0
-
-    def forget_kept(self) -> None:
-        """Drop the entries that were recorded in a transaction that has now committed."""
+    def caller_committed(self) -> None:
+        """Drop the entries that were recorded in transactions of the caller."""
         with self._mutex:
             del self._entries[: self._recorded]
             self._recorded = 0
 
-    def record_again(self) -> None:
-        """Mark entries as unrecorded whose transaction was rolled back."""
+    def caller_rolled_back(self) -> None:
+        """Mark the entries as unrecorded that were recorded in transactions of the caller."""
         with self._mutex:
             self._recorded = 0
+
+
+def _spender(state: SessionState) -> Spender:
+    return Spender(state.root_session_id or state.session_id, state.user_id, state.agent_type)

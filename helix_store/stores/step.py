@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
@@ -52,7 +52,9 @@ from helix_store.sessions.requests import (
 )
 from helix_store.sessions.tool_calls import claimed_calls
 from helix_store.stores import rules
-from helix_store.stores.bound import BoundSession
+
+if TYPE_CHECKING:
+    from helix_store.stores.handle import SessionHandle
 
 __all__ = ["Step"]
 
@@ -81,7 +83,7 @@ class Step(BothContexts):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandle,
         step_id: str | None = None,
         *,
         run_id: str | None = None,

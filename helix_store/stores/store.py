@@ -11,11 +11,10 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from helix_store import conf
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.limits import Limits
-from helix_store.core.types import StagedChanges
 from helix_store.engine.async_contexts import BothContexts
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import ConflictError, OutsideTransaction
-from helix_store.sessions.requests import CommittedStep, StagedRow, StepWrite
+from helix_store.sessions.requests import CommittedStep, StepWrite
 from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
 from helix_store.stores.parts import Parts
@@ -49,6 +48,10 @@ class StoreBase(Parts, OpensSessions):
         return store
 
     @property
+    def _parts(self) -> Self:
+        return self
+
+    @property
     def tenant(self) -> str:
         return self.sessions.tenant
 
@@ -72,9 +75,6 @@ class StoreBase(Parts, OpensSessions):
 
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
         return self.sessions._approved_call(session_id, tool_call_id)
-
-    def stage(self, session_id: str, step_id: str, changes: StagedChanges) -> StagedRow | None:
-        return self.sessions._stage(session_id, step_id, changes)
 
     @property
     def _identity(self) -> tuple[object, str]:

@@ -6,12 +6,11 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from helix_store.budgets.rules import NOTHING, Amounts, Hold, checked_estimate
+from helix_store.budgets.rules import NOTHING, Amounts, checked_estimate
 from helix_store.core import validation
 from helix_store.core.budgets import Dollars
 from helix_store.core.contracts import UsageStore
@@ -24,13 +23,12 @@ from helix_store.core.types import (
     RunStatus,
     SessionState,
     SessionStatus,
+    UsageKind,
 )
 from helix_store.core.usage import TokenCounts
-from helix_store.counters.rules import Spender
 from helix_store.engine.async_contexts import BothContexts
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import (
-    BudgetExceeded,
     ConflictError,
     FencedOutError,
     LockLostError,
@@ -38,23 +36,24 @@ from helix_store.exceptions import (
     StaleStateError,
     TurnInterrupted,
 )
-from helix_store.sessions.posts import has_open_calls
 from helix_store.sessions.requests import OpenedStep
 from helix_store.stores import rules
-from helix_store.stores.bound import BoundSession
-from helix_store.stores.provisional import Before, ProvisionalSteps, may_wait_here
+from helix_store.stores.provisional import Progress, ProvisionalSteps, may_wait_here
 from helix_store.stores.run_errors import described_error
 from helix_store.stores.spending import Spending
 from helix_store.stores.step import Step
+
+if TYPE_CHECKING:
+    from helix_store.stores.handle import SessionHandle
 
 __all__ = ["Turn"]
 
 _LONGEST_HOST_NAME: Final = 150
 _ATTEMPTS: Final = 5
-_LOOK_BACK: Final = 20
-_END_TURN: Final = "end_turn"
 
 _logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class Turn(BothContexts):
@@ -68,7 +67,7 @@ class Turn(BothContexts):
 
     def __init__(
         self,
-        session: BoundSession,
+        session: SessionHandle,
         *,
         locks: LockManager | None = None,
         owner: str | None = None,
@@ -83,22 +82,17 @@ class Turn(BothContexts):
         self.results: dict[str, dict[str, Any]] = {}
         """The answers since the last turn, by tool call id. The first step that commits consumes them."""
         self._locks = session._parts.locks if locks is None else locks
-        self._usage = usage
         self._owner = _this_thread() if owner is None else owner
         self._ttl_ms = None if ttl is None else validation.milliseconds(ttl, "ttl")
         self._lock: HeldLock | None = None
         self._fencing_token: int | None = None
-        self._state: SessionState | None = None
-        self._spending: Spending | None = None
+        self._progress: Progress | None = None
+        self._spending = Spending(session._parts, usage)
         self._interrupt: TurnInterrupted | None = None
         self._is_used = False
         self._has_left = False
-        self._run_has_ended = False
-        self._was_ended = False
         self._receives = receive
         self._estimate = _estimated(estimate_usd, estimate_tokens, NOTHING)
-        self._is_capped = False
-        self._hold: Hold | None = None
         self._provisional = ProvisionalSteps()
         self._must_ask = False
         self._mutex = threading.RLock()
@@ -113,21 +107,23 @@ class Turn(BothContexts):
         After a rollback, this is the stored state; inside an event loop, which cannot query the store, it is
         the state before that step until the next step begins.
         """
-        if self._state is None:
-            raise ConflictError("The turn has not begun; enter it with `with` or `async with`.")
-        if not self._has_left and self._may_be_rolled_back:
+        return self._current().state
+
+    def _current(self) -> Progress:
+        if not self._has_left and (self._provisional or self._must_ask):
             self._follow_commits(may_load=may_wait_here())
-        return self._state
+        if self._progress is None:
+            raise ConflictError("The turn has not begun; enter it with `with` or `async with`.")
+        return self._progress
 
     @property
     def is_active(self) -> bool:
         """True if the session continues in this turn: it has not ended, does not wait and was not stopped."""
         if self.run is None or self._has_left or self._interrupt is not None:
             return False
-        # Read the state first: doing so settles whether the run has ended.
-        status = self.state.status
-        is_over = self._run_has_ended or self._was_ended
-        return not is_over and status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
+        state, run_has_ended, was_ended = self._current()
+        is_open = state.status not in (*TERMINAL_STATUSES, SessionStatus.PAUSED)
+        return is_open and not (run_has_ended or was_ended)
 
     @property
     def fencing_token(self) -> int | None:
@@ -179,30 +175,21 @@ class Turn(BothContexts):
 
         By default, ``total`` is the sum of ``prompt`` and ``completion``.
         """
-        if total is None:
-            total = prompt + completion
+        total = prompt + completion if total is None else total
         counts = TokenCounts(
             prompt=prompt, completion=completion, reasoning=reasoning, cached=cached, total=total
         )
-        self._ledger().tokens(self._next_number(), model, counts, cost_usd)
+        self._spend(UsageKind.TOKENS, model=model, tokens=counts, cost_usd=cost_usd)
 
     def tool(self, name: str, success: bool, duration: Duration) -> None:
         """Record a tool call and its duration (a `timedelta` or ms) as `tokens` does. Safe in any thread."""
-        self._ledger().tool(self._next_number(), name, success=success, duration=duration)
+        duration_ms = validation.milliseconds(duration, "duration")
+        self._spend(UsageKind.TOOL, tool_name=name, success=success, duration_ms=duration_ms)
 
-    def _ledger(self) -> Spending:
-        with self._mutex:
-            if self.run is None or self._has_left:
-                raise ConflictError("The turn has no run; record usage between its begin and its end.")
-            if self._spending is None:
-                usage = self.session._parts.usage if self._usage is None else self._usage
-                self._spending = Spending(
-                    usage, self.session.id, run_id=self.run.run_id, agent_type=self.state.agent_type
-                )
-            return self._spending
-
-    def _next_number(self) -> int:
-        return self.state.step_count + 1
+    def _spend(self, kind: UsageKind, **own: Any) -> None:
+        if self.run is None or self._has_left:
+            raise ConflictError("The turn has no run; record usage between its begin and its end.")
+        self._spending.add(self.run, self.state, kind, **own)
 
     def receive(self) -> list[Message]:
         """Receive due posts now, unless tool calls are open, and return their messages.
@@ -212,34 +199,14 @@ class Turn(BothContexts):
         self.session._require_no_step("receive")
         self._require_lock()
         self._require_active()
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return self._received_after(self.session.load())
-            except StaleStateError:
-                continue
-        return self._received_after(self.session.load())
+        return self._attempted(self._received_after, self.session.load(), StaleStateError)
 
     areceive = async_twin(receive)
 
     def _received_after(self, state: SessionState) -> list[Message]:
-        received = self._received(state)
-        self._state = self.session.load() if received else state
+        received = self.session._receive(state, self.fencing_token)
+        self._progress = self._current()._replace(state=self.session.load() if received else state)
         return received
-
-    def _received(self, state: SessionState) -> list[Message]:
-        """Receive due posts on top of a state that was just loaded, and return their messages."""
-        if has_open_calls(self._history_backwards(state.message_count)):
-            return []
-        return self.session._post_store().receive_posts(
-            self.session.id, expected_version=state.version, fencing_token=self.fencing_token
-        )
-
-    def _history_backwards(self, count: int) -> Iterator[Message]:
-        for offset in range(0, count, _LOOK_BACK):
-            page = self.session.store.get_messages(
-                self.session.id, offset=offset, limit=_LOOK_BACK, order="desc"
-            )
-            yield from page.messages
 
     # Beginning
 
@@ -256,46 +223,48 @@ class Turn(BothContexts):
         try:
             if self.session._parts.connection_of_caller is None:
                 lock.keep_alive()
-            self._state = self._begun(state)
+            self._progress = Progress(self._attempted(self._taken_up, state, StaleStateError, ConflictError))
         except BaseException:
             self._has_left = True
             self._release(lock)
             raise
         return self
 
-    def _begun(self, state: SessionState) -> SessionState:
-        """Resume the session, starting from the state loaded before the lock or from a later one."""
+    def _attempted(
+        self, call: Callable[[SessionState], R], state: SessionState, *errors: type[Exception]
+    ) -> R:
+        """Make a call with a loaded state; after these errors, repeat it with the state of that moment."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._taken_up(state)
-            except (StaleStateError, ConflictError):
-                # Before the lock was taken, another worker resumed or ended the session.
+                return call(state)
+            except errors:
                 state = self.session.load()
-        return self._taken_up(state)
+        return call(state)
 
     def _taken_up(self, state: SessionState) -> SessionState:
-        store, session_id = self.session.store, self.session.id
+        """Resume the session, unless it has ended or waits, and return its state.
+
+        Raises `ConflictError` if another worker resumed or ended it after it was loaded.
+        """
+        store, session_id, token = self.session.store, self.session.id, self._fencing_token
         standing = rules.standing_of(state)
-        if _has_ended(state) or standing.is_waiting:
+        if not standing.can_continue:
             # Read under the lock: an answer may have arrived before it and found the session busy.
             state = self.session.load()
             standing = rules.standing_of(state)
-            if _has_ended(state) or standing.is_waiting:
+            if not standing.can_continue:
                 self._settle(state)
                 return state
         self.results = standing.answers
-        # A loaded state need not say whether posts are waiting or budgets exist; then assume both.
-        may_be_capped = getattr(state, "_is_capped", True) and self.session._parts.is_atomic
-        self._is_capped = may_be_capped and self._has_budget(state)
+        self._spending.look_for_budgets(state)
+        # A loaded state need not say whether posts are waiting; then assume that they are.
         may_receive = self._receives and self.session._has_posts and getattr(state, "_has_posts", True)
         if standing.is_suspended:
-            state = store.resume(session_id, expected_version=state.version, fencing_token=self.fencing_token)
-        if may_receive and state.status != SessionStatus.PAUSED and self._received(state):
+            state = store.resume(session_id, expected_version=state.version, fencing_token=token)
+        if may_receive and state.status != SessionStatus.PAUSED and self.session._receive(state, token):
             state = self.session.load()
         was_active = state.status == SessionStatus.ACTIVE
-        self.run = store.start_run(
-            session_id, expected_version=state.version, fencing_token=self.fencing_token
-        )
+        self.run = store.start_run(session_id, expected_version=state.version, fencing_token=token)
         return state if was_active else self.session.load()
 
     def _settle(self, state: SessionState) -> None:
@@ -303,7 +272,7 @@ class Turn(BothContexts):
         store, session_id = self.session.store, self.session.id
         asked = rules.calls_of(state).unanswered
         if asked and rules.other_root(state) is not None and not self.session._parts.is_atomic:
-            store.add_pending_tool_calls(session_id, asked, fencing_token=self.fencing_token)
+            store.add_pending_tool_calls(session_id, asked, fencing_token=self._fencing_token)
         run = store.get_current_run(session_id)
         if run is not None:
             self._end_run(run.run_id, *rules.outcome_of(state), step_count=state.step_count)
@@ -328,9 +297,9 @@ class Turn(BothContexts):
             if self.run is not None:
                 # For a third-party store, nothing else shows whether its writes were rolled back.
                 self._must_ask |= not self.session._parts.is_atomic
-                self._follow_commits(may_load=True)
-            self._record_spending()
-            if self.run is not None and not self._run_has_ended:
+                self._follow_commits()
+            self._spending.record()
+            if self.run is not None and not self._current().run_has_ended:
                 self._end_by(self.run, error)
         except Exception:
             if error is None:
@@ -339,18 +308,11 @@ class Turn(BothContexts):
             _logger.warning("The run of session %r was not ended.", self.session.id, exc_info=True)
 
     def _end_by(self, run: Run, error: BaseException | None) -> None:
-        state = self.state
+        state, _, was_ended = self._current()
         if isinstance(error, FencedOutError | LockLostError):
             return
-        failure = None
-        status, reason = rules.outcome_of(state)
-        if error is not None:
-            status, reason = RunStatus.FAILED, type(error).__name__
-            failure = described_error(error)
-        elif self._interrupt is not None:
-            status, reason = RunStatus.INTERRUPTED, self._interrupt.reason or self._interrupt.kind
-        elif self._was_ended:
-            reason = _END_TURN
+        status, reason = rules.end_of_run(state, error, self._interrupt, was_ended=was_ended)
+        failure = None if error is None else described_error(error)
         try:
             self._end_run(run.run_id, status, reason, step_count=state.step_count, error=failure)
         except (ConflictError, FencedOutError):
@@ -367,25 +329,8 @@ class Turn(BothContexts):
             step_count=step_count,
             completion_reason=reason,
             error=error,
-            fencing_token=self.fencing_token,
+            fencing_token=self._fencing_token,
         )
-
-    def _record_spending(self) -> None:
-        """Record usage that no commit has recorded, and release the hold of a step that did not commit."""
-        record = self._to_record()
-        if record is not None:
-            record()
-            self._hold = None
-            if self._spending is not None:
-                self._spending.forget()
-
-    def _to_record(self) -> Callable[[], object] | None:
-        """Return the call that records what was spent and releases the hold; ``None`` without either."""
-        spending = self._spending
-        record = None if spending is None or spending.is_empty else spending.record
-        if self._hold is None:
-            return record
-        return partial(self.session._parts.budgets._settle, self._hold, record)
 
     def _release(self, lock: HeldLock) -> None:
         try:
@@ -396,20 +341,6 @@ class Turn(BothContexts):
 
     # Called by the steps of the turn
 
-    def _has_budget(self, state: SessionState) -> bool:
-        """Return whether a budget applies to the session. The tenant has at least one budget."""
-        return self.session._parts.budgets._applies(_spender(state))
-
-    def _hold_estimate(self, state: SessionState, estimate: Amounts) -> None:
-        """Hold an estimate for a step in all budgets of the session. Raises `BudgetExceeded`."""
-        token = self._fencing_token or 0
-        budgets = self.session._parts.budgets
-        try:
-            self._hold = budgets._begin_step(_spender(state), self.session.id, token, estimate)
-        except BudgetExceeded as exc:
-            self._interrupt = exc
-            raise
-
     def _require_lock(self) -> None:
         """Raise `LockLostError` unless the lock is held: another worker may be in the same step."""
         if self._has_left or self._lock is None:
@@ -419,63 +350,45 @@ class Turn(BothContexts):
 
     def _require_active(self) -> None:
         """Raise `ConflictError` if the session ended or waits, according to the store after a lost step."""
-        self._follow_commits(may_load=True)
+        self._follow_commits()
         if self._interrupt is None and not self.is_active:
             raise _is_over()
 
-    def _step_is_over(self, state: SessionState, *, run_has_ended: bool, was_ended: bool) -> None:
+    def _step_is_over(self, progress: Progress) -> None:
+        connection = self.session._parts.connection_of_caller
         with self._mutex:
-            before = Before(self.state, self._run_has_ended, self._was_ended)
-            self._state, self._run_has_ended, self._was_ended = state, run_has_ended, was_ended
-            connection = self.session._parts.connection_of_caller
+            before, self._progress = self._current(), progress
             if connection is not None:
                 self._provisional.add(connection, before)
-            self._hold = None
-            if self._spending is not None and connection is not None:
-                self._spending.keep()
-            elif self._spending is not None:
-                self._spending.forget()
+            self._spending.settle(is_provisional=connection is not None)
 
-    @property
-    def _may_be_rolled_back(self) -> bool:
-        """True if the state may differ from the state of the last step."""
-        return self._must_ask or bool(self._provisional)
-
-    def _follow_commits(self, *, may_load: bool) -> None:
+    def _follow_commits(self, *, may_load: bool = True) -> None:
         """Undo the steps of a caller's transaction that was rolled back, to match the stored state."""
-        if not self._may_be_rolled_back:
+        if not (self._provisional or self._must_ask):
             return
         with self._mutex:
             before = self._provisional.settle()
             if before is not None:
-                self._state, self._run_has_ended = before.state, before.run_has_ended
-                self._was_ended = before.was_ended
-                self._must_ask = True
-            if self._spending is not None and before is not None:
-                self._spending.record_again()
-            elif self._spending is not None and not self._provisional:
-                self._spending.forget_kept()
+                self._progress, self._must_ask = before, True
+                self._spending.caller_rolled_back()
+            elif not self._provisional:
+                self._spending.caller_committed()
             if self._must_ask and may_load:
                 self._ask()
 
     def _ask(self) -> None:
-        self._state = self.session.load()
+        state = self.session.load()
         run = self.session.store.get_current_run(self.session.id)
-        self._run_has_ended = run is None or self.run is None or run.run_id != self.run.run_id
-        self._must_ask = False
+        run_has_ended = run is None or self.run is None or run.run_id != self.run.run_id
+        was_ended = self._progress is not None and self._progress.was_ended
+        self._progress, self._must_ask = Progress(state, run_has_ended, was_ended), False
 
 
 class _TurnStep(Step):
     """A step with the fence and the run of a turn."""
 
     def __init__(
-        self,
-        turn: Turn,
-        run_id: str,
-        step_id: str | None,
-        *,
-        operation_id: str | None,
-        estimate: Amounts,
+        self, turn: Turn, run_id: str, step_id: str | None, *, operation_id: str | None, estimate: Amounts
     ) -> None:
         super().__init__(turn.session, step_id, run_id=run_id, operation_id=operation_id)
         self._turn = turn
@@ -485,15 +398,19 @@ class _TurnStep(Step):
         self._offered = turn.results
 
     def _open(self, run_id: str | None = None, *, is_capped: bool = False) -> OpenedStep:
-        is_capped = self._turn._is_capped
+        spending = self._turn._spending
+        may_exceed = spending.is_capped and any(self._estimate)
         self._turn._require_lock()
         self._turn._require_active()
-        opened = super()._open(self.run_id, is_capped=is_capped and not any(self._estimate))
-        if opened.interrupt is not None:
-            self._turn._interrupt = TurnInterrupted(opened.interrupt.kind.value, opened.interrupt.reason)
-            raise self._turn._interrupt
-        if is_capped and (opened.may_be_stopped or any(self._estimate)):
-            self._turn._hold_estimate(opened.state, self._estimate)
+        opened = super()._open(self.run_id, is_capped=spending.is_capped and not may_exceed)
+        try:
+            if opened.interrupt is not None:
+                raise TurnInterrupted(opened.interrupt.kind.value, opened.interrupt.reason)
+            if may_exceed or (spending.is_capped and opened.may_be_stopped):
+                spending.hold(opened.state, self._estimate, self._fencing_token)
+        except TurnInterrupted as exc:
+            self._turn._interrupt = exc
+            raise
         return opened
 
     def _require_lock(self) -> None:
@@ -501,11 +418,11 @@ class _TurnStep(Step):
 
     def _before_commit(self) -> Callable[[], object] | None:
         self._turn._require_lock()
-        return self._turn._to_record()
+        return self._turn._spending.to_record()
 
     def _after(self, state: SessionState) -> None:
         was_ended = self._ends_turn and not self.received
-        self._turn._step_is_over(state, run_has_ended=bool(self._asked), was_ended=was_ended)
+        self._turn._step_is_over(Progress(state, bool(self._asked), was_ended))
 
     def _give_up(self, error: BaseException) -> None:
         super()._give_up(error)
@@ -514,7 +431,7 @@ class _TurnStep(Step):
             # later.
             return
         try:
-            self._turn._record_spending()
+            self._turn._spending.record()
         except Exception:
             _logger.warning("The usage of step %r is not recorded yet.", self.id, exc_info=True)
 
@@ -523,16 +440,8 @@ def _estimated(usd: Dollars | None, tokens: int | None, default: Amounts) -> Amo
     return default if usd is None and tokens is None else checked_estimate(usd, tokens, default)
 
 
-def _spender(state: SessionState) -> Spender:
-    return Spender(state.root_session_id or state.session_id, state.user_id, state.agent_type)
-
-
 def _is_over() -> ConflictError:
     return ConflictError("The turn is not active: the session ended or waits; look at is_active.")
-
-
-def _has_ended(state: SessionState) -> bool:
-    return state.status in TERMINAL_STATUSES
 
 
 def _this_thread() -> str:

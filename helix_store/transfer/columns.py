@@ -16,11 +16,13 @@ from django.db import models
 from django.db.backends.base.operations import BaseDatabaseOperations
 
 from helix_store.catalogue import RECORD_KEY, Table
-from helix_store.core.limits import Limits
+from helix_store.core import validation
+from helix_store.core.limits import MAX_LANE_BYTES, Limits
+from helix_store.core.payloads import size_of
 from helix_store.core.usage import MAX_COST_UNITS, cost_units
-from helix_store.exceptions import IntegrityFault, InvalidPayload
-from helix_store.models.fields import CostField, MomentField
-from helix_store.transfer.accepted import Rule, rule_of
+from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
+from helix_store.models import Item, Message, Post, Session, StagedChange, StreamChunk
+from helix_store.models.fields import CostField, IdentifierField, MomentField, PayloadField
 
 __all__ = ["Column", "RecordFormat", "Reference"]
 
@@ -28,6 +30,27 @@ _Reader = Callable[[Any], Any]
 _Writer = Callable[[Any], Any] | None
 _COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+_Rule = Callable[[Any, str, Limits], object]
+"""Raises `InvalidPayload` or `LimitExceeded` for the value of a column of this name. It is not ``None``."""
+
+_TEXTS: Final[Mapping[str, Callable[[Any, str], object]]] = {
+    "title": validation.title,
+    "directory": validation.directory,
+    "failure_reason": validation.reason,
+    "reason": validation.reason,
+    "completion_reason": validation.reason,
+    "checkpoint_id": validation.checkpoint_id,
+    "parent_checkpoint_id": validation.checkpoint_id,
+    "tags": validation.tags,
+    "metadata": validation.metadata,
+}
+_LIMITS: Final[Mapping[type[models.Model], str]] = {
+    Message: "max_message_bytes",
+    Post: "max_message_bytes",
+    StagedChange: "max_staged_bytes",
+    StreamChunk: "max_chunk_bytes",
+}
 
 Reference = tuple[str, str, int]
 """A checkpoint within its session: kind, namespace, version.
@@ -44,12 +67,12 @@ class Column:
     is_nullable: bool
     write: _Writer
     read: _Reader
-    rule: Rule | None
+    rule: _Rule | None
 
     @classmethod
     def of(cls, field: models.Field[Any, Any]) -> Column:
         write, read = _codec(field)
-        return cls(field.name, field.null, write, read, rule_of(field))
+        return cls(field.name, field.null, write, read, _rule_of(field))
 
 
 class RecordFormat:
@@ -229,3 +252,36 @@ def _exactly(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected a value of type {kind.__name__}")
     return value
+
+
+# --- Values that an import accepts, by the rules of the stores' calls ----------------------------------
+
+
+def _rule_of(field: models.Field[Any, Any]) -> _Rule | None:
+    """Return the rule of a column of this app, or ``None`` if every value of its type is accepted."""
+    model = field.model
+    if model._meta.app_label != Session._meta.app_label:
+        return None
+    if isinstance(field, PayloadField):
+        return partial(_within_limit, _LIMITS.get(model, "max_state_bytes"))
+    if isinstance(field, IdentifierField):
+        # Retention clears the session id of usage when it removes the names.
+        may_be_empty = bool(field.blank) or field.name == "recorded_for"
+        return partial(_identified, model is Item, may_be_empty)
+    check = _TEXTS.get(field.name)
+    return None if check is None else lambda value, name, limits: check(value, name)
+
+
+def _within_limit(limit_name: str, value: str, name: str, limits: Limits) -> None:
+    limit = getattr(limits, limit_name)
+    if len(value) > limit or size_of(value) > limit:
+        raise LimitExceeded(name=limit_name, limit=limit, actual=size_of(value))
+
+
+def _identified(is_of_item: bool, may_be_empty: bool, value: str, name: str, limits: Limits) -> None:
+    if not value and may_be_empty:
+        return
+    if is_of_item:
+        validation.text(value, name, limit=MAX_LANE_BYTES)
+    else:
+        validation.identifier(value, name)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from operator import itemgetter
 from typing import Any, Final, Literal
 
@@ -14,7 +14,7 @@ from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from helix_store.catalogue import Table, declared, tables
 from helix_store.engine.database import Database
-from helix_store.engine.expressions import after_keyset
+from helix_store.engine.paging import keyset_pages
 from helix_store.exceptions import shown_id
 from helix_store.models import Lock, Session, Stream, UsageEntry
 from helix_store.sessions.database.trees import forest_keys
@@ -68,13 +68,14 @@ class DatabaseSource:
             yield
 
     def units(self) -> Iterator[Unit]:
-        for tenant in self._tenants_with_locks():
-            yield self._unit_of_rows(tenant, declared(Lock), self._locks().filter(tenant=tenant))
+        locks = self._chosen(Lock)
+        for (tenant,) in self._distinct(locks, "tenant"):
+            yield self._unit_of_rows(tenant, declared(Lock), locks.filter(tenant=tenant))
         for table in tables("tenant"):
             yield from self._rows_of_tenants(table)
         yield from self._heads_with_parts("session", self._sessions())
         yield from self._heads_with_parts("stream", self._streams())
-        for tenant, session_id in self._deleted_sessions():
+        for tenant, session_id in self._distinct(self._kept_usage(), "tenant", "recorded_for"):
             yield self._kept_usage_of(tenant, session_id)
 
     def unit(self, kind: Any, tenant: str, name: str) -> Unit | None:
@@ -155,27 +156,15 @@ class DatabaseSource:
     ) -> Iterator[Unit]:
         """Yield units in the order of their ids, reading the parts of many together while they are few."""
         head, parts = formats()[kind], parts_of(*tables(kind))
-        identity = f"{kind}_id"
-        last: tuple[str, str] | None = None
-        size = at_once or _MOST_UNITS
-        while batch := self._db.query(partial(self._batch, head, heads, identity, last, size)):
+        order, size = ("tenant", f"{kind}_id"), at_once or _MOST_UNITS
+        sizes = iter(lambda: size, 0)
+        for batch in keyset_pages(self._db, heads, order, "pk", *head.selected, sizes=sizes):
             keys = [row[0] for row in batch]
-            found = self._of_one(parts, keys[0]) if len(keys) == 1 else self._of_all(parts, keys)
-            for key, tenant, name, *values in batch:
+            found = [self._found(part, keys) for part in parts] if keys[1:] else self._of_one(parts, *keys)
+            for key, *values, tenant, name in batch:
                 records = partial(self._records, head, key, tuple(values), parts, found)
                 yield Unit(kind, tenant, name, records)
-            if len(batch) < size:
-                return
-            last = batch[-1][1:3]
             size = max(1, size // 2) if None in found else min(_MOST_UNITS, size * 2)
-
-    def _batch(
-        self, head: RecordFormat, heads: QuerySet[Any], identity: str, last: tuple[str, str] | None, size: int
-    ) -> list[_Values]:
-        if last is not None:
-            heads = heads.filter(after_keyset(head.model, {"tenant": last[0], identity: last[1]}))
-        rows = heads.order_by("tenant", identity).values_list("pk", "tenant", identity, *head.selected)
-        return list(rows[:size])
 
     def _records(
         self,
@@ -200,9 +189,6 @@ class DatabaseSource:
         (filled,) = self._db.read(filled_parts(parts), {"key": key})
         return [None if is_filled else {} for is_filled in filled]
 
-    def _of_all(self, parts: Sequence[ExportedPart], keys: Sequence[int]) -> list[_Found]:
-        return [self._found(part, keys) for part in parts]
-
     def _found(self, part: ExportedPart, keys: Sequence[int]) -> _Found:
         pace, parent = self._paces[part], part.format.parent
         rows = self._rows(part.format.model).filter(**{f"{parent}__in": keys}, **part.only)
@@ -216,24 +202,12 @@ class DatabaseSource:
 
     def _pages(self, part: ExportedPart, rows: QuerySet[Any], key: int | None = None) -> Iterator[Record]:
         """Yield the rows of one parent, page by page."""
-        pace, width = self._paces[part], len(part.order)
-        rows = rows.filter(**part.only).order_by(*part.order)
-        selected = rows.values_list(*part.order, *part.format.selected)
-        last: _Values | None = None
-        while True:
-            page = selected
-            if last is not None:
-                page = page.filter(
-                    after_keyset(part.format.model, dict(zip(part.order, last[:width], strict=True)))
-                )
-            size = pace.rows
-            values = self._db.query(partial(_listed, page, size))
-            for row in values:
-                yield part.format.record_of(row[width:], key)
-            if len(values) < size:
-                return
-            last = values[-1]
-            pace.measure(values)
+        pace, selected = self._paces[part], part.format.selected
+        rows = rows.filter(**part.only)
+        for page in keyset_pages(self._db, rows, part.order, *selected, sizes=iter(lambda: pace.rows, 0)):
+            for row in page:
+                yield part.format.record_of(row[: len(selected)], key)
+            pace.measure(page)
 
     # --- Rows --------------------------------------------------------------------------------------
 
@@ -273,9 +247,6 @@ class DatabaseSource:
     def _sessions(self) -> QuerySet[Any]:
         return self._chosen(Session)
 
-    def _locks(self) -> QuerySet[Any]:
-        return self._chosen(Lock)
-
     def _kept_usage(self) -> QuerySet[Any]:
         return self._chosen(UsageEntry).filter(session=None)
 
@@ -288,25 +259,6 @@ class DatabaseSource:
             streams = streams.filter(Exists(self._sessions().filter(**of_stream)))
         return streams
 
-    def _tenants_with_locks(self) -> Iterator[str]:
-        return (tenant for (tenant,) in self._distinct(self._locks(), "tenant"))
-
-    def _deleted_sessions(self) -> Iterator[_Values]:
-        return self._distinct(self._kept_usage(), "tenant", "recorded_for")
-
     def _distinct(self, rows: QuerySet[Any], *names: str) -> Iterator[_Values]:
         """Yield the distinct values of columns, each found by a look-up from the previous one."""
-        last: _Values | None = None
-        while True:
-            following = rows.order_by(*names).values_list(*names)
-            if last is not None:
-                following = following.filter(after_keyset(rows.model, dict(zip(names, last, strict=True))))
-            values = self._db.query(partial(_listed, following, 1))
-            if not values:
-                return
-            (last,) = values
-            yield last
-
-
-def _listed(rows: QuerySet[Any, Any], size: int) -> list[_Values]:
-    return list(rows[:size])
+        return chain.from_iterable(keyset_pages(self._db, rows, names, sizes=repeat(1)))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from django.db.models import CharField, IntegerField, Model, TextField
 
 from helix_store.catalogue import Table, declared, tables
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.conf import table_name
 from helix_store.engine.database import Database
 from helix_store.engine.errors import TENANT_MOVED
@@ -20,25 +20,30 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Session, Stream
 
 __all__ = [
+    "ADD",
+    "ADVANCE",
     "COPYING",
+    "CREATE_FENCES",
+    "CREATE_LOG",
+    "FENCE",
     "FENCED",
+    "FENCES",
+    "FORGET",
+    "FORGET_MARKED",
+    "LOGGED",
+    "MARK",
+    "OPEN",
+    "REMOVE",
     "RIGHTS",
-    "add",
-    "advance",
-    "all_fences",
-    "create_fences",
-    "create_log",
     "creation",
     "fenced_tables",
-    "fences_name",
-    "forget",
-    "logged",
-    "mark",
-    "open_fence",
-    "remove",
     "sqlite_removal",
     "unfenced",
 ]
+
+FENCES: Final = table_name("moved_tenant")
+_FENCES: Final = f'"{FENCES}"'
+_LOG: Final = f'"{table_name("moved_change")}"'
 
 COPYING: Final = "copying"
 """The phase before the fence: writers continue, and their changes are logged."""
@@ -167,14 +172,14 @@ class _Place(NamedTuple):
     @classmethod
     def of(cls, db: Database) -> _Place:
         schemas = {}
-        for name in (_table(), _log(), table(Session), table(Stream)):
+        for name in (_FENCES, _LOG, table(Session), table(Stream)):
             ((schema,),) = db.execute(_SCHEMA_OF, {"table": name})
             schemas[name] = schema.replace("%", "%%")
         whole = {name: f"{schema}.{name}" for name, schema in schemas.items()}
         parents: dict[type[Model] | None, str] = {None: ""}
         for model in (Session, Stream):
             parents[model] = whole[table(model)]
-        return cls(schemas[table(Session)], whole[_table()], whole[_log()], parents)
+        return cls(schemas[table(Session)], whole[_FENCES], whole[_LOG], parents)
 
 
 _SCHEMA_OF: Final = Statement(
@@ -239,7 +244,7 @@ def _sqlite_triggers(fenced: Fenced, tenant: str, phase: str) -> Iterator[Statem
     for event, rows in _ROWS_OF.items():
         logger = f"{fenced.logger(tenant)}_{event}"
         if phase == COPYING:
-            body = fenced.log(rows, parent, "json_array", _log(), literal)
+            body = fenced.log(rows, parent, "json_array", _LOG, literal)
             yield Statement(
                 f"CREATE TRIGGER IF NOT EXISTS {logger} BEFORE {event} ON {fenced.table} BEGIN {body}; END"
             )
@@ -247,7 +252,7 @@ def _sqlite_triggers(fenced: Fenced, tenant: str, phase: str) -> Iterator[Statem
         yield Statement(
             f"CREATE TRIGGER IF NOT EXISTS {fenced.trigger(tenant)}_{event} BEFORE {event} ON {fenced.table}"
             f" WHEN {fenced.tenant(rows[0], parent)} = {literal} AND NOT EXISTS"
-            f" (SELECT 1 FROM {_table()} WHERE tenant = {literal} AND is_open)"
+            f" (SELECT 1 FROM {_FENCES} WHERE tenant = {literal} AND is_open)"
             f" BEGIN SELECT RAISE(ABORT, '{TENANT_MOVED} {_TEXT}'); END"
         )
         if phase == FENCED:
@@ -259,74 +264,35 @@ def sqlite_removal(db: Database) -> Iterator[Statement]:
         for name in (fenced.trigger(db.tenant), fenced.logger(db.tenant)):
             for event in _ROWS_OF:
                 yield Statement(f"DROP TRIGGER IF EXISTS {name}_{event}")
-    yield forget()
-    yield remove()
+    yield FORGET
+    yield REMOVE
 
 
-# --- The table of the fences ---------------------------------------------------------------------------
+# --- The tables of moves -------------------------------------------------------------------------------
 
+CREATE_FENCES: Final = Statement(
+    f"CREATE TABLE IF NOT EXISTS {_FENCES} (tenant text PRIMARY KEY, target text NOT NULL,"
+    " phase text NOT NULL, is_open boolean NOT NULL)"
+)
+FENCE: Final = Statement(f"SELECT target, phase FROM {_FENCES} WHERE tenant = %(tenant)s")
+ADD: Final = Statement(
+    f"INSERT INTO {_FENCES} (tenant, target, phase, is_open)"
+    " VALUES (%(tenant)s, %(target)s, %(phase)s, false) ON CONFLICT (tenant)"
+    f" DO UPDATE SET target = excluded.target, phase = excluded.phase WHERE {_FENCES}.phase = 'moved'"
+    " RETURNING tenant"
+)
+ADVANCE: Final = Statement(
+    f"UPDATE {_FENCES} SET phase = %(phase)s WHERE tenant = %(tenant)s AND phase = %(before)s"
+    " RETURNING tenant"
+)
+OPEN: Final = Statement(f"UPDATE {_FENCES} SET is_open = %(is_open)s WHERE tenant = %(tenant)s")
+REMOVE: Final = Statement(f"DELETE FROM {_FENCES} WHERE tenant = %(tenant)s")
 
-def fences_name() -> str:
-    return table_name("moved_tenant")
-
-
-def _table() -> str:
-    return f'"{fences_name()}"'
-
-
-def create_fences() -> Statement:
-    return Statement(
-        f"CREATE TABLE IF NOT EXISTS {_table()} (tenant text PRIMARY KEY, target text NOT NULL,"
-        " phase text NOT NULL, is_open boolean NOT NULL)"
-    )
-
-
-def _log() -> str:
-    return f'"{table_name("moved_change")}"'
-
-
-def create_log() -> Statement:
-    return Statement(
-        f"CREATE TABLE IF NOT EXISTS {_log()}"
-        " (tenant text NOT NULL, record text NOT NULL, name text NOT NULL, is_marked boolean NOT NULL)"
-    )
-
-
-def mark() -> Statement:
-    return Statement(f"UPDATE {_log()} SET is_marked = true WHERE tenant = %(tenant)s AND NOT is_marked")
-
-
-def logged() -> Statement:
-    return Statement(f"SELECT DISTINCT record, name FROM {_log()} WHERE tenant = %(tenant)s")
-
-
-def forget(condition: str = "") -> Statement:
-    return Statement(f"DELETE FROM {_log()} WHERE tenant = %(tenant)s{condition}")
-
-
-def add() -> Statement:
-    return Statement(
-        f"INSERT INTO {_table()} (tenant, target, phase, is_open)"
-        " VALUES (%(tenant)s, %(target)s, %(phase)s, false) ON CONFLICT (tenant)"
-        f" DO UPDATE SET target = excluded.target, phase = excluded.phase WHERE {_table()}.phase = 'moved'"
-        " RETURNING tenant"
-    )
-
-
-def all_fences() -> Statement:
-    return Statement(f"SELECT tenant, target, phase FROM {_table()} ORDER BY tenant")
-
-
-def advance() -> Statement:
-    return Statement(
-        f"UPDATE {_table()} SET phase = %(phase)s WHERE tenant = %(tenant)s AND phase = %(before)s"
-        " RETURNING tenant"
-    )
-
-
-def open_fence() -> Statement:
-    return Statement(f"UPDATE {_table()} SET is_open = %(is_open)s WHERE tenant = %(tenant)s")
-
-
-def remove() -> Statement:
-    return Statement(f"DELETE FROM {_table()} WHERE tenant = %(tenant)s")
+CREATE_LOG: Final = Statement(
+    f"CREATE TABLE IF NOT EXISTS {_LOG}"
+    " (tenant text NOT NULL, record text NOT NULL, name text NOT NULL, is_marked boolean NOT NULL)"
+)
+LOGGED: Final = Statement(f"SELECT DISTINCT record, name FROM {_LOG} WHERE tenant = %(tenant)s")
+MARK: Final = Statement(f"UPDATE {_LOG} SET is_marked = true WHERE tenant = %(tenant)s AND NOT is_marked")
+FORGET: Final = Statement(f"DELETE FROM {_LOG} WHERE tenant = %(tenant)s")
+FORGET_MARKED: Final = Statement(f"DELETE FROM {_LOG} WHERE tenant = %(tenant)s AND is_marked")

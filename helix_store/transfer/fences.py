@@ -34,7 +34,6 @@ __all__ = [
     "Fence",
     "changes_of",
     "fence_of",
-    "fences_of",
     "forget_marked_changes",
     "mark_changes",
     "missing_rights",
@@ -79,9 +78,9 @@ def put_up(db: Database, target: str, phase: str) -> None:
             # Use the order in which writers lock rows, so that they wait and do not deadlock.
             tables = ", ".join(each.table for each in sql.fenced_tables())
             db.execute(Statement(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"), {})
-        db.execute(sql.create_fences(), {})
-        db.execute(sql.create_log(), {})
-        if not db.execute(sql.advance() if phase == FENCED else sql.add(), parameters):
+        db.execute(sql.CREATE_FENCES, {})
+        db.execute(sql.CREATE_LOG, {})
+        if not db.execute(sql.ADVANCE if phase == FENCED else sql.ADD, parameters):
             raise InvalidQuery("Another process has changed the phase of the move.", path="tenant")
         for statement in sql.creation(db, phase):
             db.execute(statement, {})
@@ -111,8 +110,8 @@ def take_down(db: Database) -> None:
     for name, trigger in _triggers(db, is_disabled=False):
         if trigger in theirs:
             db.transaction(partial(disable, name, trigger))
-    db.write(sql.forget(), {"tenant": db.tenant})
-    db.write(sql.remove(), {"tenant": db.tenant})
+    db.write(sql.FORGET, {"tenant": db.tenant})
+    db.write(sql.REMOVE, {"tenant": db.tenant})
     _drop_disabled(db)
 
 
@@ -135,31 +134,24 @@ def _drop_disabled(db: Database) -> None:
 
 def set_phase(db: Database, phase: str, *, after: tuple[str, ...]) -> bool:
     """Compare-and-set the phase; return ``False`` if the fence is in none of these phases."""
-    return any(
-        db.write(sql.advance(), {"tenant": db.tenant, "phase": phase, "before": each}) for each in after
-    )
+    return any(db.write(sql.ADVANCE, {"tenant": db.tenant, "phase": phase, "before": each}) for each in after)
 
 
 def fence_of(db: Database) -> Fence | None:
     """Return the fence of the tenant in one database."""
-    return next((fence for fence in fences_of(db) if fence.tenant == db.tenant), None)
-
-
-def fences_of(db: Database) -> list[Fence]:
-    """Return the fences of all tenants in one database."""
-    connection = db.connection
-    if not db.query(lambda: sql.fences_name() in connection.introspection.table_names()):
-        return []
-    return [Fence(tenant, db.alias, target, phase) for tenant, target, phase in db.read(sql.all_fences(), {})]
+    if not db.query(lambda: sql.FENCES in db.connection.introspection.table_names()):
+        return None
+    fences = db.read(sql.FENCE, {"tenant": db.tenant})
+    return next((Fence(db.tenant, db.alias, target, phase) for target, phase in fences), None)
 
 
 def through_the_fence(db: Database, body: Callable[[], R]) -> R:
     """Run ``body`` in one transaction that the fence of the tenant lets through."""
 
     def opened() -> R:
-        db.execute(sql.open_fence(), {"tenant": db.tenant, "is_open": True})
+        db.execute(sql.OPEN, {"tenant": db.tenant, "is_open": True})
         result = body()
-        db.execute(sql.open_fence(), {"tenant": db.tenant, "is_open": False})
+        db.execute(sql.OPEN, {"tenant": db.tenant, "is_open": False})
         return result
 
     return db.transaction(opened)
@@ -170,19 +162,19 @@ def through_the_fence(db: Database, body: Callable[[], R]) -> R:
 
 def mark_changes(db: Database) -> None:
     """Mark the logged changes. A snapshot that begins later contains these changes."""
-    db.write(sql.mark(), {"tenant": db.tenant})
+    db.write(sql.MARK, {"tenant": db.tenant})
 
 
 def changes_of(db: Database) -> dict[str, list[list[Any]]]:
     """Return the names of all logged changes by their record, marked or not."""
     changes = defaultdict(list)
-    for record, name in db.read(sql.logged(), {"tenant": db.tenant}):
+    for record, name in db.read(sql.LOGGED, {"tenant": db.tenant}):
         changes[record].append(json.loads(name))
     return changes
 
 
 def forget_marked_changes(db: Database) -> None:
-    db.write(sql.forget(" AND is_marked"), {"tenant": db.tenant})
+    db.write(sql.FORGET_MARKED, {"tenant": db.tenant})
 
 
 def _triggers(db: Database, *, is_disabled: bool) -> list[tuple[str, str]]:

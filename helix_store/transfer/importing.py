@@ -24,8 +24,7 @@ from helix_store.transfer.columns import RecordFormat, Reference
 from helix_store.transfer.database import DatabaseSource
 from helix_store.transfer.layout import format_of, formats
 from helix_store.transfer.merging import merge_rows
-from helix_store.transfer.records import Counts, Problem, Record, Unit, digest_of
-from helix_store.transfer.summary import ImportSummary
+from helix_store.transfer.records import Counts, ImportSummary, Problem, Record, Unit, digest_of
 
 __all__ = ["import_units"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from helix_store.catalogue import Part, Table, declared, tables
 from helix_store.models import Lock, UsageEntry
 from helix_store.transfer.columns import RecordFormat
 
 __all__ = [
-    "FORMAT",
-    "FORMAT_VERSION",
     "ExportedPart",
     "UnitLayout",
     "format_of",
@@ -21,9 +19,6 @@ __all__ = [
     "parts_of",
     "units",
 ]
-
-FORMAT: Final = "helix_store.export"
-FORMAT_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

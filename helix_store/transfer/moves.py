@@ -68,11 +68,10 @@ from helix_store.transfer.fences import (
     through_the_fence,
     unfenced,
 )
+from helix_store.transfer.file import write_export
 from helix_store.transfer.importing import import_units
 from helix_store.transfer.merging import at_places
-from helix_store.transfer.records import Unit
-from helix_store.transfer.summary import ExportSummary, ImportSummary
-from helix_store.transfer.writing import write_export
+from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
 
 __all__ = ["MoveSummary", "TenantMove", "find_move"]
 

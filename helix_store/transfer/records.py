@@ -1,4 +1,4 @@
-"""Records as lines, and units of records that are exported and imported together."""
+"""Records as lines, units that are exported and imported together, and the results of both."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from helix_store.core.serialization import Serializable
 from helix_store.exceptions import shown_id
 
-__all__ = ["Counts", "Problem", "Record", "Source", "Unit", "digest_of", "line_of", "named"]
+__all__ = [
+    "Counts",
+    "ExportSummary",
+    "ImportSummary",
+    "Problem",
+    "Record",
+    "Source",
+    "Unit",
+    "digest_of",
+    "line_of",
+    "named",
+]
 
 Record = dict[str, Any]
 """A JSON object; ``record`` is the name of its kind and comes first."""
@@ -79,6 +90,62 @@ class Source(Protocol):
 
 Counts = Counter[str]
 """The number of records by name."""
+
+
+@dataclass(slots=True)
+class ExportSummary:
+    """Counts of complete units in ``counts``, by the name of the record, and of other units in ``failed``.
+
+    ``sha256`` is the hash of the file without its last line, or ``None`` if the export was stopped.
+    """
+
+    counts: Counts = field(default_factory=Counter)
+    failed: int = 0
+    sha256: str | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def sessions(self) -> int:
+        return self.counts["session"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sessions": self.sessions,
+            "records": dict(sorted(self.counts.items())),
+            "failed": self.failed,
+            "sha256": self.sha256,
+            "problems": [str(problem) for problem in self.problems],
+        }
+
+
+@dataclass(slots=True)
+class ImportSummary:
+    """Units by kind: ``imported``, ``identical`` to stored ones, of another tenant, or with a problem.
+
+    ``records`` counts the rows that were written, by the name of their record.
+    """
+
+    imported: Counter[str] = field(default_factory=Counter)
+    identical: Counter[str] = field(default_factory=Counter)
+    other_tenants: int = 0
+    records: Counts = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+    is_complete: bool = False
+
+    @property
+    def sessions(self) -> int:
+        """The number of sessions that are stored as in the file."""
+        return self.imported["session"] + self.identical["session"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "imported": dict(sorted(self.imported.items())),
+            "identical": dict(sorted(self.identical.items())),
+            "other_tenants": self.other_tenants,
+            "records": dict(sorted(self.records.items())),
+            "is_complete": self.is_complete,
+            "problems": [str(problem) for problem in self.problems],
+        }
 
 
 def line_of(record: Record) -> bytes:

@@ -1,11 +1,17 @@
-"""Validation of usage entries."""
+"""Usage entries: their validation, and the price of their tokens.
+
+The library ``genai-prices`` (extra ``prices``) contains the prices, so no network request is sent.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 from helix_store.core import validation
@@ -17,12 +23,21 @@ from helix_store.core.usage import (
     TokenCounts,
     UsageEntry,
     UsageSource,
+    cost_as_stored,
     cost_from_units,
     cost_units,
 )
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["MAX_AMOUNT", "MAX_EXACT_AMOUNT", "checked_cost", "checked_entry", "plain_amount"]
+__all__ = [
+    "MAX_AMOUNT",
+    "MAX_EXACT_AMOUNT",
+    "checked_cost",
+    "checked_entry",
+    "plain_amount",
+    "priced",
+    "token_cost",
+]
 
 MAX_AMOUNT: Final = 1e300
 """The largest custom amount: the sum of a hundred million such amounts is still a finite float."""
@@ -125,3 +140,48 @@ _RULES: Final = {
     for kind, own in _OWN_FIELDS.items()
 }
 _ALL_OWN_FIELDS: Final = frozenset(name for own_fields in _OWN_FIELDS.values() for name in own_fields)
+
+
+def priced(entry: UsageEntry) -> UsageEntry:
+    """Return a checked entry with the cost of its tokens, unless it has a cost or their price is unknown."""
+    if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
+        return entry
+    at = validation.milliseconds_to_datetime(entry.timestamp)
+    return replace(entry, cost_usd=token_cost(entry.model, entry.tokens, at))
+
+
+def token_cost(model: str, tokens: TokenCounts, at: datetime) -> Decimal | None:
+    """Return the cost in dollars at the price of that time, or ``None`` if it is unknown: for an unknown
+    model, for a total without prompt and completion tokens, and for more cached tokens than prompt tokens. A
+    model may contain its provider before a slash or colon (``openai/gpt-4o``).
+    """
+    library = _library()
+    if library is None or (tokens.total and not tokens.prompt and not tokens.completion):
+        return None
+    usage = library.Usage(
+        input_tokens=tokens.prompt,
+        cache_read_tokens=tokens.cached,
+        output_tokens=tokens.completion,
+        output_reasoning_tokens=tokens.reasoning,
+    )
+    provider, _, name = model.replace(":", "/", 1).partition("/")
+    for reference, provider_id in ((model, None), (name, provider)):
+        try:
+            price = library.calc_price(
+                usage, reference, provider_id=provider_id, genai_request_timestamp=at
+            ).total_price
+        except LookupError:
+            continue
+        except ValueError:
+            return None
+        return cost_as_stored(price)
+    return None
+
+
+@cache
+def _library() -> ModuleType | None:
+    # Imported on first use: the import takes 0.2 seconds, and most processes record no usage.
+    try:
+        return import_module("genai_prices")
+    except ImportError:
+        return None

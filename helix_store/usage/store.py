@@ -25,9 +25,8 @@ from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.memory.scope import TenantScope
-from helix_store.usage import pricing
 from helix_store.usage.database import DatabaseUsage
-from helix_store.usage.entries import checked_entry
+from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.memory import MemoryUsage, UsageLedger
 from helix_store.usage.rules import EntryFilter, UsageQuery
 
@@ -53,19 +52,18 @@ class UsageStoreBase:
         `InvalidPayload` and `SessionNotFound`, and then stores nothing. Safe to repeat with an ``id``: an
         entry with a known id is not recorded.
         """
-        (entry_id,) = self._record([checked_entry(entry)])
+        (entry_id,) = self._record([priced(checked_entry(entry))])
         return entry_id
 
     def record_entries(self, entries: Iterable[UsageEntry | AnyUsageEntry]) -> list[str]:
         """Record all entries or none, and return their ids in order; otherwise like `record_entry`."""
         given = enumerate(validation.items(entries, "entries"))
-        return self._record([checked_entry(entry, path=f"entries/{index}") for index, entry in given])
+        return self._record([priced(checked_entry(entry, path=f"entries/{index}")) for index, entry in given])
 
-    def _record(self, checked: Sequence[UsageEntry]) -> list[str]:
-        """Record entries that `checked_entry` has returned, all or none, and return their ids."""
-        if checked:
-            self._backend.record([_priced(entry) for entry in checked])
-        return [str(entry.id) for entry in checked]
+    def _record(self, entries: Sequence[UsageEntry]) -> list[str]:
+        if entries:
+            self._backend.record(entries)
+        return [str(entry.id) for entry in entries]
 
     # A session's usage
 
@@ -258,13 +256,6 @@ class InMemoryUsageStore(UsageStoreBase):
     def total_entry_count(self) -> int:
         with self._scope.lock:
             return sum(1 for _ in self._ledger.all())
-
-
-def _priced(entry: UsageEntry) -> UsageEntry:
-    if entry.cost_usd is not None or entry.model is None or entry.tokens is None:
-        return entry
-    at = validation.milliseconds_to_datetime(entry.timestamp)
-    return replace(entry, cost_usd=pricing.token_cost(entry.model, entry.tokens, at))
 
 
 def _kinds(kinds: Kinds | None) -> frozenset[UsageKind] | None:

@@ -15,9 +15,8 @@ from django.test import override_settings
 
 from helix_store.cleanup import ErasureReceipt, erase
 from helix_store.cleanup.erasure import Erasure
-from helix_store.cleanup.forecast import Forecast
 from helix_store.cleanup.receipt import digest_of
-from helix_store.cleanup.requests import ErasureRequest
+from helix_store.cleanup.trees import Forecast
 from helix_store.core.types import StepInfo, UsageKind
 from helix_store.core.usage import UsageEntry, UsageSource
 from helix_store.engine.database import Database
@@ -212,8 +211,7 @@ def test_a_branch_made_meanwhile_goes_too(store: DatabaseStateStore) -> None:
                 store.branch_session("source", new_session_id="branch")
             super()._erase_tree(db, session_id, *args, **kwargs)
 
-    request = ErasureRequest(using=store.alias, session_id="source")
-    receipts = list(Interrupted(request).batches())
+    receipts = list(Interrupted(using=store.alias, session_id="source").batches())
     assert (receipts[-1].trees, receipts[-1].branches) == (2, 1)
     assert known(store) == set()
 
@@ -276,7 +274,7 @@ def test_a_dry_run_of_a_tenant_counts_each_session_once(store: DatabaseStateStor
 def test_pages_of_a_tenant_count_each_session_once(store: DatabaseStateStore, size: int) -> None:
     tenant_with_trees(store)
     db = Database(store.alias, store.tenant)
-    forecast = Forecast(ErasureRequest(tenant=store.tenant))
+    forecast = Forecast(force=False)
     keys = list(rows(store, Session).order_by("pk").values_list("pk", flat=True))
     pages = [forecast.of_page(db, keys[first : first + size]) for first in range(0, len(keys), size)]
     assert sum(page.trees for page in pages) == 3
@@ -295,7 +293,7 @@ def test_a_dry_run_of_a_tenant_leaves_a_tree_with_a_session_in_use(store: Databa
 def test_a_dry_run_that_is_stopped_is_rolled_back(store: DatabaseStateStore) -> None:
     for number in range(3):
         filled(store, f"session-{number}")
-    batches = Erasure(ErasureRequest(using=store.alias, user_id="ada", dry_run=True)).batches()
+    batches = Erasure(using=store.alias, user_id="ada", dry_run=True).batches()
     assert next(batches).trees == 1
     assert len(known(store)) == 2
     batches.close()
@@ -327,7 +325,7 @@ def test_a_dry_run_counts_a_sub_session_of_two_trees_once(store: DatabaseStateSt
 def test_a_session_in_use_is_left_unless_forced(store: DatabaseStateStore) -> None:
     assert DatabaseLockManager(store.alias, tenant=store.tenant).acquire(filled(store, "locked"))
     filled(store, "free")
-    erasure = Erasure(ErasureRequest(using=store.alias, user_id="ada"))
+    erasure = Erasure(using=store.alias, user_id="ada")
     *_, receipt = erasure.batches()
     assert (receipt.sessions_left, receipt.trees, receipt.complete) == (1, 1, False)
     assert [(key.session_id, reason) for key, reason in erasure.left] == [("locked", "it is in use")]
@@ -372,7 +370,7 @@ def test_snapshots_without_a_provider_keep_the_session(store: DatabaseStateStore
 def test_an_erasure_that_was_stopped_is_completed_by_a_repeat(store: DatabaseStateStore) -> None:
     for number in range(3):
         filled(store, f"session-{number}")
-    assert next(Erasure(ErasureRequest(using=store.alias, user_id="ada")).batches()).trees == 1
+    assert next(Erasure(using=store.alias, user_id="ada").batches()).trees == 1
     assert erase(using=store.alias, user_id="ada").trees == 2
 
 

@@ -15,8 +15,8 @@ from django.test.utils import override_settings
 
 from helix_store import announce_due_posts, signals
 from helix_store.cleanup import expired_session_cleanup
-from helix_store.cleanup.backend import SessionKey
 from helix_store.cleanup.database import DatabaseCleanup
+from helix_store.cleanup.outcomes import SessionKey
 from helix_store.core import moments
 from helix_store.core.types import SESSION_EXPIRED, SessionStatus, StepInfo
 from helix_store.exceptions import StaleStateError

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ConnectionHandler
 
-from helix_store.engine.errors import mapped_errors
+from helix_store.engine.errors import raise_mapped
 from tests.databases import CommittedDatabase
 from tests.postgres import PostgresCluster
 from tests.settings import postgres_database
@@ -71,12 +71,13 @@ def separate_sqlite(name: Path | str, **options: Any) -> Iterator[BaseDatabaseWr
 def in_transaction(connection: BaseDatabaseWrapper, body: Callable[[], object]) -> None:
     """Run ``body`` in a transaction of its own, with errors explained as they are for a verb of the store."""
     committing = False
-    with (
-        mapped_errors(connection, committing=lambda: committing, operation_id="operation-7"),
-        transaction.atomic(using=connection.alias),
-    ):
-        body()
-        committing = True
+    try:
+        with transaction.atomic(using=connection.alias):
+            body()
+            committing = True
+    except Exception as exc:
+        raise_mapped(connection, exc, committing=committing)
+        raise
 
 
 def execute(connection: BaseDatabaseWrapper, sql: str, *params: Any) -> None:

@@ -117,7 +117,7 @@ def test_a_backend_killed_at_commit_leaves_the_outcome_unknown(postgres_db: Comm
         "message": OutcomeUnknown.default_message(),
         "retryable": False,
         "applied": "unknown",
-        "operation_id": "operation-7",
+        "operation_id": None,
     }
     assert _names(postgres_db) == []
 

@@ -9,7 +9,8 @@ from django.apps import apps
 from django.db import connections
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.doctor.invariants.owners import CHILDREN, table_of
+from helix_store.doctor.checks import table_of
+from helix_store.doctor.invariants import CHILDREN
 from helix_store.models import Session
 from tests.databases import CommittedDatabase
 

@@ -18,7 +18,7 @@ from helix_store.exceptions import (
     StoreBusy,
     TurnInterrupted,
 )
-from helix_store.locks.lock import Lock
+from helix_store.locks.manager import Lock
 from helix_store.stores import InMemoryStateStore, NoOpLockManager
 from tests.handles.worlds import World
 

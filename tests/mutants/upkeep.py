@@ -183,8 +183,6 @@ UPKEEP: Final = (
         "false AND",
         _IN_USE,
     ),
-    Mutant(
-        "cleanup", _ERASE, "if not self._request.force and trees.is_in_use(db, keys):", "if False:", _ERASURE
-    ),
+    Mutant("cleanup", _ERASE, "if not self.force and trees.is_in_use(db, keys):", "if False:", _ERASURE),
     Mutant("cleanup", _ERASE, "locks.exclude(expires_at__gt=now)", "locks.all()", _ERASURE),
 )

@@ -8,9 +8,8 @@ from typing import Final
 from django.db.models import Model
 
 from helix_store.doctor import all_checks
+from helix_store.doctor.checks import Check, Scope
 from helix_store.doctor.readable import READABLE
-from helix_store.doctor.registry import Check
-from helix_store.doctor.scope import Scope
 from helix_store.engine.database import Database
 from tests.plans.calls import PAGE, Call
 from tests.plans.rows import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from helix_store.locks.lock import Lock
+from helix_store.locks.manager import Lock
 from helix_store.stores import DatabaseLockManager
 from tests.databases import CommittedDatabase, fresh_tenant
 from tests.faults.guarded import CALLS, SESSION, Place, prepare

@@ -9,7 +9,7 @@ from django.apps import apps
 from django.db.models import Field, Model, UniqueConstraint
 
 from helix_store.catalogue import declared, tables
-from helix_store.catalogue.cascades import children_of_sessions
+from helix_store.catalogue.rows import children_of_sessions
 from helix_store.models import Checkpoint, CheckpointKind, UsageEntry
 from helix_store.transfer.layout import format_of, formats, parts_of, units
 

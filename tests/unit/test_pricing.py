@@ -13,7 +13,7 @@ import pytest
 from helix_store.core.usage import TokenCounts
 from helix_store.stores import InMemoryUsageStore
 from helix_store.testing.usage.base import rolled_up, tokens
-from helix_store.usage.pricing import token_cost
+from helix_store.usage.entries import token_cost
 
 with_prices = pytest.mark.skipif(
     find_spec("genai_prices") is None, reason="genai-prices, the extra `prices`, is not installed"
@@ -84,7 +84,7 @@ import sys
 asked = []
 sys.addaudithook(lambda event, arguments: event.startswith("socket.") and asked.append(event))
 from helix_store.core.usage import TokenCounts
-from helix_store.usage.pricing import token_cost
+from helix_store.usage.entries import token_cost
 from datetime import datetime, UTC
 at = datetime(2025, 6, 1, tzinfo=UTC)
 assert token_cost("gpt-4o", TokenCounts(prompt=100), at) is not None
@@ -100,7 +100,7 @@ def test_without_a_price_list_nothing_has_a_price() -> None:
 import sys
 sys.modules["genai_prices"] = None
 from helix_store.core.usage import TokenCounts
-from helix_store.usage.pricing import token_cost
+from helix_store.usage.entries import token_cost
 from datetime import datetime, UTC
 assert token_cost("gpt-4o", TokenCounts(prompt=100), datetime(2025, 6, 1, tzinfo=UTC)) is None
 """

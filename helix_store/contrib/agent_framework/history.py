@@ -149,7 +149,8 @@ def _usage_of(response: AgentResponse[Any], agent: str, session_id: str, model: 
     """
     counts: dict[str, Any] = dict(response.usage_details or {})
     named = getattr(response.raw_representation, "model", None)
-    entry_id = response.response_id and session_id_for("agent_framework", session_id, response.response_id)
+    name = response.response_id
+    entry_id = None if name is None else session_id_for("agent_framework", session_id, name)
     return response_entry(
         session_id,
         entry_id,

@@ -15,8 +15,8 @@ from helix_store.items.rules import lane_name
 from helix_store.models import Item
 from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources import ForeignSource, Origin
+from helix_store.transfer.sources.readers import SqliteReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
-from helix_store.transfer.sources.sqlite import SqliteReader
 
 __all__ = ["SQLiteSessionSource"]
 

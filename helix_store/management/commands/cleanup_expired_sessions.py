@@ -12,7 +12,7 @@ from django.db import connections
 
 from helix_store import conf
 from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup_batches
-from helix_store.cleanup.backend import SessionKey
+from helix_store.cleanup.outcomes import SessionKey
 from helix_store.core.types import PendingToolCall
 from helix_store.management.base import (
     PROBLEMS_FOUND,

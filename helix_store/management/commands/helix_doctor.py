@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.doctor import Diagnosis, Fault, Finding, Listener, all_checks, diagnose
-from helix_store.doctor.registry import Check
+from helix_store.doctor.checks import Check
 from helix_store.exceptions import InvalidQuery
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
 from helix_store.management.output import Column, ProgressBar, Style, pairs, table

@@ -9,7 +9,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from helix_store.cleanup.erasure import Erasure
 from helix_store.cleanup.receipt import ErasureReceipt
-from helix_store.cleanup.requests import ErasureRequest
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
 from helix_store.management.output import Column, cell, pairs, table
@@ -76,7 +75,7 @@ class Command(StoreCommand):
 
     def _erasure(self, options: dict[str, Any], *, dry_run: bool) -> Erasure:
         try:
-            request = ErasureRequest(
+            return Erasure(
                 using=options["database"],
                 user_id=options["user"],
                 session_id=options["session"],
@@ -84,7 +83,6 @@ class Command(StoreCommand):
                 dry_run=dry_run,
                 **{flag: options[flag] for flag in _FLAGS},
             )
-            return Erasure(request)
         except (ImproperlyConfigured, InvalidQuery, InvalidPayload) as exc:
             raise CommandError(str(exc), returncode=USAGE) from exc
 

@@ -1,10 +1,11 @@
-"""Sessions: create, load, save, delete, status, listing."""
+"""Sessions: create, load, save, delete, status, listing, and refs to their sub-sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from helix_store.core import validation
@@ -19,8 +20,10 @@ from helix_store.core.types import (
     SessionStatus,
     StatusChange,
     StatusConflict,
+    SubSessionRef,
     Timestamp,
     UserId,
+    as_value,
 )
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.cursors import read_cursor, write_cursor
@@ -28,7 +31,7 @@ from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.queries import checked_query, cursor_binding
-from helix_store.sessions.requests import NewSession, SessionQuery
+from helix_store.sessions.requests import EncodedRef, NewSession, SessionQuery
 
 __all__ = ["SessionCalls"]
 
@@ -210,6 +213,68 @@ class SessionCalls(StoreCalls):
             next_cursor=next_cursor,
         )
 
+    def add_sub_session_refs(
+        self, session_id: str, refs: Iterable[SubSessionRef | Mapping[str, Any]]
+    ) -> None:
+        """Record sub-agents, all or nothing, before they are started.
+
+        Runs in one transaction. Safe to repeat: a recorded ref is left unchanged. Raises `ConflictError` if a
+        ref is already recorded with another agent type, tool call or location.
+        """
+        validation.identifier(session_id, "session_id")
+        encoded = [self._encoded_ref(as_value(SubSessionRef, ref)) for ref in validation.items(refs, "refs")]
+        self._backend.runs.add_refs(session_id, encoded)
+
+    def update_sub_session_ref(
+        self,
+        session_id: str,
+        sub_session_id: str,
+        *,
+        status: str | None = None,
+        output: Any = None,
+        error: Any = None,
+    ) -> SubSessionRef:
+        """Change the given fields of a ref; agent type, tool call and location never change.
+
+        Raises `NotFoundError` if the ref is unknown.
+        """
+        changes: dict[str, str] = {}
+        if status is not None:
+            changes["status"] = _status_text(status)
+        for name, value in (("output", output), ("error", error)):
+            if value is not None:
+                changes[name] = self._encoded(name, value)
+        return self._backend.runs.update_ref(
+            validation.identifier(session_id, "session_id"),
+            validation.identifier(sub_session_id, "sub_session_id"),
+            changes,
+        )
+
+    def get_sub_session_refs(self, session_id: str) -> list[SubSessionRef]:
+        """List a session's sub-agents in the order they were added. Raises `SessionNotFound`."""
+        return self._backend.runs.select_refs(validation.identifier(session_id, "session_id"))
+
+    def _encoded(self, name: str, value: Any) -> str:
+        return encode(value, limit=self.limits.max_state_bytes, path=f"/{name}")
+
+    def _encoded_ref(self, ref: SubSessionRef) -> EncodedRef:
+        if ref.location not in ("local", "remote"):
+            raise InvalidPayload(path="/location", reason="must be local or remote")
+        if ref.remote is not None and type(ref.remote) is not dict:
+            raise InvalidPayload(path="/remote", reason="expected a dict")
+        return EncodedRef(
+            sub_session_id=validation.identifier(ref.sub_session_id, "sub_session_id"),
+            agent_type=validation.identifier(ref.agent_type, "agent_type"),
+            parent_tool_call_id=validation.optional_identifier(
+                ref.parent_tool_call_id, "parent_tool_call_id"
+            ),
+            status=_status_text(ref.status),
+            location=ref.location,
+            remote=None if ref.remote is None else self._encoded("remote", ref.remote),
+            output=None if ref.output is None else self._encoded("output", ref.output),
+            error=None if ref.error is None else self._encoded("error", ref.error),
+        )
+
     acreate_session = async_twin(create_session)
     asession_exists = async_twin(session_exists)
     aload_state = async_twin(load_state)
@@ -221,6 +286,9 @@ class SessionCalls(StoreCalls):
     aincrement_resume_count = async_twin(increment_resume_count)
     amerge_custom_state = async_twin(merge_custom_state)
     alist_sessions = async_twin(list_sessions)
+    aadd_sub_session_refs = async_twin(add_sub_session_refs)
+    aupdate_sub_session_ref = async_twin(update_sub_session_ref)
+    aget_sub_session_refs = async_twin(get_sub_session_refs)
 
 
 _milliseconds = validation.optional(validation.epoch_milliseconds)
@@ -231,3 +299,8 @@ def _keys(keys: Any) -> frozenset[str]:
     if any(type(key) is not str for key in checked):
         raise InvalidPayload(path="/array_replacements", reason="keys must be str")
     return frozenset(checked)
+
+
+def _status_text(status: str) -> str:
+    """Return the text for a ref's status: any identifier, or the value of an enumeration member."""
+    return validation.identifier(status.value if isinstance(status, StrEnum) else status, "status")

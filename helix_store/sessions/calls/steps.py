@@ -1,4 +1,4 @@
-"""Staging changes, and the atomic step that promotes them."""
+"""Runs and steps: a turn and its end, staging changes, and the atomic step that promotes them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges
 from helix_store.core.guards import Guard, guard
-from helix_store.core.ids import new_checkpoint_id
+from helix_store.core.ids import new_checkpoint_id, new_id
 from helix_store.core.patches import check_operation_count, check_staged_patches
 from helix_store.core.payloads import encode
 from helix_store.core.types import (
+    Run,
+    RunStatus,
     SessionState,
     StagedChanges,
     StepCommit,
@@ -24,11 +26,27 @@ from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import CommittedStep, StagedRow, StepRequest, StepWrite, encode_messages
+from helix_store.sessions.requests import (
+    CommittedStep,
+    RunUpdate,
+    StagedRow,
+    StepRequest,
+    StepWrite,
+    encode_messages,
+)
 
 __all__ = ["StepCalls"]
 
-
+_RUN_RULES: Final[dict[str, validation.Rule]] = {
+    "session_id": validation.identifier,
+    "run_id": validation.identifier,
+    "status": validation.enum_text(RunStatus),
+    "start_sequence": validation.whole_number,
+    "step_count": validation.optional(validation.whole_number),
+    "completion_reason": validation.reason,
+    "expected_version": validation.optional(validation.whole_number),
+    "fencing_token": validation.optional(validation.whole_number),
+}
 _STEP_RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
     "step_id": validation.identifier,
@@ -43,6 +61,86 @@ _STEP_RULES: Final[dict[str, validation.Rule]] = {
 
 
 class StepCalls(StoreCalls):
+    def start_run(
+        self,
+        session_id: str,
+        run_id: str | None = None,
+        *,
+        expected_version: int | None = None,
+        fencing_token: int | None = None,
+        start_sequence: int = 0,
+        supersede: bool = False,
+    ) -> Run:
+        """Open the session's next turn and set the session active.
+
+        Runs in one transaction that also clears a pending interrupt request. Raises `ConflictError` if the
+        run id exists, or if another run is running. With ``supersede``, or a newer ``fencing_token`` than
+        that run's, the other run ends as ``interrupted`` with the reason ``superseded`` instead.
+        """
+        run_id = new_id() if run_id is None else run_id
+        validation.arguments(
+            _RUN_RULES,
+            session_id=session_id,
+            run_id=run_id,
+            start_sequence=start_sequence,
+            expected_version=expected_version,
+            fencing_token=fencing_token,
+        )
+        return self._backend.runs.start_run(
+            session_id,
+            run_id,
+            start_sequence=start_sequence,
+            supersede=bool(supersede),
+            guard=Guard(expected_version, fencing_token),
+        )
+
+    def update_run(
+        self,
+        session_id: str,
+        run_id: str,
+        *,
+        status: RunStatus | str,
+        step_count: int | None = None,
+        completion_reason: str | None = None,
+        error: Any = None,
+        fencing_token: int | None = None,
+    ) -> Run:
+        """Set a run's status; any status but ``running`` ends it. ``None`` leaves a field unchanged.
+
+        A run that waits or was interrupted can be set to ``running`` again, which clears a pending interrupt
+        request as `start_run` does. Raises `RunNotFound`. Raises `ConflictError` for status ``running`` if
+        another run is running, or if the run has completed, failed or been superseded. With a
+        ``fencing_token``, no status can be set on a superseded run.
+        """
+        validation.arguments(
+            _RUN_RULES,
+            status=status,
+            step_count=step_count,
+            completion_reason=completion_reason,
+            session_id=session_id,
+            run_id=run_id,
+            fencing_token=fencing_token,
+        )
+        update = RunUpdate(
+            status=RunStatus(status),
+            step_count=step_count,
+            completion_reason=completion_reason,
+            error=None if error is None else encode(error, limit=self.limits.max_state_bytes, path="/error"),
+        )
+        return self._backend.runs.update_run(session_id, run_id, update, Guard(None, fencing_token))
+
+    def get_current_run(self, session_id: str) -> Run | None:
+        """Return the running run, or ``None``. Raises `SessionNotFound`."""
+        return self._backend.runs.current_run(validation.identifier(session_id, "session_id"))
+
+    def list_runs(self, session_id: str, *, limit: int = 50, offset: int = 0) -> list[Run]:
+        """List the session's runs, newest first. ``limit`` is 1 to 200; larger values mean 200."""
+        return self._backend.runs.select_runs(
+            validation.identifier(session_id, "session_id"),
+            limit=validation.page_limit(limit),
+            offset=validation.page_offset(offset),
+        )
+
     def stage_changes(self, session_id: str, step_id: str, staged: StagedChanges | AnyStagedChanges) -> None:
         """Stage one tool call's changes for a step; `load_state` does not show them until they are promoted.
 
@@ -191,6 +289,10 @@ class StepCalls(StoreCalls):
         )
         return self._backend.steps.commit(request), request.custom_state
 
+    astart_run = async_twin(start_run)
+    aupdate_run = async_twin(update_run)
+    aget_current_run = async_twin(get_current_run)
+    alist_runs = async_twin(list_runs)
     astage_changes = async_twin(stage_changes)
     aget_staged_changes = async_twin(get_staged_changes)
     apromote_staging = async_twin(promote_staging)

@@ -1,4 +1,4 @@
-"""Waiting for a person or a client: pending tool calls, suspension and resumption."""
+"""Waiting for a person or a client: pending tool calls, suspension and resumption; interrupt requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyToolCall
 from helix_store.core.guards import guard
-from helix_store.core.types import UNSET, PendingToolCall, RunStatus, SessionState, Submission, Timestamp
+from helix_store.core.types import (
+    UNSET,
+    InterruptKind,
+    InterruptRequest,
+    PendingToolCall,
+    RunStatus,
+    SessionState,
+    Submission,
+    Timestamp,
+)
 from helix_store.engine.async_twins import async_twin
 from helix_store.sessions.answers import Answer, checked_answer
 from helix_store.sessions.backend import StoreCalls
@@ -185,12 +194,49 @@ class WaitingCalls(StoreCalls):
             validation.identifier(session_id, "session_id"), guard(expected_version, fencing_token)
         )
 
+    def request_interrupt(
+        self,
+        session_id: str,
+        *,
+        kind: InterruptKind | str = "interrupt",
+        reason: str | None = None,
+        run_id: str | None = None,
+    ) -> InterruptRequest:
+        """Request that the session's current run stops, in whichever process it runs.
+
+        The request is bound to ``run_id``, by default to the running run, if there is one, and expires when
+        that run ends. Safe to repeat. An abort replaces an interrupt; an interrupt never replaces an abort.
+        Raises `RunNotFound`, and `ConflictError` if the run has ended.
+        """
+        return self._backend.runs.request_interrupt(
+            validation.identifier(session_id, "session_id"),
+            validation.enum(InterruptKind, kind, "kind"),
+            validation.reason(reason),
+            validation.optional_identifier(run_id, "run_id"),
+        )
+
+    def check_interrupt(self, session_id: str, *, run_id: str | None = None) -> InterruptRequest | None:
+        """Return the pending request, or ``None``; with ``run_id``, only a request bound to this run.
+
+        A request bound to a run that has ended is not pending.
+        """
+        return self._backend.runs.check_interrupt(
+            validation.identifier(session_id, "session_id"), validation.optional_identifier(run_id, "run_id")
+        )
+
+    def clear_interrupt(self, session_id: str) -> bool:
+        """Delete the pending request and return whether there was one. Safe to repeat."""
+        return self._backend.runs.clear_interrupt(validation.identifier(session_id, "session_id"))
+
     aadd_pending_tool_calls = async_twin(add_pending_tool_calls)
     asubmit_tool_result = async_twin(submit_tool_result)
     atake_tool_results = async_twin(take_tool_results)
     afind_expired_pending = async_twin(find_expired_pending)
     asuspend = async_twin(suspend)
     aresume = async_twin(resume)
+    arequest_interrupt = async_twin(request_interrupt)
+    acheck_interrupt = async_twin(check_interrupt)
+    aclear_interrupt = async_twin(clear_interrupt)
 
 
 def _now() -> int:

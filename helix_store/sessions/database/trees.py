@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from django.db.models import Model, OuterRef, Subquery
 from django.db.models.functions import Coalesce
 
-from helix_store.catalogue.cascades import children_with_rows
-from helix_store.catalogue.rows import let_go
+from helix_store.catalogue.rows import children_with_rows, let_go
 from helix_store.counters.counting import delete_usage
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from helix_store.locks.lock import Lock
-from helix_store.locks.manager import LockManagerBase
+from helix_store.locks.manager import Lock, LockManagerBase
 
 __all__ = ["LONG", "SHORT", "LockTests"]
 

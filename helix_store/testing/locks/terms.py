@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from helix_store.exceptions import LockLostError
-from helix_store.locks.lock import Lock
-from helix_store.locks.manager import LockManagerBase
+from helix_store.locks.manager import Lock, LockManagerBase
 from helix_store.testing.locks.base import (
     LONG,
     SHORT,

@@ -5,33 +5,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.exceptions import HelixStoreError
 from helix_store.transfer.records import Counts, Problem, Unit
-from helix_store.transfer.sources.origin import Origin
-from helix_store.transfer.sources.sessions import ForeignSession, Head
-from helix_store.transfer.sources.tally import Tally
+from helix_store.transfer.sources.readers import Reader
+from helix_store.transfer.sources.sessions import ForeignSession, Head, Tally
 
-__all__ = ["ForeignSource", "Reader"]
-
-
-class Reader(Protocol):
-    """A reader of another store's database at a single moment."""
-
-    def reading(self) -> AbstractContextManager[None]: ...
-
-    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]: ...
-
-    def one(self, query: str, *values: Any) -> tuple[Any, ...]: ...
-
-    def row_counts(self, *tables: str) -> dict[str, int]: ...
+__all__ = ["ForeignSource", "Origin", "Reader"]
 
 
 _NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The place where another store keeps its tables, and the tenant here that its sessions get.
+
+    ``schema`` and ``table`` default to the names of the store. With ``only_whole``, a session with a fault in
+    one of its rows is left out; otherwise it is imported without that row. With ``leaves_tables``, rows of
+    tables that have no counterpart here are counted but are not a problem.
+    """
+
+    dsn: str = field(repr=False)
+    tenant: str = ""
+    schema: str | None = None
+    table: str | None = None
+    only_whole: bool = False
+    leaves_tables: bool = False
 
 
 class ForeignSource(ABC):

@@ -21,10 +21,9 @@ from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import HelixStoreError, InvalidQuery, shown_id
 from helix_store.models import CheckpointKind
 from helix_store.transfer.records import Counts, Problem
-from helix_store.transfer.sources.foreign import ForeignSource
+from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.jsonplus import revive
-from helix_store.transfer.sources.origin import Origin
-from helix_store.transfer.sources.postgres import PostgresReader
+from helix_store.transfer.sources.readers import PostgresReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, moment
 
 __all__ = ["ObskuSource"]

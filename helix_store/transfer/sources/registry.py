@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from helix_store.transfer.sources.foreign import ForeignSource
+from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.obsku import ObskuSource
-from helix_store.transfer.sources.origin import Origin
 from helix_store.transfer.sources.ziro import ZiroSource
 
 __all__ = ["SOURCES", "register_source"]

@@ -1,12 +1,15 @@
-"""The conversion of another store's session: from its rows to records of this store."""
+"""The conversion of another store's session from its rows to records, with an account of its rows."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 from django.db.models import Model
 
@@ -21,15 +24,14 @@ from helix_store.models import Checkpoint, CheckpointKind, Message, Session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
-from helix_store.transfer.records import Record
-from helix_store.transfer.sources.spool import Spool
-from helix_store.transfer.sources.tally import Tally
+from helix_store.transfer.records import Counts, Problem, Record, line_of
 
-__all__ = ["ForeignSession", "Head", "moment", "new_session", "session_of"]
+__all__ = ["ForeignSession", "Head", "Tally", "moment", "new_session", "session_of"]
 
 S = TypeVar("S", bound="ForeignSession")
 
 _FIRST_VERSION: Final = 1
+_IN_MEMORY: Final = 4_000_000
 
 
 class Head(NamedTuple):
@@ -38,6 +40,63 @@ class Head(NamedTuple):
     new: NewSession
     created_at: datetime
     updated_at: datetime
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of rows by table name: ``found`` in the source, and the part of these that was ``left`` there.
+
+    ``problems`` has each row that is left out, and each row that is imported with a change.
+    """
+
+    found: Counts = field(default_factory=Counter)
+    left: Counts = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+
+    def leave(self, table: str, row: str, reason: object) -> None:
+        """Leave one row in the source."""
+        self.left[table] += 1
+        self.report(f"{row} is left out: {reason}")
+
+    def leave_all(self, text: str) -> None:
+        """Leave all rows that were found."""
+        self.left = Counter(self.found)
+        self.report(text)
+
+    def report(self, text: str) -> None:
+        self.problems.append(Problem(text=text))
+
+    def add(self, part: Tally) -> None:
+        self.found.update(part.found)
+        self.left.update(part.left)
+        self.problems.extend(part.problems)
+
+    def compare(self, stored: Mapping[str, int]) -> Iterator[Problem]:
+        """Yield the tables whose number of rows differs from the number found."""
+        for table, count in stored.items():
+            more = count - self.found[table]
+            self.found[table] = count
+            if more:
+                self.left[table] += more
+                yield Problem(text=f"{table}: {more} left out, which belong to no session")
+
+
+class _Spool:
+    """Records that are written once and can be read from the start any number of times."""
+
+    def __init__(self) -> None:
+        self._lines: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+
+    def add(self, record: Record) -> None:
+        self._lines.write(line_of(record))
+
+    def records(self) -> Iterator[Record]:
+        self._lines.seek(0)
+        for line in self._lines:
+            yield json.loads(line)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 class ForeignSession:
@@ -53,7 +112,7 @@ class ForeignSession:
         self.message_count = 0
         self.checkpoint_count = 0
         self._name = f"{kind} {shown_id(source_id)}"
-        self._spools: defaultdict[str, Spool] = defaultdict(Spool)
+        self._spools: defaultdict[str, _Spool] = defaultdict(_Spool)
 
     def __str__(self) -> str:
         return self._name

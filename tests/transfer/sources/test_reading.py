@@ -23,7 +23,7 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.models import Message, Session
 from helix_store.transfer import ImportSummary, import_units
 from helix_store.transfer.sources import SOURCES, Origin, SourceUnreadable
-from helix_store.transfer.sources.postgres import PostgresReader
+from helix_store.transfer.sources.readers import PostgresReader
 from tests.commands.running import run
 from tests.commands.test_cleanup_expired_sessions import manage
 from tests.commands.test_helix_import import SignalAtCommit

@@ -4,7 +4,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import WholeMigration
 from helix_store.models.fields import IdentifierField, PayloadField
 
 

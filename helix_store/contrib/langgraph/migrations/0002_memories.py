@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 import helix_store.models.fields
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import WholeMigration
 
 
 class Migration(WholeMigration):

@@ -15,8 +15,8 @@ from helix_store.contrib.langgraph.sources.threads import (
     json_object,
 )
 from helix_store.transfer.records import Counts, Problem
-from helix_store.transfer.sources.origin import Origin
-from helix_store.transfer.sources.postgres import PostgresReader
+from helix_store.transfer.sources.foreign import Origin
+from helix_store.transfer.sources.readers import PostgresReader
 
 __all__ = ["PostgresSaverSource"]
 

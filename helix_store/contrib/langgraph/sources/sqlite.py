@@ -21,8 +21,8 @@ from helix_store.contrib.langgraph.sources.threads import (
 )
 from helix_store.exceptions import HelixStoreError, InvalidPayload, InvalidQuery
 from helix_store.transfer.records import Counts, Problem
-from helix_store.transfer.sources.origin import Origin
-from helix_store.transfer.sources.sqlite import SqliteReader
+from helix_store.transfer.sources.foreign import Origin
+from helix_store.transfer.sources.readers import SqliteReader
 
 __all__ = ["SqliteSaverSource"]
 

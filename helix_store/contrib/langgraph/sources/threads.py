@@ -18,8 +18,7 @@ from helix_store.contrib.langgraph.types import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.transfer.sources.foreign import ForeignSource, Reader
-from helix_store.transfer.sources.origin import Origin
+from helix_store.transfer.sources.foreign import ForeignSource, Origin, Reader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
 
 __all__ = [

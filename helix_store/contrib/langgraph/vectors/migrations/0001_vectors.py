@@ -5,7 +5,7 @@ from django.db import migrations, models
 import helix_store.contrib.langgraph.vectors.models
 import helix_store.models.fields
 from helix_store.conf import constraint_name, table_name
-from helix_store.migrations._whole import WholeMigration
+from helix_store.migrations._operations import WholeMigration
 
 
 def create_extension(apps: Any, schema_editor: Any) -> None:

@@ -1,10 +1,13 @@
-"""Reader of another store's PostgreSQL database: one moment, read-only, in constant memory."""
+"""Readers of another store's database: one moment, read-only, in constant memory."""
 
 from __future__ import annotations
 
+import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from helix_store.exceptions import HelixStoreError
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.sql import Composed
 
-__all__ = ["PostgresReader", "SourceUnreadable"]
+__all__ = ["PostgresReader", "Reader", "SourceUnreadable", "SqliteReader"]
 
 _Row = tuple[Any, ...]
 
@@ -54,8 +57,44 @@ class SourceUnreadable(HelixStoreError):
     code = "source_unreadable"
 
 
-class PostgresReader:
-    """Reads of one connection, all in one read-only transaction with ``REPEATABLE READ``.
+class Reader(ABC):
+    """Reads of one connection, all in one transaction that writes nothing."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._pace = Pace(_MOST_ROWS)
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[None]:
+        """Connect, and show one moment until the end of the block. Raises `SourceUnreadable`."""
+
+    @abstractmethod
+    def rows(self, query: str, *values: Any) -> Iterator[_Row]:
+        """Yield the rows of a query, in pages that get shorter for larger rows."""
+
+    @abstractmethod
+    def one(self, query: str, *values: Any) -> _Row:
+        """Return the only row of a query."""
+
+    @abstractmethod
+    def has_table(self, name: str) -> bool: ...
+
+    def row_counts(self, *tables: str) -> dict[str, int]:
+        """Return the number of rows of each table; a table that does not exist has none."""
+        return {
+            table: self.one(f"SELECT count(*) FROM {table}")[0] if self.has_table(table) else 0
+            for table in tables
+        }
+
+    @property
+    def _open(self) -> Any:
+        if self._connection is None:
+            raise SourceUnreadable("The source can only be read inside reading().")
+        return self._connection
+
+
+class PostgresReader(Reader):
+    """A reader of a PostgreSQL database, with ``REPEATABLE READ`` and server-side cursors.
 
     ``names`` are the tables that a query names in braces; each is a schema and a table. With ``schema``, all
     other tables are looked up there. The address never appears in a message.
@@ -64,16 +103,14 @@ class PostgresReader:
     def __init__(
         self, dsn: str, *, names: Mapping[str, tuple[str, str]] | None = None, schema: str | None = None
     ) -> None:
+        super().__init__()
         self._dsn = dsn
         self._names = names or {}
         self._schema = schema
-        self._connection: Connection[_Row] | None = None
-        self._pace = Pace(_MOST_ROWS)
         self._numbers = count(1)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Connect, and show one moment until the end of the block. Raises `SourceUnreadable`."""
         connection = self._connection = _connected(self._dsn)
         try:
             for name, value in _FOR_THIS_TRANSACTION.items():
@@ -86,33 +123,20 @@ class PostgresReader:
             connection.close()
 
     def rows(self, query: str, *values: Any) -> Iterator[_Row]:
-        """Yield a query's rows from a server-side cursor, in pages that get shorter for larger rows."""
         with self._open.cursor(f"helix_import_{next(self._numbers)}") as cursor:
-            with _errors_shown():
+            with _postgres_errors_shown():
                 cursor.execute(self._composed(query), values)
-            yield from self._pace.rows_of(cursor, _errors_shown)
+            yield from self._pace.rows_of(cursor, _postgres_errors_shown)
 
     def one(self, query: str, *values: Any) -> _Row:
-        """Return the only row of a query."""
-        with _errors_shown():
-            row = self._open.execute(self._composed(query), values).fetchone()
+        with _postgres_errors_shown():
+            row: _Row | None = self._open.execute(self._composed(query), values).fetchone()
         if row is None:
             raise SourceUnreadable
         return row
 
-    def row_counts(self, *tables: str) -> dict[str, int]:
-        """Return the number of rows of each table; a table that does not exist has none."""
-        counts = {}
-        for table in tables:
-            is_there = self.one("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", table)[0]
-            counts[table] = self.one(f"SELECT count(*) FROM {table}")[0] if is_there else 0
-        return counts
-
-    @property
-    def _open(self) -> Connection[_Row]:
-        if self._connection is None:
-            raise SourceUnreadable("The source can only be read inside reading().")
-        return self._connection
+    def has_table(self, name: str) -> bool:
+        return bool(self.one("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", name)[0])
 
     def _composed(self, query: str) -> Composed:
         from psycopg.sql import SQL, Identifier
@@ -152,7 +176,7 @@ def _connected(dsn: str) -> Connection[_Row]:
 
 
 @contextmanager
-def _errors_shown() -> Iterator[None]:
+def _postgres_errors_shown() -> Iterator[None]:
     """Turn errors of the driver into `SourceUnreadable` with only the server's first line."""
     import psycopg
 
@@ -165,3 +189,48 @@ def _errors_shown() -> Iterator[None]:
         text = exc.diag.message_primary or "the driver cannot read a value"
     if text is not None:
         raise SourceUnreadable(f"The source cannot be read: {text}.")
+
+
+class SqliteReader(Reader):
+    """A reader of an SQLite file."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = Path(file)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        if not self._file.is_file():
+            raise SourceUnreadable(f"There is no file {self._file}.")
+        with _sqlite_errors_shown():
+            address = f"{self._file.resolve().as_uri()}?mode=ro"
+            connection = sqlite3.connect(address, uri=True, isolation_level=None)
+        with closing(connection):
+            self._connection = connection
+            try:
+                with _sqlite_errors_shown():
+                    connection.execute("BEGIN")
+                yield
+            finally:
+                self._connection = None
+
+    def rows(self, query: str, *values: Any) -> Iterator[_Row]:
+        with _sqlite_errors_shown():
+            found = self._open.execute(query, values)
+        yield from self._pace.rows_of(found, _sqlite_errors_shown)
+
+    def one(self, query: str, *values: Any) -> _Row:
+        for row in self.rows(query, *values):
+            return row
+        raise SourceUnreadable
+
+    def has_table(self, name: str) -> bool:
+        return bool(self.one("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", name)[0])
+
+
+@contextmanager
+def _sqlite_errors_shown() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise SourceUnreadable(f"The source cannot be read: {exc}.") from exc

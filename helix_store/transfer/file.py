@@ -1,4 +1,7 @@
-"""Reader of an export: each unit is checked against its count and hash before it is returned."""
+"""The file of an export: a header, units with the count and hash of each, and a trailer with the totals.
+
+The reader checks each unit against its count and hash before it returns it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,113 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from helix_store import conf
 from helix_store.core.limits import MAX_CALL_BYTES
-from helix_store.exceptions import HelixStoreError, InvalidPayload, shown_id
-from helix_store.transfer.layout import FORMAT, FORMAT_VERSION, formats, units
-from helix_store.transfer.records import Counts, Problem, Record, Unit, named
+from helix_store.exceptions import HelixStoreError, IntegrityFault, InvalidPayload, shown_id
+from helix_store.transfer.layout import formats, units
+from helix_store.transfer.records import (
+    Counts,
+    ExportSummary,
+    Problem,
+    Record,
+    Source,
+    Unit,
+    line_of,
+    named,
+)
 
-__all__ = ["ExportFile", "NotAnExport"]
+__all__ = ["ExportFile", "NotAnExport", "write_export"]
 
+_FORMAT: Final = "helix_store.export"
+_VERSION: Final = 1
 _IN_MEMORY: Final = 4_000_000
 _LONGEST_SHOWN: Final = 200
 _RECORD: Final = re.compile(rb'\{"record":"(\w+)"[,}]')
+_UNREADABLE: Final = (IntegrityFault, TypeError, ValueError, ArithmeticError, RecursionError)
+"""The errors that a stored value raises if it does not have its column's type."""
+
+
+# --- Writing -----------------------------------------------------------------------------------------
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+
+
+def write_export(
+    source: Source,
+    file: _Writable,
+    *,
+    progress: Callable[[ExportSummary], object] | None = None,
+    is_stopped: Callable[[], bool] | None = None,
+) -> ExportSummary:
+    """Write all units of a source to a binary file, in constant memory.
+
+    All reads see one moment of the database, and lock nothing. A unit with an unreadable row ends with a
+    record ``failed``, is a problem in the summary, and does not stop the export. ``progress`` is called after
+    each unit. ``is_stopped`` is called between units; a stopped export has no trailer, and importing it
+    reports that.
+    """
+    writer = _Writer(file)
+    with source.reading():
+        writer.write({"record": "header", "format": _FORMAT, "version": _VERSION})
+        for unit in source.units():
+            if is_stopped is not None and is_stopped():
+                return writer.summary
+            writer.write_unit(unit)
+            if progress is not None:
+                progress(writer.summary)
+        writer.summary.problems.extend(source.left_out(writer.summary.counts))
+    writer.write_trailer()
+    return writer.summary
+
+
+class _Writer:
+    def __init__(self, file: _Writable) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.summary = ExportSummary()
+
+    def write(self, record: Record) -> bytes:
+        line = line_of(record)
+        self._digest.update(line)
+        self._file.write(line)
+        return line
+
+    def write_unit(self, unit: Unit) -> None:
+        digest, counts = hashlib.sha256(), Counts()
+        try:
+            for record in unit.records():
+                digest.update(self.write(record))
+                counts[record["record"]] += 1
+        except _UNREADABLE as exc:
+            reason = str(exc) if isinstance(exc, IntegrityFault) else "A stored value cannot be read."
+            self.write({"record": "failed", "of": unit.kind, "problem": reason})
+            self.summary.failed += 1
+            self.summary.problems.append(Problem(text=f"The {unit} is incomplete: {reason}"))
+            return
+        self.write(
+            {"record": "end", "of": unit.kind, "counts": _sorted(counts), "sha256": digest.hexdigest()}
+        )
+        self.summary.counts.update(counts)
+
+    def write_trailer(self) -> None:
+        counts, sha256 = self.summary.counts, self._digest.hexdigest()
+        trailer = {"record": "trailer", "counts": _sorted(counts), "failed": self.summary.failed}
+        self.write({**trailer, "sha256": sha256})
+        self.summary.sha256 = sha256
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+# --- Reading -----------------------------------------------------------------------------------------
 
 
 class NotAnExport(HelixStoreError):
@@ -96,11 +190,11 @@ class ExportFile:
         self._number = 1
         self._whole.update(line)
         header = _record(line)
-        if header is None or header.get("record") != "header" or header.get("format") != FORMAT:
+        if header is None or header.get("record") != "header" or header.get("format") != _FORMAT:
             raise NotAnExport("Line 1 is not the header of an export of helix_store.")
-        if header.get("version") != FORMAT_VERSION:
+        if header.get("version") != _VERSION:
             raise NotAnExport(
-                f"The export has the format {header.get('version')!r}; this release reads {FORMAT_VERSION}. "
+                f"The export has the format {header.get('version')!r}; this release reads {_VERSION}. "
                 "Import it with the release that wrote it, or a newer one."
             )
 

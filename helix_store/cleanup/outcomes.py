@@ -1,0 +1,114 @@
+"""The sessions that a cleanup finds, what becomes of each, and the counts of a cleanup."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, Self
+
+from django.db.models import Model
+
+from helix_store import conf
+from helix_store.core.serialization import Serializable
+from helix_store.core.types import PendingToolCall
+
+__all__ = ["CleanupDetails", "CleanupOutcome", "CleanupSummary", "Counts", "ExpiryCandidate", "SessionKey"]
+
+_PREFIX: Final = conf.table_name("")
+
+
+class SessionKey(NamedTuple):
+    """A session of a tenant. ``key`` is specific to the back end: in a database it is the primary key."""
+
+    session_id: str
+    tenant: str = ""
+    key: int = 0
+
+
+class CleanupOutcome(Enum):
+    """The result of a cleanup for one session."""
+
+    MARKED = auto()
+    ALREADY_TERMINAL = auto()
+    RENEWED = auto()
+    GONE = auto()
+    FAILED = auto()
+    BUSY = auto()
+    """Another worker holds its lock or has just written to it, so it must be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryCandidate:
+    """An expired session as it was read. The version shows whether it has changed since."""
+
+    key: SessionKey
+    version: int
+    is_terminal: bool
+    expires_at: datetime | None
+    workspace_refs: dict[str, Any]
+
+    def known_outcome(self, now: datetime) -> CleanupOutcome | None:
+        """Return the outcome for a session that must not be marked, or ``None`` if it can be marked."""
+        if self.is_terminal:
+            return CleanupOutcome.ALREADY_TERMINAL
+        if self.expires_at is None or self.expires_at > now:
+            return CleanupOutcome.RENEWED
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts(Serializable):
+    """Numbers, and numbers of rows by unprefixed table name, without zeros and ordered by name."""
+
+    def plus(self, rows: Mapping[str, Mapping[type[Model], int]] | None = None, /, **numbers: int) -> Self:
+        """Return the counts with these ``numbers`` added, and ``rows`` added to the fields that it names."""
+        sums: dict[str, Any] = {name: getattr(self, name) + number for name, number in numbers.items()}
+        for name, more in (rows or {}).items():
+            total = Counter(getattr(self, name))
+            for model, number in more.items():
+                total[model._meta.db_table.removeprefix(_PREFIX)] += number
+            sums[name] = {table: number for table, number in sorted(total.items()) if number}
+        return replace(self, **sums)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupSummary(Counts):
+    """The counts of one cleanup. A dry run only detects.
+
+    ``detected`` is the sum of ``marked``, ``already_terminal``, ``renewed`` and the sessions that failed. A
+    session whose workspaces are too large to list is marked, and also counts as an error.
+    ``errors`` counts sessions, tool calls and sweeps with a problem, ``defaults_applied`` tool calls that got
+    their default after their deadline, ``deleted`` deleted sessions, and ``swept`` other apps' rows.
+    """
+
+    detected: int = 0
+    marked: int = 0
+    already_terminal: int = 0
+    snapshots_deleted: int = 0
+    errors: int = 0
+    renewed: int = 0
+    defaults_applied: int = 0
+    deleted: int = 0
+    swept: int = 0
+
+    def __add__(self, other: CleanupSummary) -> CleanupSummary:
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return CleanupSummary(**sums)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupDetails:
+    """The sessions and calls behind the counts. Several cleanups may share them.
+
+    A dry run adds the ``expired`` sessions and the ``overdue`` calls of other sessions. Every cleanup adds
+    the sessions ``with_problems``; a session with repeated problems is only added once. ``not_swept`` holds
+    the records of tables of other apps whose expired rows could not be deleted.
+    """
+
+    expired: list[SessionKey] = field(default_factory=list)
+    overdue: list[tuple[SessionKey, PendingToolCall]] = field(default_factory=list)
+    with_problems: set[SessionKey] = field(default_factory=set)
+    not_swept: set[str] = field(default_factory=set)
