@@ -18,9 +18,8 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
-from helix_store.sessions.database.sessions import lock_or_insert_session
+from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.database.users import name_user, user_columns
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 

@@ -20,8 +20,7 @@ from helix_store.items import sql
 from helix_store.items.rules import EncodedItem, StoredItem, new_session
 from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
-from helix_store.sessions.database.sessions import lock_or_insert_session
-from helix_store.sessions.database.users import name_user, user_columns
+from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
 
 __all__ = ["DatabaseItems", "item_of", "readable"]
 

@@ -34,6 +34,7 @@ from helix_store.sessions.rules import DEFAULT_STEP
 __all__ = [
     "BranchRequest",
     "CommittedStep",
+    "Counter",
     "EncodedMessage",
     "EncodedRef",
     "NewSession",
@@ -337,6 +338,9 @@ class EncodedRef:
     error: str | None
 
 
+Counter: TypeAlias = Literal["step_count", "resume_count"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuery:
     """Filters, joined by AND. ``None`` sets none; in ``parent_session_id``: None = roots, UNSET = any."""
@@ -355,5 +359,6 @@ class SessionQuery:
     descending: bool = True
     limit: int = 50
     offset: int = 0
-    after: tuple[datetime, str] | None = None
+    after: tuple[Any, ...] | None = None
+    """The time, the id and in a list of all tenants the tenant of the last session before the page."""
     count: bool = True

@@ -10,9 +10,11 @@ a column of the locked row.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from typing import Final
 
+from helix_store.core.types import CheckpointHead
 from helix_store.counters.sql import has_budgets, may_be_stopped
 from helix_store.engine.call_ids import recorded
 from helix_store.engine.expressions import is_in_list
@@ -33,6 +35,7 @@ from helix_store.sessions.rules import DEFAULT_STEP, SUPERSEDED
 
 __all__ = [
     "CHECKPOINT_COLUMNS",
+    "CHECKPOINT_HEAD_COLUMNS",
     "COMPARE_AND_SET_STATUS",
     "COPY_MESSAGES",
     "CURRENT_COLUMNS",
@@ -151,16 +154,13 @@ whether the budgets of the session must be checked."""
 LOAD_CAPPED_STEP: Final = _load_step(may_be_stopped("s"))
 """`LOAD_STEP` for a session that has budgets."""
 
-CHECKPOINT_COLUMNS: Final = (
-    "checkpoint_id",
-    "run_id",
-    "step_id",
-    "step_count",
-    "status",
-    "message_count",
-    "stream_sequence",
-    "created_at",
+CHECKPOINT_HEAD_COLUMNS: Final = (
+    *(field.name for field in fields(CheckpointHead) if field.name != "session_id"),
     "version",
+)
+"""The columns of a listed checkpoint."""
+CHECKPOINT_COLUMNS: Final = (
+    *CHECKPOINT_HEAD_COLUMNS,
     "payload",
     "envelope",
     "base_id",

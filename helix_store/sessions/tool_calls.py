@@ -31,9 +31,9 @@ from helix_store.core.types import (
     SubmissionOutcome,
 )
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, shown_id
-from helix_store.sessions.answers import Answer
 from helix_store.sessions.approvals import (
     EDITED_FROM,
+    Answer,
     approved_call,
     approved_calls,
     check_demands,

@@ -22,7 +22,7 @@ from helix_store.core.types import (
     Timestamp,
 )
 from helix_store.engine.async_twins import async_twin
-from helix_store.sessions.answers import Answer, checked_answer
+from helix_store.sessions.approvals import Answer, checked_answer
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.rules import checked_suspension
 from helix_store.sessions.tool_calls import checked_calls

@@ -28,9 +28,9 @@ from helix_store.engine.rows import (
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.database import hold_fence
 from helix_store.models import Session
-from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
+from helix_store.signals import announce, signals_of_status
 
 __all__ = [
     "advance",

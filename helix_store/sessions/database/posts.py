@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,6 @@ from helix_store.models import Message as MessageRow
 from helix_store.models import Post, Session
 from helix_store.models.sessions import OneOf
 from helix_store.sessions import post_sql
-from helix_store.sessions.announcements import announce
 from helix_store.sessions.database.locking import advance, lock_session, session_key
 from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.rows import first_row, pk_of
@@ -35,7 +35,7 @@ from helix_store.sessions.posts import (
     waits_for_answer,
 )
 from helix_store.sessions.requests import EncodedMessage, decode_messages
-from helix_store.signals import session_posted
+from helix_store.signals import announce, session_posted
 
 __all__ = [
     "DatabasePosts",
@@ -46,24 +46,17 @@ __all__ = [
     "received_at",
 ]
 
-_COLUMNS: Final = (
-    "post_id",
-    "sequence",
-    "payload",
-    "author",
-    "key",
-    "not_before",
-    "posted_at",
-    "state",
-    "received_at",
-    "position",
+_FIELDS: Final = tuple(
+    field.name for field in fields(PostValue) if field.name not in ("session_id", "message")
 )
+_COLUMNS: Final = (*_FIELDS, "payload")
 _FIRST: Final = (datetime.min.replace(tzinfo=UTC), 0)
 
 
 class DatabasePosts(DatabaseOperations):
     @writes
     def post(self, session_id: str, new: NewPost, most: int) -> PostValue:
+        """Store a post if fewer than ``most`` are waiting, or return the existing one with its key."""
         head = lock_session(self.db, session_id, None, "next_post_at")
         added = None if head.status in TERMINAL_STATUSES else self._added(head, new, most)
         if added is not None:
@@ -120,6 +113,7 @@ class DatabasePosts(DatabaseOperations):
     def select(
         self, session_id: str, *, states: Sequence[PostState], after: int, limit: int
     ) -> list[PostValue]:
+        """Return the posts after a sequence."""
         posts = Post.objects.using(self.db.alias).filter(
             session_id=pk_of(self.db, session_id), sequence__gt=after
         )
@@ -139,6 +133,7 @@ class DatabasePosts(DatabaseOperations):
 
     @writes
     def receive(self, session_id: str, limit: int | None, guard: Guard) -> list[str]:
+        """Return the texts of the received messages."""
         head = lock_session(self.db, session_id, guard, "next_post_at")
         require_not_ended(session_id, head.status)
         if head.next_post_at is None:
@@ -239,5 +234,5 @@ def find_due_sessions(db: Database, limit: int, *, of_all: bool = False) -> list
 
 
 def _value_of(row: Mapping[str, Any], session_id: str) -> PostValue:
-    values = {name: row[name] for name in _COLUMNS if name != "payload"}
+    values = {name: row[name] for name in _FIELDS}
     return PostValue(session_id=session_id, message=decode_optional(row["payload"]), **values)

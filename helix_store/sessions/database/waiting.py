@@ -31,8 +31,7 @@ from helix_store.engine.rows import update_row
 from helix_store.exceptions import ConflictError
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
-from helix_store.sessions.announcements import announce
-from helix_store.sessions.answers import Answer
+from helix_store.sessions.approvals import Answer
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
@@ -57,7 +56,7 @@ from helix_store.sessions.tool_calls import (
     readable_due_calls,
     tree_of,
 )
-from helix_store.signals import session_answered
+from helix_store.signals import announce, session_answered
 
 __all__ = ["DatabaseWaiting"]
 
@@ -74,6 +73,10 @@ class DatabaseWaiting(DatabaseOperations):
     def add_calls(
         self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
     ) -> None:
+        """Add pending calls to the owner, and record the owner on the root of both sessions.
+
+        The guard's fence belongs to ``session_id``.
+        """
         heads = self._heads({session_id, owner_id})
         root_id = tree_of(session_id, heads[session_id].root_session_id)
         if tree_of(owner_id, heads[owner_id].root_session_id) != root_id:
@@ -115,6 +118,7 @@ class DatabaseWaiting(DatabaseOperations):
 
     @reads
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        """Return the version of the session and the approved call."""
         columns = (
             "version",
             "pending_client_tool_calls",
@@ -138,6 +142,7 @@ class DatabaseWaiting(DatabaseOperations):
 
     @reads
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        """Return calls ordered by deadline; ``now=None`` means the time of the back end's clock."""
         at = self.db.now() if now is None else now
         now_milliseconds = datetime_to_milliseconds(at)
         sessions = (

@@ -13,7 +13,7 @@ from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.exceptions import IdempotencyConflict, LimitExceeded
 from helix_store.sessions.memory.records import SessionRecord, StoredPost, stored_messages
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.posts import NewPost, received_message, require_not_ended, waits_for_answer
 from helix_store.sessions.requests import EncodedMessage
 from helix_store.signals import session_posted
@@ -21,10 +21,7 @@ from helix_store.signals import session_posted
 __all__ = ["MemoryPosts", "receive_due"]
 
 
-class MemoryPosts:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryPosts(MemoryOperations):
     def post(self, session_id: str, new: NewPost, most: int) -> Post:
         with self._scope.writing(session_id) as draft:
             earlier = _with_key(draft, new.key)
