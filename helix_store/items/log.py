@@ -28,11 +28,11 @@ from helix_store.items.rules import (
     encode_items,
     item_key,
     lane_name,
-    new_session,
 )
 from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
+from helix_store.sessions.requests import root_session
 
 __all__ = ["ItemLog"]
 
@@ -291,7 +291,7 @@ class ItemLog(DatabaseOperations):
         return None
 
     def _locked_or_new(self, guard: Guard) -> Session:
-        new = partial(new_session, self.session_id, self.agent_type, self.user_id)
+        new = partial(root_session, self.session_id, self.agent_type, user_id=self.user_id)
         columns = user_columns(self.user_id)
         return self._named(lock_or_insert_session(self.db, self.session_id, new, guard, *columns)[0])
 

@@ -12,7 +12,7 @@ from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
+from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode_all, encode_all
 from helix_store.core.types import (
@@ -51,6 +51,7 @@ __all__ = [
     "default_step_id",
     "dropped_staging",
     "encode_messages",
+    "root_session",
     "without_thinking",
 ]
 
@@ -142,6 +143,20 @@ class NewSession:
 
     session_id: str
     encoded: EncodedState
+
+
+def root_session(
+    session_id: str, agent_type: str, *, limits: Limits = AS_STORED, **fields: Any
+) -> NewSession:
+    """Return a session without a parent and with these fields of its state, which its first write creates."""
+    state = SessionState(
+        session_id=session_id,
+        agent_type=agent_type,
+        root_session_id=session_id,
+        stream_id=session_id,
+        **fields,
+    )
+    return NewSession(session_id, encode_state(state, limits))
 
 
 @dataclass(slots=True)

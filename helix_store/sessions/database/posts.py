@@ -89,19 +89,7 @@ class DatabasePosts(DatabaseOperations):
             self.db.execute(post_sql.SET_NEXT_POST, {"key": head.pk})
         if is_due:
             announce(self.db, head.session_id, [session_posted], post_id=new.post_id, author=new.author)
-        return PostValue(
-            post_id=new.post_id,
-            session_id=head.session_id,
-            sequence=sequence,
-            message=decode(new.text),
-            author=new.author,
-            key=new.key,
-            not_before=new.not_before,
-            posted_at=as_utc(posted_at),
-            state="waiting",
-            received_at=None,
-            position=None,
-        )
+        return new.waiting(head.session_id, sequence, as_utc(posted_at), decode(new.text))
 
     def _with_key(self, head: Session, key: str | None) -> dict[str, Any] | None:
         if key is None:

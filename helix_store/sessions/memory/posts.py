@@ -32,19 +32,7 @@ class MemoryPosts(MemoryOperations):
             require_not_ended(session_id, draft.columns["status"])
             if len(_waiting(draft)) >= most:
                 raise LimitExceeded(name="max_waiting_posts", limit=most, actual=most + 1)
-            post = Post(
-                post_id=new.post_id,
-                session_id=session_id,
-                sequence=len(draft.posts) + 1,
-                message=None,
-                author=new.author,
-                key=new.key,
-                not_before=new.not_before,
-                posted_at=moments.now(),
-                state="waiting",
-                received_at=None,
-                position=None,
-            )
+            post = new.waiting(session_id, len(draft.posts) + 1, moments.now())
             stored = draft.posts[post.post_id] = StoredPost(post, new.text, new.digest)
             _set_next(draft)
         if stored.due_at <= post.posted_at:

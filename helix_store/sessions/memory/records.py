@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import islice
@@ -148,20 +149,7 @@ class SessionRecord:
         return cls(columns, encoded.payload, encoded.envelope)
 
     def draft(self) -> SessionRecord:
-        return SessionRecord(
-            columns=self.columns.copy(),
-            payload=self.payload,
-            envelope=self.envelope,
-            messages=self.messages.copy(),
-            checkpoints=self.checkpoints.copy(),
-            staged=self.staged.copy(),
-            operations=self.operations.copy(),
-            runs=self.runs.copy(),
-            refs=self.refs.copy(),
-            snapshots=self.snapshots.copy(),
-            posts=self.posts.copy(),
-            interrupt=self.interrupt,
-        )
+        return SessionRecord(*(copy(getattr(self, field.name)) for field in fields(self)))
 
     @property
     def session_id(self) -> str:
