@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.serialization import Page
-from helix_store.core.session_filters import takes_session_filters
+from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import SessionHead, SubSessionRef
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound

@@ -10,7 +10,7 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import encode
-from helix_store.core.session_filters import takes_session_filters
+from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import (
     SessionMode,
     SessionPage,

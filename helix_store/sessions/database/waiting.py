@@ -7,8 +7,6 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db.models import QuerySet
-
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
@@ -40,7 +38,7 @@ from helix_store.sessions.database.locking import (
     missing_session,
     root_of,
 )
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.reading import current_from
 from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
@@ -125,7 +123,7 @@ class DatabaseWaiting(DatabaseOperations):
             "completed_client_tool_calls",
             "approved_tool_calls",
         )
-        row = first_row(self._rows.filter(session_id=session_id).values_list(*columns))
+        row = first_row(session_with_id(self.db, session_id).values_list(*columns))
         if row is None:
             raise missing_session(self.db, session_id)
         version, *texts = row
@@ -171,12 +169,8 @@ class DatabaseWaiting(DatabaseOperations):
             page = sessions.filter(after_keyset(Session, {"pending_deadline": deadline, "id": key}))
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
-    @property
-    def _rows(self) -> QuerySet[Session]:
-        return Session.objects.using(self.db.alias).filter(tenant=self.db.tenant)
-
     def _heads(self, session_ids: set[str]) -> dict[str, Session]:
-        rows = self._rows.filter(session_id__in=session_ids).only("session_id", "root_session_id")
+        rows = sessions_with_ids(self.db, session_ids).only("session_id", "root_session_id")
         heads = {head.session_id: head for head in rows}
         for session_id in sorted(session_ids - heads.keys()):
             raise missing_session(self.db, session_id)
@@ -188,13 +182,13 @@ class DatabaseWaiting(DatabaseOperations):
         No lock is needed: the owner of a call never changes, and later checks use the owner's locked row,
         including the check that the owner is in the tree.
         """
-        ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
-        own = first_row(ownership.filter(session_id=session_id))
+        columns = ("root_session_id", "client_tool_call_ownership")
+        own = first_row(session_with_id(self.db, session_id).values_list(*columns))
         if own is None:
             raise missing_session(self.db, session_id)
         root_id, recorded = tree_of(session_id, own[0]), own[1]
         if root_id != session_id:
-            root = first_row(ownership.filter(session_id=root_id))
+            root = first_row(session_with_id(self.db, root_id).values_list(*columns))
             recorded = recorded if root is None else root[1]
         return owner_of(recorded, tool_call_id) or session_id, root_id
 
