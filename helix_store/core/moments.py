@@ -6,9 +6,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-__all__ = ["as_sqlite_text", "as_utc", "now"]
-
-
 now: Final = partial(datetime.now, UTC)
 """Returns this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
 

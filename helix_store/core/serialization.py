@@ -14,8 +14,6 @@ from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hin
 from helix_store.core.payload_faults import join_path
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["Page", "Serializable", "exact_cost"]
-
 T = TypeVar("T")
 
 _Reader = Callable[[str, Any], Any]

@@ -9,8 +9,6 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from helix_store.core.types import UNSET, SessionPage, SessionStatus, Timestamp, Unset, UserId
 
-__all__ = ["SESSION_FILTERS", "async_version_of", "takes_session_filters"]
-
 S = TypeVar("S")
 R = TypeVar("R")
 P = ParamSpec("P")

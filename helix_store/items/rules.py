@@ -13,16 +13,6 @@ from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import encode, encode_all
 from helix_store.exceptions import InvalidPayload
 
-__all__ = [
-    "ITEMS_AGENT_TYPE",
-    "EncodedItem",
-    "StoredItem",
-    "encode_item",
-    "encode_items",
-    "item_key",
-    "lane_name",
-]
-
 ITEMS_AGENT_TYPE: Final = "items"
 """The agent type of the session that the first item of an unknown session creates."""
 

@@ -10,8 +10,6 @@ from helix_store.core.budgets import BudgetPeriod, BudgetScope
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
 
-__all__ = ["Budget", "BudgetCounter"]
-
 
 class Budget(models.Model):
     """A cap. ``value`` is empty for a tenant, and for a budget per user or agent type.

@@ -12,8 +12,6 @@ from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["Checkpoint", "CheckpointKind"]
-
 
 class CheckpointKind(models.TextChoices):
     STATE = "state", "state between checkpoints"

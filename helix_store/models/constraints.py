@@ -9,8 +9,6 @@ from django.db.models import Q
 
 from helix_store.conf import constraint_name
 
-__all__ = ["index", "one_of", "unique"]
-
 
 def index(name: str, fields: list[str], *, where: Q | None = None) -> models.Index:
     return models.Index(fields=fields, name=constraint_name(name), condition=where)

@@ -12,8 +12,6 @@ from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["Item"]
-
 
 class Item(models.Model):
     """An item. Its key is the order of its lane: keys are assigned under the lock of the session.

@@ -9,8 +9,6 @@ from helix_store.conf import table_name
 from helix_store.models.constraints import unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField
 
-__all__ = ["Lock"]
-
 
 class Lock(models.Model):
     """A row per lock name. It is never deleted, because its token must grow; without an expiry it is free."""

@@ -10,8 +10,6 @@ from helix_store.models.constraints import unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["Message"]
-
 
 class Message(models.Model):
     # The unique constraint serves each look-up by session, and the session row's lock protects the reference:

@@ -11,8 +11,6 @@ from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["Post", "PostState"]
-
 
 class PostState(models.TextChoices):
     WAITING = "waiting", _("waiting")

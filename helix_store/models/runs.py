@@ -14,8 +14,6 @@ from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["InterruptRequest", "Run", "SubSessionRef"]
-
 
 class IsWord(models.Lookup):
     """``=`` with a plain word as a literal, not as a parameter."""

@@ -20,8 +20,6 @@ from helix_store.core.types import (
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 
-__all__ = ["OneOf", "Session"]
-
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 
 WAITING_KIND = RunStatus.SUSPENDED_CLIENT_TOOL.value

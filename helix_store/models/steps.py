@@ -9,8 +9,6 @@ from helix_store.models.constraints import unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
 
-__all__ = ["Operation", "StagedChange"]
-
 
 class StagedChange(models.Model):
     session = models.ForeignKey(

@@ -11,8 +11,6 @@ from helix_store.core.types import StreamStatus
 from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
 
-__all__ = ["Stream", "StreamChunk"]
-
 
 class Stream(models.Model):
     """The head of a stream. Its chunks have the sequences ``floor + 1`` to ``last_sequence``.

@@ -12,8 +12,6 @@ from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
 from helix_store.models.sessions import Session
 
-__all__ = ["UsageEntry"]
-
 
 class UsageEntry(models.Model):
     """An event. ``session`` is null after a deletion with ``keep_usage``; ``recorded_for`` keeps its id."""

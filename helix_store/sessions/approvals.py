@@ -27,24 +27,6 @@ from helix_store.exceptions import (
     shown_id,
 )
 
-__all__ = [
-    "EDITED_FROM",
-    "Answer",
-    "approved_call",
-    "approved_calls",
-    "check_demands",
-    "checked_actor",
-    "checked_answer",
-    "current_call",
-    "current_calls",
-    "default_answer",
-    "edited",
-    "encoded_approvals",
-    "number_of_approvals",
-    "require_permitted",
-    "used_approvals",
-]
-
 EDITED_FROM: Final = "original_input"
 
 _MOST_APPROVALS: Final = 10

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from helix_store.sessions.memory.steps import MemoryMessages, MemoryStaging, MemorySteps
     from helix_store.sessions.memory.waiting import MemoryWaiting
 
-__all__ = ["Backend", "StoreCalls"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:

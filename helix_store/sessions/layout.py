@@ -35,23 +35,6 @@ from helix_store.sessions.deltas import (
     encode_payload,
 )
 
-__all__ = [
-    "ENVELOPE",
-    "HEAD_FIELDS",
-    "JSON_COLUMNS",
-    "KEPT_IN_ENVELOPE_ONLY",
-    "STATE_COLUMNS",
-    "SUSPENSION_FIELDS",
-    "WRITTEN_COLUMNS",
-    "EncodedState",
-    "encode_custom_state",
-    "encode_state",
-    "remember_cleared",
-    "settled_mode",
-    "suspension_kind",
-    "with_custom_state",
-]
-
 STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
 
 HEAD_FIELDS: Final = tuple(field.name for field in fields(SessionHead))

@@ -20,17 +20,6 @@ from helix_store.exceptions import IntegrityFault, InvalidQuery, SessionEnded
 from helix_store.sessions.requests import EncodedMessage, encode_messages
 from helix_store.sessions.tool_calls import ToolCalls
 
-__all__ = [
-    "MOST_DUE_POSTS",
-    "NewPost",
-    "checked_post",
-    "checked_states",
-    "has_open_calls",
-    "received_message",
-    "require_not_ended",
-    "waits_for_answer",
-]
-
 MOST_DUE_POSTS: Final = 1_000
 """The largest page of sessions with due posts."""
 

@@ -13,8 +13,6 @@ from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.requests import SessionQuery
 
-__all__ = ["after_cursor", "checked_query", "next_cursor"]
-
 
 def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
     """Return a query from the parameters of ``list_sessions``. Raises `InvalidQuery` and `InvalidPayload`."""

@@ -31,30 +31,6 @@ from helix_store.exceptions import ConflictError, IntegrityFault, shown_id
 from helix_store.sessions.layout import EncodedState, encode_state, with_custom_state
 from helix_store.sessions.rules import DEFAULT_STEP
 
-__all__ = [
-    "BranchRequest",
-    "CommittedStep",
-    "Counter",
-    "EncodedMessage",
-    "EncodedRef",
-    "NewSession",
-    "OpenedStep",
-    "Reception",
-    "RunUpdate",
-    "SessionQuery",
-    "StagedRow",
-    "StepRequest",
-    "StepWrite",
-    "are_stored",
-    "decode_messages",
-    "decode_staged",
-    "default_step_id",
-    "dropped_staging",
-    "encode_messages",
-    "root_session",
-    "without_thinking",
-]
-
 _THINKING_PARTS: Final = frozenset({"thinking", "reasoning"})
 
 

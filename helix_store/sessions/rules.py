@@ -27,28 +27,6 @@ from helix_store.sessions.layout import (
 )
 from helix_store.sessions.tool_calls import is_answered, kept_ownership
 
-__all__ = [
-    "RESUMED_COLUMNS",
-    "SUPERSEDED",
-    "Suspension",
-    "branched_state",
-    "check_interruptible",
-    "check_may_run",
-    "check_no_other_runs",
-    "check_not_superseded",
-    "check_same_ref",
-    "check_supersedes",
-    "end_of_run",
-    "is_bound_to",
-    "is_stale",
-    "require_suspended",
-    "resumed_state",
-    "standing_request",
-    "taken_run",
-    "unknown_ref",
-    "written_columns",
-]
-
 DEFAULT_STEP: Final = "step-"
 """The start of the id of a step that has no other id; its number follows."""
 SUPERSEDED: Final = "superseded"

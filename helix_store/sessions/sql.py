@@ -33,38 +33,6 @@ from helix_store.models import (
 from helix_store.sessions.layout import STATE_COLUMNS
 from helix_store.sessions.rules import DEFAULT_STEP, SUPERSEDED
 
-__all__ = [
-    "CHECKPOINT_COLUMNS",
-    "CHECKPOINT_HEAD_COLUMNS",
-    "COMPARE_AND_SET_STATUS",
-    "COPY_MESSAGES",
-    "CURRENT_COLUMNS",
-    "DELETE_STAGED",
-    "END_LOCKED_RUN",
-    "FENCE",
-    "FENCE_HOLDS",
-    "FOREST_KEYS",
-    "INTERRUPT_COLUMNS",
-    "LATEST_CHECKPOINT",
-    "LOAD_CAPPED_STEP",
-    "LOAD_STATE",
-    "LOAD_STEP",
-    "MESSAGE_PAGE",
-    "RUN_COLUMNS",
-    "SESSION_BY_ID",
-    "STAGED_CHANGES",
-    "STAGE_CHANGE",
-    "TAKE_STAGED",
-    "TOUCH_SESSION",
-    "TREE_KEYS",
-    "UNCHANGED",
-    "end_run",
-    "mark_taken",
-    "session_by_id",
-    "staged_version",
-    "start_run",
-]
-
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
 _MESSAGE: Final = table(Message)

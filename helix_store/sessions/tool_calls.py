@@ -45,19 +45,6 @@ from helix_store.sessions.approvals import (
 )
 from helix_store.sessions.layout import earliest_deadline
 
-__all__ = [
-    "ToolCalls",
-    "checked_calls",
-    "claimed_calls",
-    "claimed_ownership",
-    "due_calls",
-    "is_answered",
-    "kept_ownership",
-    "owner_of",
-    "readable_due_calls",
-    "tree_of",
-]
-
 _logger = logging.getLogger(__name__)
 
 _ANSWER_FIELDS: Final = ("result", "error", "approved", "reason", "submitted_at", "actors")

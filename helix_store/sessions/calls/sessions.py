@@ -30,8 +30,6 @@ from helix_store.sessions.layout import encode_state
 from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
 from helix_store.sessions.requests import EncodedRef, NewSession
 
-__all__ = ["SessionCalls"]
-
 
 class SessionCalls(StoreCalls):
     def create_session(

@@ -32,8 +32,6 @@ from helix_store.sessions.layout import suspension_kind
 from helix_store.sessions.rules import Suspension
 from helix_store.sessions.tool_calls import checked_calls
 
-__all__ = ["WaitingCalls"]
-
 _LARGEST_PAGE = 1_000
 _RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,

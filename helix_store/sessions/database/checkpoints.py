@@ -64,8 +64,6 @@ from helix_store.sessions.sql import (
     LATEST_CHECKPOINT,
 )
 
-__all__ = ["DatabaseCheckpoints"]
-
 _END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
 

@@ -20,8 +20,6 @@ from helix_store.sessions.layout import HEAD_FIELDS
 from helix_store.sessions.reading import listed_head, sub_session_ref_from
 from helix_store.sessions.requests import SessionQuery
 
-__all__ = ["DatabaseDirectory", "FoundSession", "select_sessions"]
-
 _SESSION: Final = table(Session)
 
 _TENANTS_OF: Final = Statement(

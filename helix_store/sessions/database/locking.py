@@ -32,20 +32,6 @@ from helix_store.sessions.database.rows import first_row, session_with_id, sessi
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
 from helix_store.signals import announce, signals_of_status
 
-__all__ = [
-    "advance",
-    "changed_columns",
-    "check_guard",
-    "lock_known_session",
-    "lock_session",
-    "lock_sessions",
-    "lock_sessions_of_tree",
-    "missing_session",
-    "root_of",
-    "session_key",
-    "touch",
-]
-
 _LOCKED_COLUMNS = (
     "id",
     "session_id",

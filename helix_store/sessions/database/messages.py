@@ -31,8 +31,6 @@ from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
 from helix_store.sessions.requests import EncodedMessage, decode_messages
 from helix_store.sessions.sql import MESSAGE_PAGE
 
-__all__ = ["DatabaseMessages", "cut_history", "history_backwards", "insert_messages"]
-
 _ROWS_PER_STATEMENT = 1_000
 _LOOK_BACK = 20
 _COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")

@@ -37,14 +37,7 @@ from helix_store.sessions.posts import (
 from helix_store.sessions.requests import EncodedMessage, decode_messages
 from helix_store.signals import announce, session_posted
 
-__all__ = [
-    "DatabasePosts",
-    "DueSession",
-    "announce_due_posts",
-    "find_due_sessions",
-    "receive_due",
-    "received_at",
-]
+__all__ = ["announce_due_posts"]
 
 _FIELDS: Final = tuple(
     field.name for field in fields(PostValue) if field.name not in ("session_id", "message")

@@ -19,15 +19,6 @@ from helix_store.models import Session
 from helix_store.sessions.reading import base_of, checkpoint_state
 from helix_store.sessions.sql import CHECKPOINT_HEAD_COLUMNS
 
-__all__ = [
-    "checkpoint_from",
-    "checkpoint_head_from",
-    "first_row",
-    "pk_of",
-    "session_with_id",
-    "sessions_with_ids",
-]
-
 R = TypeVar("R")
 
 

@@ -58,8 +58,6 @@ from helix_store.sessions.rules import (
 )
 from helix_store.sessions.sql import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
 
-__all__ = ["DatabaseRuns"]
-
 
 class _Earlier(NamedTuple):
     """Facts about a session: this run id exists, the running run, the last turn, an interrupt exists."""

@@ -52,15 +52,6 @@ from helix_store.sessions.sql import (
 )
 from helix_store.signals import announce, signals_of_status
 
-__all__ = [
-    "DatabaseSessions",
-    "insert_session",
-    "lock_or_insert_session",
-    "name_user",
-    "replace_custom_state",
-    "user_columns",
-]
-
 _ATTEMPTS_TO_INSERT: Final = 5
 """The limit exists because isolation above READ COMMITTED never sees the session that was in the way."""
 

@@ -65,8 +65,6 @@ from helix_store.sessions.sql import STAGE_CHANGE, STAGED_CHANGES, TAKE_STAGED
 from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES, STAGED_ROWS, step_statement
 from helix_store.signals import announce, signals_of_status
 
-__all__ = ["DatabaseStaging", "DatabaseSteps"]
-
 
 class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:

@@ -56,8 +56,6 @@ from helix_store.sessions.tool_calls import (
 )
 from helix_store.signals import announce, session_answered
 
-__all__ = ["DatabaseWaiting"]
-
 _CALL_COLUMNS: Final = (
     "pending_client_tool_calls",
     "completed_client_tool_calls",

@@ -24,8 +24,6 @@ from helix_store.sessions.requests import (
 )
 from helix_store.sessions.rules import branched_state
 
-__all__ = ["MemoryCheckpoints"]
-
 
 class MemoryCheckpoints(MemoryOperations):
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:

@@ -18,8 +18,6 @@ from helix_store.sessions.posts import NewPost, received_message, require_not_en
 from helix_store.sessions.requests import EncodedMessage
 from helix_store.signals import session_posted
 
-__all__ = ["MemoryPosts", "receive_due"]
-
 
 class MemoryPosts(MemoryOperations):
     def post(self, session_id: str, new: NewPost, most: int) -> Post:

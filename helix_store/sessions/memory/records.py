@@ -27,16 +27,6 @@ from helix_store.sessions.reading import checkpoint_state, current_state, head_v
 from helix_store.sessions.requests import EncodedMessage, EncodedRef
 from helix_store.sessions.rules import is_stale, written_columns
 
-__all__ = [
-    "SessionRecord",
-    "StoredCheckpoint",
-    "StoredMessage",
-    "StoredOperation",
-    "StoredPost",
-    "StoredRun",
-    "stored_messages",
-]
-
 
 class StoredMessage(NamedTuple):
     role: str

@@ -35,8 +35,6 @@ from helix_store.sessions.rules import (
     unknown_ref,
 )
 
-__all__ = ["MemoryRuns"]
-
 
 class MemoryRuns(MemoryOperations):
     def start_run(

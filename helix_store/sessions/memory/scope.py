@@ -18,8 +18,6 @@ from helix_store.sessions.memory.records import SessionRecord
 from helix_store.signals import send_signals, signals_of_status
 from helix_store.streams.memory import StreamTable
 
-__all__ = ["MemoryOperations", "SessionTable", "TenantScope"]
-
 T = TypeVar("T", bound=MemoryTable)
 
 _UNGUARDED = Guard()

@@ -24,8 +24,6 @@ from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.requests import Counter, NewSession, SessionQuery
 
-__all__ = ["MemorySessions", "select_records", "with_descendants"]
-
 
 def select_records(
     records: Iterable[SessionRecord], query: SessionQuery

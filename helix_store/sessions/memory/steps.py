@@ -35,14 +35,6 @@ from helix_store.sessions.requests import (
     decode_staged,
 )
 
-__all__ = [
-    "MemoryMessages",
-    "MemoryStaging",
-    "MemorySteps",
-    "discard_staged",
-    "staged_changes",
-]
-
 
 class MemoryMessages(MemoryOperations):
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:

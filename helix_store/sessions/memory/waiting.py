@@ -39,8 +39,6 @@ from helix_store.sessions.tool_calls import (
 )
 from helix_store.signals import session_answered
 
-__all__ = ["MemoryWaiting"]
-
 
 class MemoryWaiting(MemoryOperations):
     def add_calls(
