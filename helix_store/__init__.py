@@ -8,6 +8,9 @@ in settings and in ``apps.py``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from helix_store import exceptions
+from helix_store.exceptions import *  # noqa: F403  all of its public names
+
 if TYPE_CHECKING:
     from helix_store.checkpointers import Claim as Claim
     from helix_store.checkpointers import GraphCheckpointStore as GraphCheckpointStore
@@ -65,41 +68,6 @@ if TYPE_CHECKING:
     from helix_store.core.usage import UsageEntry as UsageEntry
     from helix_store.core.usage import UsagePage as UsagePage
     from helix_store.core.usage import UsageRollup as UsageRollup
-    from helix_store.exceptions import ApprovalUsed as ApprovalUsed
-    from helix_store.exceptions import BudgetExceeded as BudgetExceeded
-    from helix_store.exceptions import CheckpointNotFound as CheckpointNotFound
-    from helix_store.exceptions import ConflictError as ConflictError
-    from helix_store.exceptions import FencedOutError as FencedOutError
-    from helix_store.exceptions import HelixStoreError as HelixStoreError
-    from helix_store.exceptions import IdempotencyConflict as IdempotencyConflict
-    from helix_store.exceptions import IntegrityFault as IntegrityFault
-    from helix_store.exceptions import InvalidCursor as InvalidCursor
-    from helix_store.exceptions import InvalidPayload as InvalidPayload
-    from helix_store.exceptions import InvalidQuery as InvalidQuery
-    from helix_store.exceptions import LimitExceeded as LimitExceeded
-    from helix_store.exceptions import LockLostError as LockLostError
-    from helix_store.exceptions import NotApproved as NotApproved
-    from helix_store.exceptions import NotFoundError as NotFoundError
-    from helix_store.exceptions import NotPermitted as NotPermitted
-    from helix_store.exceptions import NotSupportedOnBackend as NotSupportedOnBackend
-    from helix_store.exceptions import OutcomeUnknown as OutcomeUnknown
-    from helix_store.exceptions import OutsideTransaction as OutsideTransaction
-    from helix_store.exceptions import PatchError as PatchError
-    from helix_store.exceptions import RunNotFound as RunNotFound
-    from helix_store.exceptions import SessionBusy as SessionBusy
-    from helix_store.exceptions import SessionEnded as SessionEnded
-    from helix_store.exceptions import SessionExists as SessionExists
-    from helix_store.exceptions import SessionNotFound as SessionNotFound
-    from helix_store.exceptions import StaleStateError as StaleStateError
-    from helix_store.exceptions import StoreBusy as StoreBusy
-    from helix_store.exceptions import StoreFull as StoreFull
-    from helix_store.exceptions import StoreTimeout as StoreTimeout
-    from helix_store.exceptions import StoreUnavailable as StoreUnavailable
-    from helix_store.exceptions import StreamClosed as StreamClosed
-    from helix_store.exceptions import StreamNotFound as StreamNotFound
-    from helix_store.exceptions import StreamTruncated as StreamTruncated
-    from helix_store.exceptions import TenantMoved as TenantMoved
-    from helix_store.exceptions import TurnInterrupted as TurnInterrupted
     from helix_store.retention import prune_streams as prune_streams
     from helix_store.sessions.database.posts import announce_due_posts as announce_due_posts
     from helix_store.signals import session_answered as session_answered
@@ -159,21 +127,13 @@ _NAMES_BY_HOME: Final = {
         Run RunStatus SessionHead SessionMode SessionPage SessionState SessionStatus StagedChanges
         StatusChange StatusConflict StepCommit StepInfo StreamStatus SubSessionRef Submission UsageKind""",
     "helix_store.core.usage": "UsageBucket UsageEntry UsagePage UsageRollup",
-    "helix_store.exceptions": """
-        ApprovalUsed BudgetExceeded CheckpointNotFound ConflictError FencedOutError HelixStoreError
-        IdempotencyConflict IntegrityFault InvalidCursor InvalidPayload InvalidQuery LimitExceeded
-        LockLostError NotFoundError
-        NotSupportedOnBackend OutcomeUnknown OutsideTransaction PatchError RunNotFound SessionBusy NotApproved
-        NotPermitted SessionEnded SessionExists SessionNotFound StaleStateError StoreBusy StoreFull
-        StoreTimeout StoreUnavailable StreamClosed StreamNotFound StreamTruncated TenantMoved
-        TurnInterrupted""",
     "helix_store.sessions.database.posts": "announce_due_posts",
     "helix_store.signals": "session_answered session_expired session_failed session_finished session_posted",
     "helix_store.streams.writer": "StreamWriter",
 }
 _HOMES: Final = {name: home for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 
-__all__ = sorted({*_HOMES, "__version__"})
+__all__ = sorted({*_HOMES, *exceptions.__all__, "__version__"})
 
 
 if not TYPE_CHECKING:  # If a type checker sees this function, it accepts every misspelt name as a public one.

@@ -5,9 +5,20 @@ in-memory store. ``alias`` is the same value under the name that stores use. ``s
 in a receiver is logged. It does not undo the write and does not reach the caller.
 """
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
 from django.dispatch import Signal
 
+from helix_store.core.types import SESSION_EXPIRED, SessionStatus
+
 __all__ = ["session_answered", "session_expired", "session_failed", "session_finished", "session_posted"]
+
+_logger = logging.getLogger(__name__)
 
 session_answered = Signal()
 """All calls that the session waits for are answered. ``session_id`` is the owner of the tool calls."""
@@ -23,3 +34,60 @@ session_expired = Signal()
 
 session_posted = Signal()
 """A post of the session is due. A receiver also gets ``post_id`` and ``author``."""
+
+EXPIRY_SIGNALS: Final = (session_failed, session_expired)
+
+
+def signals_of_status(before: str, after: str, failure_reason: str | None) -> tuple[Signal, ...]:
+    """Return the signals for replacing one status with another; none if the status is unchanged."""
+    if before == after:
+        return ()
+    if after == SessionStatus.COMPLETED:
+        return (session_finished,)
+    if after == SessionStatus.FAILED:
+        return EXPIRY_SIGNALS if failure_reason == SESSION_EXPIRED else (session_failed,)
+    return ()
+
+
+class _Database(Protocol):
+    """The database of a store."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def alias(self) -> str: ...
+
+    def after_commit(self, call: Callable[[], object]) -> None: ...
+
+
+def announce(
+    db: _Database,
+    session_id: str,
+    signals: Sequence[Signal],
+    *,
+    tenant: str | None = None,
+    **details: str | None,
+) -> None:
+    """Send signals after the commit of the open transaction, or immediately if there is none.
+
+    ``tenant`` is the session's tenant, if ``db`` works on several.
+    """
+    if signals:
+        tenant = db.tenant if tenant is None else tenant
+        send = partial(send_signals, signals, session_id=session_id, tenant=tenant, alias=db.alias, **details)
+        db.after_commit(send)
+
+
+def send_signals(
+    signals: Iterable[Signal], *, session_id: str, tenant: str, alias: str | None, **details: str | None
+) -> None:
+    """Send signals of one session without letting any error of a receiver reach the caller."""
+    for signal in signals:
+        try:
+            signal.send_robust(
+                sender=None, session_id=session_id, tenant=tenant, using=alias, alias=alias, **details
+            )
+        except Exception:
+            # The receivers are asynchronous, and a synchronous call runs on the event loop's own thread.
+            _logger.exception("Some receivers of a signal of session %r were not called.", session_id)

@@ -12,17 +12,15 @@ from helix_store import conf
 from helix_store.catalogue.rows import let_go
 from helix_store.core import moments, validation
 from helix_store.core.guards import Guard, guard
-from helix_store.core.types import SessionState, UserId
+from helix_store.core.types import UserId
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Session
 from helix_store.sessions.database.locking import lock_session
-from helix_store.sessions.database.sessions import lock_or_insert_session
+from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
 from helix_store.sessions.database.trees import delete_tree
-from helix_store.sessions.database.users import name_user, user_columns
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import NewSession
+from helix_store.sessions.requests import NewSession, root_session
 
 __all__ = ["LockedSession", "SessionAdapter"]
 
@@ -171,15 +169,14 @@ class SessionAdapter:
 
     def _new_session(self, session_id: str, **fields: Any) -> Callable[[], NewSession]:
         def new() -> NewSession:
-            state = SessionState(
-                session_id=session_id,
-                agent_type=self.agent_type,
-                root_session_id=session_id,
-                stream_id=session_id,
+            metadata = validation.metadata(fields.get("metadata") or {})
+            return root_session(
+                session_id,
+                self.agent_type,
+                limits=self.db.limits,
                 user_id=fields.get("user_id"),
                 title=fields.get("title"),
-                metadata=validation.metadata(fields.get("metadata") or {}),
+                metadata=metadata,
             )
-            return NewSession(session_id, encode_state(state, self.db.limits, session_id))
 
         return new

@@ -18,7 +18,7 @@ from helix_store.cleanup.workspaces import MissingProvider, Snapshot, WorkspaceP
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import Submission, SubmissionOutcome
 from helix_store.exceptions import LimitExceeded
-from helix_store.sessions.answers import default_answer
+from helix_store.sessions.approvals import default_answer
 from helix_store.sessions.store import StateStoreBase
 
 __all__ = ["Cleaner", "CleanupBackend"]

@@ -25,11 +25,11 @@ from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.models.sessions import NON_TERMINAL, SessionQuerySet
-from helix_store.sessions.announcements import EXPIRY_SIGNALS, announce
 from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.database.rows import first_row
 from helix_store.sessions.database.trees import delete_tree, tree_keys
 from helix_store.sessions.tool_calls import due_calls
+from helix_store.signals import EXPIRY_SIGNALS, announce
 from helix_store.stores.database import DatabaseStateStore
 
 __all__ = ["DatabaseCleanup"]

@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from typing import Any, Final, Protocol
 
 from helix_store.core.approvals import Actor
-from helix_store.core.async_calls import async_version_of
 from helix_store.core.budgets import Budget, BudgetPeriod, BudgetScope, BudgetStatus, Dollars
 from helix_store.core.dicts import AnyMessage, AnyStagedChanges, AnyToolCall, AnyUsageEntry
 from helix_store.core.posts import DuePost, Post, PostPage
-from helix_store.core.session_filters import takes_session_filters
+from helix_store.core.signatures import async_version_of, takes_session_filters
 from helix_store.core.types import (
     UNSET,
     Checkpoint,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from helix_store.core import validation
 from helix_store.exceptions import FencedOutError, StaleStateError
 
-__all__ = ["Guard", "guard"]
-
 
 @dataclass(frozen=True, slots=True)
 class Guard:

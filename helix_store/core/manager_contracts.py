@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from helix_store.core.locks import LockInfo
 from helix_store.core.streams import PrunedStreams, StoredChunk, StreamInfo
@@ -15,7 +14,7 @@ from helix_store.core.types import Duration, StreamStatus
 __all__ = ["ChunkReader", "ChunkWriter", "HeldLock", "LockManager", "StreamManager"]
 
 
-class HeldLock(Protocol):
+class HeldLock(AbstractContextManager["HeldLock"], AbstractAsyncContextManager["HeldLock"], Protocol):
     """One term of a lock. It is a synchronous and asynchronous context manager that releases the lock."""
 
     @property
@@ -41,18 +40,6 @@ class HeldLock(Protocol):
     async def arelease(self) -> bool: ...
 
     def keep_alive(self) -> AbstractContextManager[object]: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class LockManager(Protocol):
@@ -87,7 +74,7 @@ class LockManager(Protocol):
     async def aforce_release(self, name: str) -> bool: ...
 
 
-class ChunkWriter(Protocol):
+class ChunkWriter(AbstractAsyncContextManager["ChunkWriter"], Protocol):
     """Writes chunks to one stream. It is an asynchronous context manager."""
 
     @property
@@ -106,12 +93,6 @@ class ChunkWriter(Protocol):
     async def heartbeat(self) -> None: ...
 
     async def close(self) -> None: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class ChunkReader(Protocol):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
-__all__ = ["as_sqlite_text", "as_utc", "now"]
-
-
-def now() -> datetime:
-    """Return this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
-    return datetime.now(UTC)
+now: Final = partial(datetime.now, UTC)
+"""Returns this machine's time; Django's ``timezone.now()`` is naive with ``USE_TZ = False``."""
 
 
 def as_utc(value: datetime | str) -> datetime:

@@ -12,8 +12,6 @@ from typing import Any, Final
 from helix_store.core.limits import MAX_BIGINT, MAX_INT_DIGITS
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 
-__all__ = ["TOO_LONG_INTEGER", "join_path", "least_digits", "refuse_faults", "shown_key"]
-
 TOO_LONG_INTEGER: Final = 10**MAX_INT_DIGITS
 
 _CONTAINERS: Final = frozenset({dict, list})

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from helix_store.core.pages import Page
-from helix_store.core.serialization import Serializable
+from helix_store.core.serialization import Page, Serializable
 from helix_store.core.types import Message
 
 __all__ = ["DuePost", "Post", "PostPage", "PostState"]
@@ -48,7 +47,3 @@ class DuePost(Serializable):
 class PostPage(Serializable, Page[Post]):
     items: list[Post]
     next_cursor: str | None
-
-    @property
-    def _items(self) -> list[Post]:
-        return self.items

@@ -1,20 +1,20 @@
-"""``to_dict()`` and ``from_dict()`` of the value objects, from their annotations."""
+"""The base classes of value objects: ``to_dict()`` and ``from_dict()`` from their annotations, and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from helix_store.core.payload_faults import join_path
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["Serializable", "exact_cost"]
+T = TypeVar("T")
 
 _Reader = Callable[[str, Any], Any]
 """Converts a plain value. The first argument is the path, for errors."""
@@ -123,3 +123,29 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
+
+
+class Page(Sequence[T]):
+    """A page of a list, which is a sequence of its items. The first field of the dataclass holds them."""
+
+    __slots__ = ()
+
+    @property
+    def _items(self) -> list[T]:
+        items: list[T] = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self._items[index]

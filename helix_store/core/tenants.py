@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["TENANT_POLICY", "TENANT_VARIABLE"]
-
 TENANT_POLICY: Final = "helix_store_tenant"
 """The policy on each table. Do not rename it: old policies would stay in databases."""
 

@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
-from helix_store.core.pages import Page
-from helix_store.core.serialization import Serializable
+from helix_store.core.serialization import Page, Serializable
 
 __all__ = [
     "BRANCHED_FROM",
@@ -432,10 +431,6 @@ class SessionPage(Serializable, Page[SessionHead]):
     has_more: bool
     next_cursor: str | None
 
-    @property
-    def _items(self) -> list[SessionHead]:
-        return self.sessions
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage(Serializable, Page[Message]):
@@ -443,20 +438,12 @@ class MessagePage(Serializable, Page[Message]):
     total: int
     has_more: bool
 
-    @property
-    def _items(self) -> list[Message]:
-        return self.messages
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPage(Serializable, Page[CheckpointHead]):
     items: list[CheckpointHead]
     next_cursor: str | None
     total: int
-
-    @property
-    def _items(self) -> list[CheckpointHead]:
-        return self.items
 
 
 def as_value(cls: type[T], value: T | Mapping[str, Any]) -> T:

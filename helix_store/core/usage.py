@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from helix_store.core.limits import MAX_BIGINT
-from helix_store.core.pages import Page
-from helix_store.core.serialization import Serializable
+from helix_store.core.serialization import Page, Serializable
 from helix_store.core.types import UsageKind
 
 __all__ = [
@@ -138,10 +137,6 @@ class UsagePage(Serializable, Page[UsageEntry]):
     limit: int
     has_more: bool
     next_cursor: str | None
-
-    @property
-    def _items(self) -> list[UsageEntry]:
-        return self.entries
 
 
 # --- Sums ------------------------------------------------------------------------------------------

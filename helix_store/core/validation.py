@@ -31,43 +31,6 @@ from helix_store.core.serialization import Serializable
 from helix_store.core.types import BRANCHED_FROM, SessionStatus
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
-__all__ = [
-    "MAX_EPOCH_MILLISECONDS",
-    "arguments",
-    "aware_datetime",
-    "checkpoint_id",
-    "datetime_to_milliseconds",
-    "directory",
-    "enum",
-    "enum_text",
-    "epoch_milliseconds",
-    "failure_reason",
-    "fields",
-    "identifier",
-    "instance",
-    "is_age",
-    "items",
-    "messages",
-    "metadata",
-    "milliseconds",
-    "milliseconds_to_datetime",
-    "optional",
-    "optional_identifier",
-    "page_limit",
-    "page_offset",
-    "query_number",
-    "reason",
-    "record",
-    "statuses",
-    "tags",
-    "tenant",
-    "text",
-    "title",
-    "user_id",
-    "user_id_text",
-    "whole_number",
-]
-
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 

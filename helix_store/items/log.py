@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import takewhile
+from typing import Any, Final
 
 from helix_store import conf
-from helix_store.core import validation
-from helix_store.core.guards import guard
+from helix_store.core import moments, validation
+from helix_store.core.guards import Guard, guard
+from helix_store.core.limits import MAX_BIGINT
+from helix_store.core.moments import as_utc
+from helix_store.core.payloads import decode
 from helix_store.core.types import UserId
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.database import Database
-from helix_store.items.database import DatabaseItems, item_of, readable
+from helix_store.engine.database import Database, DatabaseOperations, writes
+from helix_store.engine.expressions import list_parameter
+from helix_store.exceptions import ConflictError, IntegrityFault, SessionNotFound
+from helix_store.items import sql
 from helix_store.items.rules import (
     ITEMS_AGENT_TYPE,
     EncodedItem,
@@ -21,11 +29,22 @@ from helix_store.items.rules import (
     item_key,
     lane_name,
 )
+from helix_store.models import Session
+from helix_store.sessions.database.locking import lock_session
+from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
+from helix_store.sessions.requests import root_session
 
 __all__ = ["ItemLog"]
 
+Row = tuple[Any, ...]
+"""Id, key, payload as text, and time."""
 
-class ItemLog:
+_ROWS_PER_STATEMENT: Final = 1_000
+_ROWS_PER_LOOK: Final = 100
+"""The number of items that a pop examines at once after the newest was refused."""
+
+
+class ItemLog(DatabaseOperations):
     """Ordered JSON values of a session, each with or without a key that is unique in its lane.
 
     A lane is a name of at most 1,000 bytes; a session can have any number of lanes. Every write is one
@@ -51,7 +70,7 @@ class ItemLog:
         self.tenant = validation.tenant(tenant)
         self.agent_type = validation.identifier(agent_type, "agent_type")
         self.user_id = validation.user_id(user_id)
-        self._items = DatabaseItems(Database(using, tenant), self.agent_type, self.user_id)
+        super().__init__(Database(using, self.tenant))
 
     def __repr__(self) -> str:
         return f"<ItemLog {self.session_id!r} lane={self.lane!r}>"
@@ -72,7 +91,16 @@ class ItemLog:
         """
         held = guard(fencing_token=fencing_token)
         items = encode_items(payloads, keys, conf.limits())
-        return self._items.append(self.session_id, self.lane, items, held)
+        return self._append(items, held)
+
+    @writes
+    def _append(self, items: Sequence[EncodedItem], guard: Guard) -> int:
+        head = self._locked_for(items, guard)
+        if head is None:
+            return 0
+        if added := self._add(head, items):
+            self._mark_written(head.pk)
+        return added
 
     def put(self, key: str, payload: Any, *, fencing_token: int | None = None) -> None:
         """Store the item of a key: replace the item with this key, or add it at the end. Safe to repeat.
@@ -81,7 +109,14 @@ class ItemLog:
         """
         held = guard(fencing_token=fencing_token)
         item = EncodedItem(item_key(key), encode_item(payload, conf.limits()))
-        self._items.put(self.session_id, self.lane, item, held)
+        self._put(item, held)
+
+    @writes
+    def _put(self, item: EncodedItem, guard: Guard) -> None:
+        head = self._locked_or_new(guard)
+        columns = {"key": item.key, "payload": item.text, "at": moments.now(), "version": head.version}
+        self.db.execute(sql.PUT, {**self._locked_lane(head.pk), **columns})
+        self._mark_written(head.pk)
 
     def pop(
         self, validate: Callable[[Any], Any] | None = None, *, fencing_token: int | None = None
@@ -92,7 +127,32 @@ class ItemLog:
         their payload. ``validate`` runs under the session's lock; if it raises an error, nothing is deleted.
         """
         held = guard(fencing_token=fencing_token)
-        return self._items.pop(self.session_id, self.lane, validate or _any, held)
+        return self._pop(validate or _any, held)
+
+    @writes
+    def _pop(self, validate: Callable[[Any], Any], guard: Guard) -> StoredItem | None:
+        head = self._locked(guard)
+        if head is None:
+            return None
+        session = head.pk
+        of_lane = self._locked_lane(session)
+        popped = self.db.execute(sql.POP, of_lane)
+        if not popped:
+            return None
+        self._mark_written(session)
+        for item in _readable(popped):
+            if validate(item.payload):
+                return item
+        before = popped[0][0]
+        while rows := self.db.execute(
+            sql.NEWEST_LOCKED, {**of_lane, "before": before, "limit": _ROWS_PER_LOOK}
+        ):
+            found = next((item for item in _readable(rows) if validate(item.payload)), None)
+            before = rows[-1][0] if found is None else found.position
+            self.db.execute(sql.DELETE_FROM, {**of_lane, "first": before})
+            if found is not None:
+                return found
+        return None
 
     def replace_suffix(
         self,
@@ -111,7 +171,31 @@ class ItemLog:
         limits = conf.limits()
         texts = [item.text for item in encode_items(expected, None, limits)]
         items = encode_items(new, None, limits)
-        return self._items.replace_suffix(self.session_id, self.lane, texts, items, prune, held)
+        return self._replace_suffix(texts, items, prune, held)
+
+    @writes
+    def _replace_suffix(
+        self,
+        expected: Sequence[str],
+        items: Sequence[EncodedItem],
+        prune: Callable[[Any], Any] | None,
+        guard: Guard,
+    ) -> bool:
+        head = self._locked_for([] if expected else items, guard)
+        if head is None:
+            return not expected
+        session = head.pk
+        of_lane = self._locked_lane(session)
+        if expected:
+            newest = {**of_lane, "before": MAX_BIGINT, "limit": len(expected)}
+            suffix = self.db.execute(sql.NEWEST_LOCKED, newest)
+            if [text for _, _, text, _ in reversed(suffix)] != list(expected):
+                return False
+            self.db.execute(sql.DELETE_FROM, {**of_lane, "first": suffix[-1][0]})
+        self._prune(session, prune)
+        self._add(head, items)
+        self._mark_written(session)
+        return True
 
     def copy_to(self, lane: str, *, before: int | None = None, fencing_token: int | None = None) -> int:
         """Copy the items of this lane, up to the position ``before``, to another lane; return their number.
@@ -123,19 +207,103 @@ class ItemLog:
         target = lane_name(lane)
         if before is not None:
             validation.query_number(before, "before")
-        return self._items.copy(self.session_id, self.lane, target, before, held)
+        return self._copy(target, before, held)
+
+    @writes
+    def _copy(self, target: str, before: int | None, guard: Guard) -> int:
+        head = self._locked(guard)
+        if head is None:
+            return 0
+        session = head.pk
+        of_target = self._locked_lane(session, target)
+        if self.db.execute(sql.NEWEST_LOCKED, {**of_target, "before": MAX_BIGINT, "limit": 1}):
+            raise ConflictError("The lane already has items.")
+        last = MAX_BIGINT if before is None else before
+        columns = {"target": target, "before": last, "version": head.version}
+        copied = len(self.db.execute(sql.COPY, {**self._locked_lane(session), **columns}))
+        if copied:
+            self._mark_written(session)
+        return copied
 
     def clear(self, *, fencing_token: int | None = None) -> int:
         """Delete all items of the lane and return their number. Safe to repeat."""
-        return self._items.clear(self.session_id, self.lane, guard(fencing_token=fencing_token))
+        return self._clear(self.lane, guard(fencing_token=fencing_token))
 
     def delete_lane(self, lane: str, *, fencing_token: int | None = None) -> int:
         """Call `clear` for another lane of the session."""
-        return self._items.clear(self.session_id, lane_name(lane), guard(fencing_token=fencing_token))
+        return self._clear(lane_name(lane), guard(fencing_token=fencing_token))
 
     def clear_all(self, *, fencing_token: int | None = None) -> int:
         """Delete all items of all lanes of the session and return their number. Safe to repeat."""
-        return self._items.clear(self.session_id, None, guard(fencing_token=fencing_token))
+        return self._clear(None, guard(fencing_token=fencing_token))
+
+    @writes
+    def _clear(self, lane: str | None, guard: Guard) -> int:
+        """Delete the items of a lane, or of all lanes."""
+        head = self._locked(guard)
+        if head is None:
+            return 0
+        session = head.pk
+        statement = sql.CLEAR_ALL if lane is None else sql.CLEAR
+        deleted = len(self.db.execute(statement, self._locked_lane(session, lane)))
+        if deleted:
+            self._mark_written(session)
+        return deleted
+
+    def _prune(self, session: int, prune: Callable[[Any], Any] | None) -> None:
+        """Delete the oldest items, up to the first one that ``prune`` keeps or that cannot be read."""
+        if prune is None:
+            return
+        after = 0
+        while rows := self.db.execute(
+            sql.OLDEST_LOCKED, {**self._locked_lane(session), "after": after, "limit": _ROWS_PER_LOOK}
+        ):
+            gone = list(takewhile(lambda row: _is_pruned(row, prune), rows))
+            if gone:
+                after = gone[-1][0]
+                self.db.execute(sql.DELETE_TO, {**self._locked_lane(session), "last": after})
+            if len(gone) < len(rows):
+                return
+
+    def _add(self, head: Session, items: Sequence[EncodedItem]) -> int:
+        added = 0
+        for start in range(0, len(items), _ROWS_PER_STATEMENT):
+            rows = items[start : start + _ROWS_PER_STATEMENT]
+            parameters = {
+                **self._locked_lane(head.pk),
+                "version": head.version,
+                "keys": list_parameter(self.db, [item.key for item in rows]),
+                "payloads": list_parameter(self.db, [item.text for item in rows]),
+                "at": moments.now(),
+            }
+            added += len(self.db.execute(sql.ADD, parameters))
+        return added
+
+    def _locked_for(self, items: Sequence[EncodedItem], guard: Guard) -> Session | None:
+        """Return the session, which the first item creates."""
+        if items:
+            return self._locked_or_new(guard)
+        return self._locked(guard)
+
+    def _locked(self, guard: Guard) -> Session | None:
+        with suppress(SessionNotFound):
+            return self._named(lock_session(self.db, self.session_id, guard, *user_columns(self.user_id)))
+        return None
+
+    def _locked_or_new(self, guard: Guard) -> Session:
+        new = partial(root_session, self.session_id, self.agent_type, user_id=self.user_id)
+        columns = user_columns(self.user_id)
+        return self._named(lock_or_insert_session(self.db, self.session_id, new, guard, *columns)[0])
+
+    def _named(self, head: Session) -> Session:
+        name_user(self.db, head, self.user_id)
+        return head
+
+    def _mark_written(self, session: int) -> None:
+        self.db.execute(sql.MARK_WRITTEN, {"session": session, "at": moments.now()})
+
+    def _locked_lane(self, session: int, lane: str | None = None) -> dict[str, Any]:
+        return {"session": session, "lane": self.lane if lane is None else lane}
 
     # --- Reads -------------------------------------------------------------------------------------
 
@@ -152,27 +320,41 @@ class ItemLog:
             validation.query_number(limit, "limit")
         if before is not None:
             validation.query_number(before, "before")
-        rows = self._items.newest(self.session_id, self.lane, limit=limit, before=before)
+        rows = self._newest(limit, before)
         if not skip_unreadable:
-            return [item_of(row) for row in reversed(rows)]
-        found = list(readable(rows))
+            return [_item_of(row) for row in reversed(rows)]
+        found = list(_readable(rows))
         while limit is not None and rows and len(found) < limit:
             missing = limit - len(found)
-            rows = self._items.newest(self.session_id, self.lane, limit=missing, before=rows[-1][0])
-            found += readable(rows)
+            rows = self._newest(missing, rows[-1][0])
+            found += _readable(rows)
         return found[::-1]
+
+    @property
+    def _lane(self) -> dict[str, Any]:
+        return {"tenant": self.tenant, "session_id": self.session_id, "lane": self.lane}
+
+    def _newest(self, limit: int | None, before: int | None) -> list[Row]:
+        parameters = {
+            **self._lane,
+            "limit": MAX_BIGINT if limit is None else limit,
+            "before": MAX_BIGINT if before is None else before,
+        }
+        return self.db.read(sql.NEWEST, parameters)
 
     def get(self, key: str) -> StoredItem | None:
         """Return the item of a key, or ``None``."""
-        return self._items.by_key(self.session_id, self.lane, item_key(key))
+        rows = self.db.read(sql.BY_KEY, {**self._lane, "key": item_key(key)})
+        return _item_of(rows[0]) if rows else None
 
     def count(self) -> int:
         """Return the number of items of the lane."""
-        return self._items.count(self.session_id, self.lane)
+        ((count,),) = self.db.read(sql.COUNT, self._lane)
+        return int(count)
 
     def lanes(self) -> dict[str, int]:
         """Return the number of items of each lane of the session, by name in order."""
-        return self._items.count_lanes(self.session_id)
+        return dict(self.db.read(sql.COUNT_LANES, {"tenant": self.tenant, "session_id": self.session_id}))
 
     aappend = async_twin(append)
     aput = async_twin(put)
@@ -190,3 +372,20 @@ class ItemLog:
 
 def _any(_payload: Any) -> bool:
     return True
+
+
+def _is_pruned(row: Row, prune: Callable[[Any], Any]) -> bool:
+    return any(prune(item.payload) for item in _readable([row]))
+
+
+def _item_of(row: Row) -> StoredItem:
+    """Build the item. Raises `IntegrityFault`."""
+    position, key, text, created_at = row
+    return StoredItem(position=position, key=key, payload=decode(text), created_at=as_utc(created_at))
+
+
+def _readable(rows: Sequence[Row]) -> Iterator[StoredItem]:
+    """Yield the items of rows, except unreadable ones."""
+    for row in rows:
+        with suppress(IntegrityFault):
+            yield _item_of(row)

@@ -8,24 +8,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from helix_store.core import validation
-from helix_store.core.limits import AS_STORED, MAX_LANE_BYTES, Limits
+from helix_store.core.limits import MAX_LANE_BYTES, Limits
 from helix_store.core.payload_faults import join_path
 from helix_store.core.payloads import encode, encode_all
-from helix_store.core.types import SessionState
 from helix_store.exceptions import InvalidPayload
-from helix_store.sessions.layout import encode_state
-from helix_store.sessions.requests import NewSession
-
-__all__ = [
-    "ITEMS_AGENT_TYPE",
-    "EncodedItem",
-    "StoredItem",
-    "encode_item",
-    "encode_items",
-    "item_key",
-    "lane_name",
-    "new_session",
-]
 
 ITEMS_AGENT_TYPE: Final = "items"
 """The agent type of the session that the first item of an unknown session creates."""
@@ -81,15 +67,3 @@ def _keys(keys: Iterable[str | None] | None, count: int) -> Sequence[str | None]
     return [
         None if key is None else item_key(key, join_path("/keys", index)) for index, key in enumerate(given)
     ]
-
-
-def new_session(session_id: str, agent_type: str, user_id: str | None) -> NewSession:
-    """Return the session that the first item of an unknown session creates."""
-    state = SessionState(
-        session_id=session_id,
-        agent_type=agent_type,
-        root_session_id=session_id,
-        stream_id=session_id,
-        user_id=user_id,
-    )
-    return NewSession(session_id, encode_state(state, AS_STORED))

@@ -11,25 +11,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Item, Session
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = [
-    "ADD",
-    "BY_KEY",
-    "CLEAR",
-    "CLEAR_ALL",
-    "COPY",
-    "COPY_TO_BRANCH",
-    "COUNT",
-    "COUNT_LANES",
-    "DELETE_FROM",
-    "DELETE_TO",
-    "MARK_WRITTEN",
-    "NEWEST",
-    "NEWEST_LOCKED",
-    "OLDEST_LOCKED",
-    "POP",
-    "PUT",
-]
-
 _ITEM: Final = table(Item)
 _SESSION: Final = table(Session)
 

@@ -6,9 +6,6 @@ from helix_store.catalogue import Table, copied_by
 from helix_store.items.sql import COPY_TO_BRANCH
 from helix_store.models import Item
 
-__all__ = ["TABLES"]
-
-
 TABLES: Final = (
     Table(Item, record="item", order=("lane", "id"), branch=copied_by(COPY_TO_BRANCH), follows="message"),
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from django.db import models
-from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.budgets import BudgetPeriod, BudgetScope
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
-
-__all__ = ["Budget", "BudgetCounter"]
 
 
 class Budget(models.Model):
@@ -37,18 +35,12 @@ class Budget(models.Model):
         verbose_name = _("budget")
         verbose_name_plural = _("budgets")
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "name"], name=constraint_name("budget_name_uniq")),
-            models.CheckConstraint(
-                condition=Q(scope__in=[each.value for each in BudgetScope]),
-                name=constraint_name("budget_scope_ck"),
-            ),
-            models.CheckConstraint(
-                condition=Q(period__in=[each.value for each in BudgetPeriod]),
-                name=constraint_name("budget_period_ck"),
-            ),
+            unique("budget_name_uniq", ["tenant", "name"]),
+            one_of("budget_scope_ck", "scope", BudgetScope),
+            one_of("budget_period_ck", "period", BudgetPeriod),
         ]
         indexes = [
-            models.Index(fields=["tenant", "scope", "value"], name=constraint_name("budget_scope_idx")),
+            index("budget_scope_idx", ["tenant", "scope", "value"]),
         ]
 
     def __str__(self) -> str:
@@ -77,9 +69,7 @@ class BudgetCounter(models.Model):
         verbose_name = _("counter of a budget")
         verbose_name_plural = _("counters of budgets")
         constraints = [
-            models.UniqueConstraint(
-                fields=["tenant", "name", "period", "value"], name=constraint_name("budget_counter_uniq")
-            ),
+            unique("budget_counter_uniq", ["tenant", "name", "period", "value"]),
         ]
 
     def __str__(self) -> str:

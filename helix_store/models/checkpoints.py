@@ -6,12 +6,11 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.types import CheckpointSource
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["Checkpoint", "CheckpointKind"]
 
 
 class CheckpointKind(models.TextChoices):
@@ -75,41 +74,17 @@ class Checkpoint(models.Model):
         verbose_name = _("checkpoint")
         verbose_name_plural = _("checkpoints")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "kind", "namespace", "version"],
-                name=constraint_name("checkpoint_ver_uniq"),
-            ),
-            models.UniqueConstraint(
-                fields=["session", "checkpoint_id"],
-                condition=Q(checkpoint_id__isnull=False),
-                name=constraint_name("checkpoint_id_uniq"),
-            ),
-            models.UniqueConstraint(
-                fields=["session"],
-                condition=Q(kind=CheckpointKind.STATE),
-                name=constraint_name("checkpoint_state_uniq"),
-            ),
-            models.CheckConstraint(
-                condition=Q(kind__in=CheckpointKind.values), name=constraint_name("checkpoint_kind_ck")
-            ),
-            models.CheckConstraint(
-                condition=Q(source__in=[source.value for source in CheckpointSource]),
-                name=constraint_name("checkpoint_source_ck"),
-            ),
+            unique("checkpoint_ver_uniq", ["session", "kind", "namespace", "version"]),
+            unique("checkpoint_id_uniq", ["session", "checkpoint_id"], where=Q(checkpoint_id__isnull=False)),
+            unique("checkpoint_state_uniq", ["session"], where=Q(kind=CheckpointKind.STATE)),
+            one_of("checkpoint_kind_ck", "kind", CheckpointKind),
+            one_of("checkpoint_source_ck", "source", CheckpointSource),
         ]
         indexes = [
             # Graph checkpoints are looked up by their id alone.
-            models.Index(
-                fields=["checkpoint_id"],
-                condition=Q(kind=CheckpointKind.GRAPH),
-                name=constraint_name("checkpoint_graph_idx"),
-            ),
+            index("checkpoint_graph_idx", ["checkpoint_id"], where=Q(kind=CheckpointKind.GRAPH)),
             # This index finds the newest checkpoint of all namespaces.
-            models.Index(
-                fields=["session", "version", "id"],
-                condition=Q(kind=CheckpointKind.GRAPH),
-                name=constraint_name("checkpoint_order_idx"),
-            ),
+            index("checkpoint_order_idx", ["session", "version", "id"], where=Q(kind=CheckpointKind.GRAPH)),
         ]
 
     def __str__(self) -> str:

@@ -6,12 +6,11 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.limits import MAX_LANE_BYTES
+from helix_store.models.constraints import index, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["Item"]
 
 
 class Item(models.Model):
@@ -37,14 +36,10 @@ class Item(models.Model):
         verbose_name = _("item")
         verbose_name_plural = _("items")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "lane", "key"],
-                condition=Q(key__isnull=False),
-                name=constraint_name("item_key_uniq"),
-            ),
+            unique("item_key_uniq", ["session", "lane", "key"], where=Q(key__isnull=False)),
         ]
         indexes = [
-            models.Index(fields=["session", "lane", "id"], name=constraint_name("item_lane_idx")),
+            index("item_lane_idx", ["session", "lane", "id"]),
         ]
 
     def __str__(self) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
+from helix_store.models.constraints import unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField
-
-__all__ = ["Lock"]
 
 
 class Lock(models.Model):
@@ -27,7 +26,7 @@ class Lock(models.Model):
         verbose_name = _("lock")
         verbose_name_plural = _("locks")
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "name"], name=constraint_name("lock_name_uniq")),
+            unique("lock_name_uniq", ["tenant", "name"]),
         ]
 
     def __str__(self) -> str:

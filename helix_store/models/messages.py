@@ -5,11 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
+from helix_store.models.constraints import unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["Message"]
 
 
 class Message(models.Model):
@@ -28,7 +27,7 @@ class Message(models.Model):
         verbose_name = _("message")
         verbose_name_plural = _("messages")
         constraints = [
-            models.UniqueConstraint(fields=["session", "sequence"], name=constraint_name("message_seq_uniq")),
+            unique("message_seq_uniq", ["session", "sequence"]),
         ]
 
     def __str__(self) -> str:

@@ -6,11 +6,10 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["Post", "PostState"]
 
 
 class PostState(models.TextChoices):
@@ -50,27 +49,13 @@ class Post(models.Model):
         verbose_name = _("post")
         verbose_name_plural = _("posts")
         constraints = [
-            models.UniqueConstraint(fields=["session", "sequence"], name=constraint_name("post_seq_uniq")),
-            models.UniqueConstraint(
-                fields=["session", "key"],
-                condition=Q(key__isnull=False),
-                name=constraint_name("post_key_uniq"),
-            ),
-            models.CheckConstraint(
-                condition=Q(state__in=PostState.values), name=constraint_name("post_state_ck")
-            ),
+            unique("post_seq_uniq", ["session", "sequence"]),
+            unique("post_key_uniq", ["session", "key"], where=Q(key__isnull=False)),
+            one_of("post_state_ck", "state", PostState),
         ]
         indexes = [
-            models.Index(
-                fields=["session", "due_at", "sequence"],
-                condition=Q(state=PostState.WAITING),
-                name=constraint_name("post_waiting_idx"),
-            ),
-            models.Index(
-                fields=["author", "id"],
-                condition=Q(author__isnull=False),
-                name=constraint_name("post_author_idx"),
-            ),
+            index("post_waiting_idx", ["session", "due_at", "sequence"], where=Q(state=PostState.WAITING)),
+            index("post_author_idx", ["author", "id"], where=Q(author__isnull=False)),
         ]
 
     def __str__(self) -> str:

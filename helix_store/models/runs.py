@@ -8,12 +8,11 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.types import InterruptKind, RunStatus
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["InterruptRequest", "Run", "SubSessionRef"]
 
 
 class IsWord(models.Lookup):
@@ -53,17 +52,10 @@ class Run(models.Model):
         verbose_name = _("run")
         verbose_name_plural = _("runs")
         constraints = [
-            models.UniqueConstraint(fields=["session", "run_id"], name=constraint_name("run_id_uniq")),
-            models.UniqueConstraint(fields=["session", "turn"], name=constraint_name("run_turn_uniq")),
-            models.UniqueConstraint(
-                fields=["session"],
-                condition=Q(status=RunStatus.RUNNING.value),
-                name=constraint_name("run_running_uniq"),
-            ),
-            models.CheckConstraint(
-                condition=Q(status__in=[status.value for status in RunStatus]),
-                name=constraint_name("run_status_ck"),
-            ),
+            unique("run_id_uniq", ["session", "run_id"]),
+            unique("run_turn_uniq", ["session", "turn"]),
+            unique("run_running_uniq", ["session"], where=Q(status=RunStatus.RUNNING.value)),
+            one_of("run_status_ck", "status", RunStatus),
         ]
 
     def __str__(self) -> str:
@@ -82,10 +74,7 @@ class InterruptRequest(models.Model):
     class Meta:
         db_table = table_name("interrupt_request")
         constraints = [
-            models.CheckConstraint(
-                condition=Q(kind__in=[kind.value for kind in InterruptKind]),
-                name=constraint_name("interrupt_kind_ck"),
-            ),
+            one_of("interrupt_kind_ck", "kind", InterruptKind),
         ]
 
     def __str__(self) -> str:
@@ -113,14 +102,10 @@ class SubSessionRef(models.Model):
     class Meta:
         db_table = table_name("sub_session_ref")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "sub_session_id"], name=constraint_name("sub_ref_uniq")
-            ),
-            models.CheckConstraint(
-                condition=Q(location__in=LOCATIONS), name=constraint_name("sub_ref_location_ck")
-            ),
+            unique("sub_ref_uniq", ["session", "sub_session_id"]),
+            one_of("sub_ref_location_ck", "location", LOCATIONS),
         ]
-        indexes = [models.Index(fields=["sub_session_id"], name=constraint_name("sub_ref_owner_idx"))]
+        indexes = [index("sub_ref_owner_idx", ["sub_session_id"])]
 
     def __str__(self) -> str:
         return str(self.sub_session_id)

@@ -17,9 +17,8 @@ from helix_store.core.types import (
     SessionMode,
     SessionStatus,
 )
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
-
-__all__ = ["OneOf", "Session"]
 
 NON_TERMINAL = [status.value for status in NON_TERMINAL_STATUSES]
 
@@ -125,11 +124,8 @@ class Session(models.Model):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "session_id"], name=constraint_name("session_id_uniq")),
-            models.CheckConstraint(
-                condition=Q(status__in=[status.value for status in SessionStatus]),
-                name=constraint_name("session_status_ck"),
-            ),
+            unique("session_id_uniq", ["tenant", "session_id"]),
+            one_of("session_status_ck", "status", SessionStatus),
             models.CheckConstraint(
                 condition=Q(mode__isnull=True) | Q(mode__in=[mode.value for mode in SessionMode]),
                 name=constraint_name("session_mode_ck"),
@@ -141,69 +137,49 @@ class Session(models.Model):
             ),
         ]
         indexes = [
-            models.Index(
-                fields=["tenant", "updated_at", "session_id"], name=constraint_name("session_updated_idx")
+            index("session_updated_idx", ["tenant", "updated_at", "session_id"]),
+            index("session_stream_idx", ["tenant", "stream_id"], where=WRITES_ELSEWHERE),
+            index("session_created_idx", ["tenant", "created_at", "session_id"]),
+            index("session_agent_idx", ["tenant", "agent_type", "updated_at", "session_id"]),
+            index("session_type_idx", ["tenant", "agent_type", "status", "updated_at", "session_id"]),
+            index("session_status_idx", ["tenant", "status", "updated_at", "session_id"]),
+            index(
+                "session_user_idx",
+                ["tenant", "user_id", "updated_at", "session_id"],
+                where=Q(user_id__isnull=False),
             ),
-            models.Index(
-                fields=["tenant", "stream_id"],
-                condition=WRITES_ELSEWHERE,
-                name=constraint_name("session_stream_idx"),
+            index(
+                "session_work_idx",
+                ["tenant", "workspace_id", "updated_at", "session_id"],
+                where=Q(workspace_id__isnull=False),
             ),
-            models.Index(
-                fields=["tenant", "created_at", "session_id"], name=constraint_name("session_created_idx")
-            ),
-            models.Index(
-                fields=["tenant", "agent_type", "updated_at", "session_id"],
-                name=constraint_name("session_agent_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "agent_type", "status", "updated_at", "session_id"],
-                name=constraint_name("session_type_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "status", "updated_at", "session_id"],
-                name=constraint_name("session_status_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "user_id", "updated_at", "session_id"],
-                condition=Q(user_id__isnull=False),
-                name=constraint_name("session_user_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "workspace_id", "updated_at", "session_id"],
-                condition=Q(workspace_id__isnull=False),
-                name=constraint_name("session_work_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "parent_session_id", "updated_at", "session_id"],
-                name=constraint_name("session_parent_idx"),
-            ),
-            models.Index(fields=["tenant", "root_session_id"], name=constraint_name("session_root_idx")),
-            models.Index(
-                fields=["pending_deadline", "id"],
-                condition=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
-                name=constraint_name("session_pending_idx"),
+            index("session_parent_idx", ["tenant", "parent_session_id", "updated_at", "session_id"]),
+            index("session_root_idx", ["tenant", "root_session_id"]),
+            index(
+                "session_pending_idx",
+                ["pending_deadline", "id"],
+                where=Q(status__in=NON_TERMINAL, pending_deadline__isnull=False),
             ),
             # The index holds only the few sessions that wait, so it adds no write to the others.
-            models.Index(
-                fields=["tenant", "updated_at", "session_id"],
-                condition=Q(status__in=NON_TERMINAL, suspension_kind__in=[WAITING_KIND]),
-                name=constraint_name("session_waiting_idx"),
+            index(
+                "session_waiting_idx",
+                ["tenant", "updated_at", "session_id"],
+                where=Q(status__in=NON_TERMINAL, suspension_kind__in=[WAITING_KIND]),
             ),
-            models.Index(
-                fields=["expires_at", "id"],
-                condition=Q(status__in=NON_TERMINAL, expires_at__isnull=False),
-                name=constraint_name("session_expiry_idx"),
+            index(
+                "session_expiry_idx",
+                ["expires_at", "id"],
+                where=Q(status__in=NON_TERMINAL, expires_at__isnull=False),
             ),
-            models.Index(
-                fields=["next_post_at", "id"],
-                condition=Q(status__in=NON_TERMINAL, next_post_at__isnull=False),
-                name=constraint_name("session_post_idx"),
+            index(
+                "session_post_idx",
+                ["next_post_at", "id"],
+                where=Q(status__in=NON_TERMINAL, next_post_at__isnull=False),
             ),
-            models.Index(
-                fields=["expires_at", "id"],
-                condition=Q(failure_reason=SESSION_EXPIRED, expires_at__isnull=False),
-                name=constraint_name("session_expired_idx"),
+            index(
+                "session_expired_idx",
+                ["expires_at", "id"],
+                where=Q(failure_reason=SESSION_EXPIRED, expires_at__isnull=False),
             ),
         ]
 

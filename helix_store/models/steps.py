@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from django.db import models
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
+from helix_store.models.constraints import unique
 from helix_store.models.fields import CallIdsField, IdentifierField, MomentField, PayloadField
 from helix_store.models.sessions import Session
-
-__all__ = ["Operation", "StagedChange"]
 
 
 class StagedChange(models.Model):
@@ -24,9 +23,7 @@ class StagedChange(models.Model):
     class Meta:
         db_table = table_name("staged_change")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "step_id", "tool_call_id"], name=constraint_name("staged_call_uniq")
-            ),
+            unique("staged_call_uniq", ["session", "step_id", "tool_call_id"]),
         ]
 
     def __str__(self) -> str:
@@ -52,9 +49,7 @@ class Operation(models.Model):
     class Meta:
         db_table = table_name("operation")
         constraints = [
-            models.UniqueConstraint(
-                fields=["session", "operation_id"], name=constraint_name("operation_id_uniq")
-            ),
+            unique("operation_id_uniq", ["session", "operation_id"]),
         ]
 
     def __str__(self) -> str:

@@ -8,9 +8,8 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.conf import constraint_name, table_name
 from helix_store.core.types import StreamStatus
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CallIdField, IdentifierField, MomentField, PayloadField
-
-__all__ = ["Stream", "StreamChunk"]
 
 
 class Stream(models.Model):
@@ -43,11 +42,8 @@ class Stream(models.Model):
         verbose_name = _("stream")
         verbose_name_plural = _("streams")
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "stream_id"], name=constraint_name("stream_id_uniq")),
-            models.CheckConstraint(
-                condition=Q(status__in=[status.value for status in StreamStatus]),
-                name=constraint_name("stream_status_ck"),
-            ),
+            unique("stream_id_uniq", ["tenant", "stream_id"]),
+            one_of("stream_status_ck", "status", StreamStatus),
             models.CheckConstraint(
                 condition=Q(floor__gte=0, floor__lte=F("last_sequence")),
                 name=constraint_name("stream_floor_ck"),
@@ -55,19 +51,9 @@ class Stream(models.Model):
         ]
         indexes = [
             # Do not index a column that an append changes, such as the lease: it would write to the index.
-            models.Index(
-                fields=["id"], condition=Q(status="active"), name=constraint_name("stream_active_idx")
-            ),
-            models.Index(
-                fields=["ended_at"],
-                condition=Q(ended_at__isnull=False, is_emptied=False),
-                name=constraint_name("stream_ended_idx"),
-            ),
-            models.Index(
-                fields=["keep_until"],
-                condition=Q(keep_until__isnull=False, is_emptied=False),
-                name=constraint_name("stream_keep_idx"),
-            ),
+            index("stream_active_idx", ["id"], where=Q(status="active")),
+            index("stream_ended_idx", ["ended_at"], where=Q(ended_at__isnull=False, is_emptied=False)),
+            index("stream_keep_idx", ["keep_until"], where=Q(keep_until__isnull=False, is_emptied=False)),
         ]
 
     def __str__(self) -> str:
@@ -88,7 +74,7 @@ class StreamChunk(models.Model):
     class Meta:
         db_table = table_name("stream_chunk")
         constraints = [
-            models.UniqueConstraint(fields=["stream", "sequence"], name=constraint_name("chunk_seq_uniq")),
+            unique("chunk_seq_uniq", ["stream", "sequence"]),
         ]
 
     def __str__(self) -> str:

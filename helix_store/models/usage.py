@@ -6,12 +6,11 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.conf import constraint_name, table_name
+from helix_store.conf import table_name
 from helix_store.core.types import UsageKind
+from helix_store.models.constraints import index, one_of, unique
 from helix_store.models.fields import CostField, IdentifierField, MomentField
 from helix_store.models.sessions import Session
-
-__all__ = ["UsageEntry"]
 
 
 class UsageEntry(models.Model):
@@ -63,45 +62,21 @@ class UsageEntry(models.Model):
         verbose_name = _("usage entry")
         verbose_name_plural = _("usage entries")
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "entry_id"], name=constraint_name("usage_entry_uniq")),
-            models.CheckConstraint(
-                condition=Q(kind__in=[kind.value for kind in UsageKind]),
-                name=constraint_name("usage_kind_ck"),
-            ),
+            unique("usage_entry_uniq", ["tenant", "entry_id"]),
+            one_of("usage_kind_ck", "kind", UsageKind),
         ]
         indexes = [
-            models.Index(fields=["session", "timestamp", "id"], name=constraint_name("usage_session_idx")),
+            index("usage_session_idx", ["session", "timestamp", "id"]),
             # Only entries of deleted sessions are looked up by session id.
-            models.Index(
-                fields=["tenant", "recorded_for", "timestamp", "id"],
-                condition=Q(session__isnull=True),
-                name=constraint_name("usage_kept_idx"),
+            index(
+                "usage_kept_idx", ["tenant", "recorded_for", "timestamp", "id"], where=Q(session__isnull=True)
             ),
-            models.Index(fields=["tenant", "timestamp", "id"], name=constraint_name("usage_time_idx")),
-            models.Index(
-                fields=["tenant", "user_id", "timestamp", "id"],
-                condition=Q(user_id__isnull=False),
-                name=constraint_name("usage_user_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "model", "timestamp", "id"],
-                condition=Q(model__isnull=False),
-                name=constraint_name("usage_model_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "session_agent_type", "timestamp", "id"],
-                name=constraint_name("usage_agent_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "sub_session_id"],
-                condition=Q(sub_session_id__isnull=False),
-                name=constraint_name("usage_sub_idx"),
-            ),
-            models.Index(
-                fields=["tenant", "tree_id", "timestamp", "id"],
-                condition=Q(tree_id__isnull=False),
-                name=constraint_name("usage_tree_idx"),
-            ),
+            index("usage_time_idx", ["tenant", "timestamp", "id"]),
+            index("usage_user_idx", ["tenant", "user_id", "timestamp", "id"], where=Q(user_id__isnull=False)),
+            index("usage_model_idx", ["tenant", "model", "timestamp", "id"], where=Q(model__isnull=False)),
+            index("usage_agent_idx", ["tenant", "session_agent_type", "timestamp", "id"]),
+            index("usage_sub_idx", ["tenant", "sub_session_id"], where=Q(sub_session_id__isnull=False)),
+            index("usage_tree_idx", ["tenant", "tree_id", "timestamp", "id"], where=Q(tree_id__isnull=False)),
         ]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rules of approvals: the requirements of a call, the people who may answer it, and approved and used calls.
+"""Rules of approvals and answers: who may answer a call, with which content; approved and used calls.
 
 A call that asks for an approval can require several (``approvals``), and can be ``editable``. While it is
 open, ``approved_by`` holds the people who have approved its current input; after an edit, ``original_input``
@@ -15,27 +15,17 @@ from typing import Any, Final
 
 from helix_store.core import validation
 from helix_store.core.approvals import ActingUser, ApprovedCall, digest_of
-from helix_store.core.limits import UNLIMITED
+from helix_store.core.limits import UNLIMITED, Limits
 from helix_store.core.payloads import decode_object, encode
-from helix_store.exceptions import ApprovalUsed, IntegrityFault, InvalidPayload, NotApproved, NotPermitted
-
-__all__ = [
-    "EDITED_FROM",
-    "NOBODY",
-    "CallActor",
-    "approved_call",
-    "approved_calls",
-    "check_demands",
-    "checked_actor",
-    "current_call",
-    "current_calls",
-    "edited",
-    "encoded_approvals",
-    "expired_answers",
-    "number_of_approvals",
-    "require_permitted",
-    "used_approvals",
-]
+from helix_store.core.types import UNSET, PendingToolCall
+from helix_store.exceptions import (
+    ApprovalUsed,
+    IntegrityFault,
+    InvalidPayload,
+    NotApproved,
+    NotPermitted,
+    shown_id,
+)
 
 EDITED_FROM: Final = "original_input"
 
@@ -46,7 +36,7 @@ _FAILED_BY_DEFAULT: Final = {
     "code": _DEADLINE_PASSED,
     "message": "Nobody answered before the deadline.",
 }
-expired_answers: Final[dict[str, dict[str, Any]]] = {
+_EXPIRED: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
 }
@@ -120,13 +110,13 @@ class CallActor:
     user: ActingUser | None = field(default=None, repr=False)
 
 
-NOBODY: Final = CallActor()
+_NOBODY: Final = CallActor()
 
 
 def checked_actor(actor: Any) -> CallActor:
     """Return who answers. Raises `InvalidPayload` for anything but a text or a Django user."""
     if actor is None:
-        return NOBODY
+        return _NOBODY
     if isinstance(actor, str):
         if actor.startswith(_USER):
             reason = f'a text cannot begin with "{_USER}"; pass the Django user itself'
@@ -153,6 +143,97 @@ def require_permitted(tool_call_id: str, call: Mapping[str, Any], actor: CallAct
 
 def _has_permission(user: ActingUser | None, permission: Any) -> bool:
     return user is not None and user.is_active and type(permission) is str and user.has_perm(permission)
+
+
+# --- Answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A checked answer; ``fields`` are those of the entry, except ``submitted_at`` and ``actors``.
+
+    With a ``digest``, it answers only the call with this digest; ``input`` is the input to approve instead. A
+    call's default answer is for everybody, so it needs no permission and is final.
+    """
+
+    fields: dict[str, Any]
+    approval_id: str | None = None
+    actor: CallActor = _NOBODY
+    digest: str | None = None
+    input: Any = UNSET
+    is_default: bool = False
+
+    def require_fit(self, entry: Mapping[str, Any]) -> None:
+        """Raise `InvalidPayload` unless this answers a call of the entry's kind.
+
+        An approval takes a decision with its approval id, or an error; any other call a result or an error.
+        """
+        expected = entry.get("approval_id")
+        if expected is None:
+            if "approved" in self.fields or self.approval_id is not None:
+                raise InvalidPayload(path="approval_id", reason="this call asks for a result, not approval")
+        elif "result" in self.fields:
+            raise InvalidPayload(path="approved", reason="this call asks for approval, not for a result")
+        elif self.approval_id is None and "approved" in self.fields:
+            reason = f"the approval id is missing; pass approval_id={shown_id(expected)}"
+            raise InvalidPayload(path="approval_id", reason=reason)
+        elif self.approval_id != expected and ("approved" in self.fields or self.approval_id is not None):
+            raise InvalidPayload(path="approval_id", reason="it is not the approval id of this call")
+
+
+def checked_answer(
+    *,
+    result: Any = None,
+    error: Any = None,
+    approval_id: Any = None,
+    approved: Any = None,
+    reason: Any = None,
+    actor: Any = None,
+    digest: Any = None,
+    input: Any = UNSET,
+    limits: Limits,
+) -> Answer:
+    """Return a checked answer: a decision, an error, or a result, which may be ``None``.
+
+    Raises `InvalidPayload`, and `LimitExceeded` if the answer is larger than ``max_message_bytes``.
+    """
+    validation.optional_identifier(approval_id, "approval_id")
+    fields: dict[str, Any]
+    if approved is not None:
+        if type(approved) is not bool:
+            raise InvalidPayload(path="approved", reason="expected True or False")
+        if result is not None or error is not None:
+            raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
+        fields = {"approved": approved, "reason": validation.reason(reason)}
+    elif reason is not None:
+        raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
+    elif error is None:
+        fields = {"result": result}
+    elif result is None:
+        fields = {"error": error}
+    else:
+        raise InvalidPayload(path="error", reason="an answer is a result or an error, not both")
+    texts = dict(fields)
+    if input is not UNSET:
+        if approved is not True:
+            raise InvalidPayload(path="input", reason="only an approval changes the input")
+        texts["input"] = input
+    for name, value in texts.items():
+        encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
+    validation.optional_identifier(digest, "digest")
+    return Answer(fields, approval_id, checked_actor(actor), digest, input)
+
+
+def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
+    """Return the arguments of the answer to an overdue call, or ``None`` if it has no default."""
+    default = call.on_expiry
+    if default == "fail":
+        return {**_EXPIRED["fail"]}
+    if default == "reject":
+        return {"approval_id": call.approval_id, **_EXPIRED["reject"]}
+    if type(default) is dict and "result" in default:
+        return {"result": default["result"]}
+    return None
 
 
 # --- Approved calls -------------------------------------------------------------------------------
@@ -205,7 +286,7 @@ def approved_call(tool_call_id: str, entry: Mapping[str, Any], approvals: Mappin
 def _has_expired(entry: Mapping[str, Any]) -> bool:
     """Return whether an answer is the default at a deadline. Such an answer has no actors."""
     return "actors" not in entry and any(
-        all(entry.get(name) == value for name, value in answer.items()) for answer in expired_answers.values()
+        all(entry.get(name) == value for name, value in answer.items()) for answer in _EXPIRED.values()
     )
 
 

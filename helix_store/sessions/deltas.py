@@ -23,27 +23,6 @@ from helix_store.core.payloads import check_value, decode, encode, size_of, writ
 from helix_store.core.types import SessionState
 from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 
-__all__ = [
-    "MAX_DELTAS",
-    "NO_ENTRIES",
-    "Entries",
-    "Entry",
-    "Origin",
-    "StoredPayload",
-    "apply_deltas",
-    "decode_with_deltas",
-    "delta_between",
-    "encode_changed",
-    "encode_payload",
-    "encode_reusing",
-    "origin_of",
-    "remember_full",
-    "remember_origin",
-    "remember_step",
-    "split",
-    "stored_payload",
-]
-
 MAX_DELTAS: Final = 20
 """The number of versions after a full payload for which a delta may still build on it."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -23,12 +23,7 @@ from helix_store.core.payloads import (
     size_of,
     write_json,
 )
-from helix_store.core.types import (
-    RunStatus,
-    SessionMode,
-    SessionState,
-    SessionStatus,
-)
+from helix_store.core.types import RunStatus, SessionHead, SessionMode, SessionState, SessionStatus
 from helix_store.exceptions import (
     ConflictError,
     InvalidPayload,
@@ -40,50 +35,9 @@ from helix_store.sessions.deltas import (
     encode_payload,
 )
 
-__all__ = [
-    "ENVELOPE",
-    "HEAD_FIELDS",
-    "JSON_COLUMNS",
-    "KEPT_IN_ENVELOPE_ONLY",
-    "STATE_COLUMNS",
-    "SUSPENSION_FIELDS",
-    "WRITTEN_COLUMNS",
-    "EncodedState",
-    "encode_custom_state",
-    "encode_state",
-    "remember_cleared",
-    "settled_mode",
-    "suspension_kind",
-    "with_custom_state",
-]
-
 STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
 
-HEAD_FIELDS: Final = (
-    "session_id",
-    "agent_type",
-    "status",
-    "version",
-    "step_count",
-    "resume_count",
-    "mode",
-    "failure_reason",
-    "user_id",
-    "tags",
-    "metadata",
-    "title",
-    "workspace_id",
-    "directory",
-    "parent_session_id",
-    "root_session_id",
-    "stream_id",
-    "message_count",
-    "suspension_kind",
-    "suspended_step_id",
-    "expires_at",
-    "created_at",
-    "updated_at",
-)
+HEAD_FIELDS: Final = tuple(field.name for field in fields(SessionHead))
 """The fields of a listed session; each is a column of the head."""
 
 JSON_COLUMNS: Final = (

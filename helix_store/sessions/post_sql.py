@@ -9,16 +9,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock, Post, Session
 from helix_store.models.sessions import NON_TERMINAL
 
-__all__ = [
-    "ADD_POST",
-    "DUE_POSTS",
-    "FIND_DUE_POSTS",
-    "FIND_DUE_POSTS_OF_ALL",
-    "MARK_RECEIVED",
-    "SET_NEXT_POST",
-    "WITHDRAW_POST",
-]
-
 _SESSION: Final = table(Session)
 _POST: Final = table(Post)
 _WAITING: Final = "session_id = %(key)s AND state = 'waiting'"

@@ -14,22 +14,11 @@ from helix_store.core.dicts import AnyMessage
 from helix_store.core.ids import new_id
 from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode
-from helix_store.core.posts import PostState
+from helix_store.core.posts import Post, PostState
 from helix_store.core.types import TERMINAL_STATUSES, Message, SessionStatus, UserId
 from helix_store.exceptions import IntegrityFault, InvalidQuery, SessionEnded
 from helix_store.sessions.requests import EncodedMessage, encode_messages
 from helix_store.sessions.tool_calls import ToolCalls
-
-__all__ = [
-    "MOST_DUE_POSTS",
-    "NewPost",
-    "checked_post",
-    "checked_states",
-    "has_open_calls",
-    "received_message",
-    "require_not_ended",
-    "waits_for_answer",
-]
 
 MOST_DUE_POSTS: Final = 1_000
 """The largest page of sessions with due posts."""
@@ -47,6 +36,24 @@ class NewPost:
     key: str | None
     not_before: datetime | None
     digest: str
+
+    def waiting(
+        self, session_id: str, sequence: int, posted_at: datetime, message: Message | None = None
+    ) -> Post:
+        """Return the post as it waits to be received."""
+        return Post(
+            post_id=self.post_id,
+            session_id=session_id,
+            sequence=sequence,
+            message=message,
+            author=self.author,
+            key=self.key,
+            not_before=self.not_before,
+            posted_at=posted_at,
+            state="waiting",
+            received_at=None,
+            position=None,
+        )
 
 
 def checked_post(

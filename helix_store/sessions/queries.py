@@ -1,18 +1,17 @@
-"""Queries for lists of sessions: checked filters, and the values to which a cursor is bound."""
+"""Queries for lists of sessions: checked filters, and the cursors of their pages."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
 from helix_store.core import validation
-from helix_store.core.types import SessionStatus, Timestamp, Unset
+from helix_store.core.types import SessionHead, SessionStatus, Timestamp, Unset
+from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 from helix_store.sessions.requests import SessionQuery
-
-__all__ = ["checked_query", "cursor_binding"]
 
 
 def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
@@ -41,7 +40,23 @@ def checked_query(filters: Mapping[str, Any]) -> SessionQuery:
     )
 
 
-def cursor_binding(tenant: str | None, query: SessionQuery) -> dict[str, Any]:
+def after_cursor(query: SessionQuery, cursor: str | None, *, tenant: str | None) -> SessionQuery:
+    """Return the query for the page at a cursor. Raises `InvalidCursor` and `InvalidQuery`."""
+    if cursor is None:
+        return query
+    if query.offset:
+        raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
+    time, *ids = read_cursor(cursor, query=_cursor_binding(query, tenant))
+    return replace(query, after=(datetime.fromisoformat(time), *ids))
+
+
+def next_cursor(query: SessionQuery, last: SessionHead, *last_tenant: str, tenant: str | None) -> str:
+    """Return the cursor of the page after a session, with its tenant in a list of all tenants."""
+    position = [getattr(last, query.order_by).isoformat(), last.session_id, *last_tenant]
+    return write_cursor(position, query=_cursor_binding(query, tenant))
+
+
+def _cursor_binding(query: SessionQuery, tenant: str | None) -> dict[str, Any]:
     """Return the values that the next page must repeat: the tenant (``None``: all) and the query."""
     binding = {"tenant": tenant, **asdict(query)}
     binding["statuses"] = None if query.statuses is None else sorted(query.statuses)

@@ -31,20 +31,6 @@ from helix_store.sessions.layout import (
     suspension_kind,
 )
 
-__all__ = [
-    "base_of",
-    "checkpoint_state",
-    "current_from",
-    "current_state",
-    "custom_state_of",
-    "head_values",
-    "interrupt_from",
-    "listed_head",
-    "run_from",
-    "stored_run",
-    "sub_session_ref_from",
-]
-
 
 def _stored_types(hint: Any) -> tuple[type, ...]:
     """Return the types of a stored field, in which members of enumerations are text."""

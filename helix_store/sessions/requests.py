@@ -12,7 +12,7 @@ from helix_store.core import validation
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.dicts import AnyMessage
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
+from helix_store.core.limits import AS_STORED, Limits
 from helix_store.core.merging import with_staged
 from helix_store.core.payloads import decode_all, encode_all
 from helix_store.core.types import (
@@ -30,28 +30,6 @@ from helix_store.core.types import (
 from helix_store.exceptions import ConflictError, IntegrityFault, shown_id
 from helix_store.sessions.layout import EncodedState, encode_state, with_custom_state
 from helix_store.sessions.rules import DEFAULT_STEP
-
-__all__ = [
-    "BranchRequest",
-    "CommittedStep",
-    "EncodedMessage",
-    "EncodedRef",
-    "NewSession",
-    "OpenedStep",
-    "Reception",
-    "RunUpdate",
-    "SessionQuery",
-    "StagedRow",
-    "StepRequest",
-    "StepWrite",
-    "are_stored",
-    "decode_messages",
-    "decode_staged",
-    "default_step_id",
-    "dropped_staging",
-    "encode_messages",
-    "without_thinking",
-]
 
 _THINKING_PARTS: Final = frozenset({"thinking", "reasoning"})
 
@@ -141,6 +119,20 @@ class NewSession:
 
     session_id: str
     encoded: EncodedState
+
+
+def root_session(
+    session_id: str, agent_type: str, *, limits: Limits = AS_STORED, **fields: Any
+) -> NewSession:
+    """Return a session without a parent and with these fields of its state, which its first write creates."""
+    state = SessionState(
+        session_id=session_id,
+        agent_type=agent_type,
+        root_session_id=session_id,
+        stream_id=session_id,
+        **fields,
+    )
+    return NewSession(session_id, encode_state(state, limits))
 
 
 @dataclass(slots=True)
@@ -337,6 +329,9 @@ class EncodedRef:
     error: str | None
 
 
+Counter: TypeAlias = Literal["step_count", "resume_count"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionQuery:
     """Filters, joined by AND. ``None`` sets none; in ``parent_session_id``: None = roots, UNSET = any."""
@@ -355,5 +350,6 @@ class SessionQuery:
     descending: bool = True
     limit: int = 50
     offset: int = 0
-    after: tuple[datetime, str] | None = None
+    after: tuple[Any, ...] | None = None
+    """The time, the id and in a list of all tenants the tenant of the last session before the page."""
     count: bool = True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from operator import attrgetter
+from typing import Any, Final
 
-from helix_store.core import validation
 from helix_store.core.guards import Guard
-from helix_store.core.limits import Limits
-from helix_store.core.payloads import copy_json, encode
+from helix_store.core.payloads import copy_json
 from helix_store.core.types import (
     BRANCHED_FROM,
     InterruptKind,
@@ -19,39 +18,14 @@ from helix_store.core.types import (
     SessionState,
     SessionStatus,
 )
-from helix_store.exceptions import ConflictError, InvalidPayload, NotFoundError, shown_id
+from helix_store.exceptions import ConflictError, NotFoundError, shown_id
 from helix_store.sessions.layout import (
     SUSPENSION_FIELDS,
     EncodedState,
     remember_cleared,
     settled_mode,
-    suspension_kind,
 )
 from helix_store.sessions.tool_calls import is_answered, kept_ownership
-
-__all__ = [
-    "RESUMED_COLUMNS",
-    "SUPERSEDED",
-    "RefIdentity",
-    "Suspension",
-    "branched_state",
-    "check_interruptible",
-    "check_may_run",
-    "check_no_other_runs",
-    "check_not_superseded",
-    "check_same_ref",
-    "check_supersedes",
-    "checked_suspension",
-    "end_of_run",
-    "is_bound_to",
-    "is_stale",
-    "require_suspended",
-    "resumed_state",
-    "standing_request",
-    "taken_run",
-    "unknown_ref",
-    "written_columns",
-]
 
 DEFAULT_STEP: Final = "step-"
 """The start of the id of a step that has no other id; its number follows."""
@@ -149,26 +123,12 @@ def is_bound_to(request: InterruptRequest, run_id: str | None) -> bool:
     return run_id is None or request.run_id == run_id
 
 
-class RefIdentity(Protocol):
-    """The fields of a sub-session ref that never change."""
-
-    @property
-    def agent_type(self) -> str: ...
-
-    @property
-    def parent_tool_call_id(self) -> str | None: ...
-
-    @property
-    def location(self) -> str: ...
+_identity_of: Final = attrgetter("agent_type", "parent_tool_call_id", "location")
 
 
-def check_same_ref(stored: RefIdentity, given: RefIdentity) -> None:
+def check_same_ref(stored: object, given: object) -> None:
     """Raise `ConflictError` if a ref is added again with another agent type, tool call or location."""
-    if (stored.agent_type, stored.parent_tool_call_id, stored.location) != (
-        given.agent_type,
-        given.parent_tool_call_id,
-        given.location,
-    ):
+    if _identity_of(stored) != _identity_of(given):
         raise ConflictError(
             "This sub-session has another agent type, tool call or location, which never change; "
             "use another sub-session id."
@@ -221,9 +181,12 @@ def branched_state(source: SessionState, *, new_session_id: str, title: str | No
 class Suspension:
     """A checked suspension: ``columns`` of the head, and the calls that the same write adds."""
 
-    kind: str
     columns: dict[str, Any]
-    calls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: dict[str, dict[str, Any]]
+
+    @property
+    def kind(self) -> str:
+        return str(self.columns["suspension_kind"])
 
     def is_answered(self, pending: str | None) -> bool:
         """Return whether all calls that the session waits for were answered before it was suspended."""
@@ -235,47 +198,6 @@ class Suspension:
             raise ConflictError(
                 f"The session is {status} and cannot be suspended; start a new session or branch this one."
             )
-
-
-def checked_suspension(
-    *,
-    kind: Any,
-    context: Any,
-    calls: dict[str, dict[str, Any]],
-    awaiting_children: Any,
-    step_id: Any,
-    tracing: Any,
-    expires_at: Any,
-    limits: Limits,
-) -> Suspension:
-    """Return the suspension to write; without ``tracing`` or ``expires_at``, the stored value is kept.
-
-    Raises `InvalidPayload` and `LimitExceeded`.
-    """
-    kind = suspension_kind(kind, "kind")
-    columns: dict[str, Any] = {
-        "status": SessionStatus.PAUSED.value,
-        "suspension_kind": kind,
-        "suspension_context": _encoded("context", context, dict, limits),
-        "suspended_awaiting_children": None,
-        "suspended_step_id": validation.optional_identifier(step_id, "step_id"),
-    }
-    if awaiting_children is not None:
-        columns["suspended_awaiting_children"] = _encoded(
-            "awaiting_children", awaiting_children, list, limits
-        )
-    if tracing is not None:
-        columns["tracing_context"] = _encoded("tracing", tracing, dict, limits)
-    if expires_at is not None:
-        milliseconds = validation.epoch_milliseconds(expires_at, "expires_at")
-        columns["expires_at"] = validation.milliseconds_to_datetime(milliseconds)
-    return Suspension(kind, columns, calls)
-
-
-def _encoded(name: str, value: Any, expected: type, limits: Limits) -> str:
-    if type(value) is not expected:
-        raise InvalidPayload(path=f"/{name}", reason=f"expected a {expected.__name__}")
-    return encode(value, limit=limits.max_state_bytes, path=f"/{name}")
 
 
 def require_suspended(columns: Mapping[str, Any]) -> None:

@@ -10,9 +10,11 @@ a column of the locked row.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from typing import Final
 
+from helix_store.core.types import CheckpointHead
 from helix_store.counters.sql import has_budgets, may_be_stopped
 from helix_store.engine.call_ids import recorded
 from helix_store.engine.expressions import is_in_list
@@ -30,37 +32,6 @@ from helix_store.models import (
 )
 from helix_store.sessions.layout import STATE_COLUMNS
 from helix_store.sessions.rules import DEFAULT_STEP, SUPERSEDED
-
-__all__ = [
-    "CHECKPOINT_COLUMNS",
-    "COMPARE_AND_SET_STATUS",
-    "COPY_MESSAGES",
-    "CURRENT_COLUMNS",
-    "DELETE_STAGED",
-    "END_LOCKED_RUN",
-    "FENCE",
-    "FENCE_HOLDS",
-    "FOREST_KEYS",
-    "INTERRUPT_COLUMNS",
-    "LATEST_CHECKPOINT",
-    "LOAD_CAPPED_STEP",
-    "LOAD_STATE",
-    "LOAD_STEP",
-    "MESSAGE_PAGE",
-    "RUN_COLUMNS",
-    "SESSION_BY_ID",
-    "STAGED_CHANGES",
-    "STAGE_CHANGE",
-    "TAKE_STAGED",
-    "TOUCH_SESSION",
-    "TREE_KEYS",
-    "UNCHANGED",
-    "end_run",
-    "mark_taken",
-    "session_by_id",
-    "staged_version",
-    "start_run",
-]
 
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
@@ -151,16 +122,13 @@ whether the budgets of the session must be checked."""
 LOAD_CAPPED_STEP: Final = _load_step(may_be_stopped("s"))
 """`LOAD_STEP` for a session that has budgets."""
 
-CHECKPOINT_COLUMNS: Final = (
-    "checkpoint_id",
-    "run_id",
-    "step_id",
-    "step_count",
-    "status",
-    "message_count",
-    "stream_sequence",
-    "created_at",
+CHECKPOINT_HEAD_COLUMNS: Final = (
+    *(field.name for field in fields(CheckpointHead) if field.name != "session_id"),
     "version",
+)
+"""The columns of a listed checkpoint."""
+CHECKPOINT_COLUMNS: Final = (
+    *CHECKPOINT_HEAD_COLUMNS,
     "payload",
     "envelope",
     "base_id",

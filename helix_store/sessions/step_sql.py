@@ -23,8 +23,6 @@ from helix_store.sessions.sql import (
     staged_version,
 )
 
-__all__ = ["MAX_SINGLE_MESSAGES", "STAGED_ROWS", "step_statement"]
-
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
 _MESSAGE: Final = table(Message)

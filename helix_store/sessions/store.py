@@ -9,8 +9,6 @@ from helix_store.sessions.calls.sessions import SessionCalls
 from helix_store.sessions.calls.steps import StepCalls
 from helix_store.sessions.calls.waiting import WaitingCalls
 
-__all__ = ["StateStoreBase"]
-
 
 class StateStoreBase(SessionCalls, MessageCalls, StepCalls, CheckpointCalls, WaitingCalls, PostCalls):
     """The state store of the contract; a subclass passes the back end."""

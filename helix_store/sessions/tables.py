@@ -19,8 +19,6 @@ from helix_store.models import (
 from helix_store.sessions.requests import decode_staged
 from helix_store.sessions.sql import COPY_MESSAGES
 
-__all__ = ["TABLES"]
-
 
 def _checkpoints(kind: CheckpointKind, *order: str) -> Part:
     return Part(order, {"kind": kind.value})

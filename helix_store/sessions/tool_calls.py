@@ -31,9 +31,9 @@ from helix_store.core.types import (
     SubmissionOutcome,
 )
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, shown_id
-from helix_store.sessions.answers import Answer
 from helix_store.sessions.approvals import (
     EDITED_FROM,
+    Answer,
     approved_call,
     approved_calls,
     check_demands,
@@ -44,19 +44,6 @@ from helix_store.sessions.approvals import (
     require_permitted,
 )
 from helix_store.sessions.layout import earliest_deadline
-
-__all__ = [
-    "ToolCalls",
-    "checked_calls",
-    "claimed_calls",
-    "claimed_ownership",
-    "due_calls",
-    "is_answered",
-    "kept_ownership",
-    "owner_of",
-    "readable_due_calls",
-    "tree_of",
-]
 
 _logger = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from django.db.models import BooleanField, Expression, F
 from helix_store.conf import constraint_name
 from helix_store.engine.statement import Statement
 
-__all__ = ["HAS_INDEX", "INDEX_NAME", "SEARCHED_TEXT", "Contains"]
-
 INDEX_NAME: Final = constraint_name("session_words_idx")
 
 SEARCHED_TEXT: Final = (

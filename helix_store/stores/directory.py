@@ -8,15 +8,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from helix_store.core import validation
-from helix_store.core.pages import Page
-from helix_store.core.session_filters import takes_session_filters
+from helix_store.core.serialization import Page
+from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import SessionHead, SubSessionRef
-from helix_store.engine.cursors import read_cursor, write_cursor
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidQuery, SessionNotFound
+from helix_store.exceptions import SessionNotFound
 from helix_store.sessions.database.checkpoints import DatabaseCheckpoints
 from helix_store.sessions.database.directory import DatabaseDirectory
-from helix_store.sessions.queries import checked_query, cursor_binding
+from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
 from helix_store.stores.database import DatabaseStateStore
 
 __all__ = ["DirectoryPage", "PruneSummary", "SessionDirectory", "TreeNode"]
@@ -31,10 +30,6 @@ class DirectoryPage(Page[tuple[str, SessionHead]]):
     sessions: list[tuple[str, SessionHead]]
     total: int | None
     next_cursor: str | None
-
-    @property
-    def _items(self) -> list[tuple[str, SessionHead]]:
-        return self.sessions
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,21 +131,13 @@ class SessionDirectory:
             page = self.store(self.tenant).list_sessions(**filters)
             sessions = [(self.tenant, head) for head in page.sessions]
             return DirectoryPage(sessions=sessions, total=page.total, next_cursor=page.next_cursor)
-        query, cursor = checked_query(filters), filters["cursor"]
-        binding = cursor_binding(None, query)
-        after = None
-        if cursor is not None:
-            if query.offset:
-                raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
-            time, session_id, tenant = read_cursor(cursor, query=binding)
-            after = (datetime.fromisoformat(time), session_id, tenant)
-        found, total, has_more = self._directory.select(query, after)
-        next_cursor = None
+        query = after_cursor(checked_query(filters), filters["cursor"], tenant=None)
+        found, total, has_more = self._directory.select(query)
+        cursor = None
         if has_more:
             tenant, last = found[-1]
-            position = [getattr(last, query.order_by).isoformat(), last.session_id, tenant]
-            next_cursor = write_cursor(position, query=binding)
-        return DirectoryPage(sessions=found, total=total, next_cursor=next_cursor)
+            cursor = next_cursor(query, last, tenant, tenant=None)
+        return DirectoryPage(sessions=found, total=total, next_cursor=cursor)
 
     def tree(self, session_id: str, *, tenant: str) -> TreeNode:
         """Return a session and everything below it: sessions by parent or local ref, and remote refs.

@@ -33,7 +33,7 @@ _REQUESTS: Final = "sessions/requests.py"
 _MEMORY_STEPS: Final = "sessions/memory/steps.py"
 _USAGE: Final = "usage/database.py"
 _USAGE_SQL: Final = "usage/sql.py"
-_ITEMS_DB: Final = "items/database.py"
+_ITEMS_DB: Final = "items/log.py"
 _ITEM_SQL: Final = "items/sql.py"
 _BUDGET_RULES: Final = "budgets/rules.py"
 _BUDGETS: Final = "budgets/database.py"
@@ -147,8 +147,8 @@ LEDGERS: Final = (
     Mutant(
         "items",
         _ITEMS_DB,
-        "lock_session(self.db, session_id, guard, *",
-        "lock_session(self.db, session_id, None, *",
+        "lock_session(self.db, self.session_id, guard, *",
+        "lock_session(self.db, self.session_id, None, *",
         _ITEMS,
     ),
     Mutant(
@@ -161,7 +161,7 @@ LEDGERS: Final = (
         "not suffix",
         _ITEMS,
     ),
-    Mutant("items", _ITEMS_DB, 'target), "before": MAX_BIGINT', 'target), "before": 0', _ITEMS),
+    Mutant("items", _ITEMS_DB, 'of_target, "before": MAX_BIGINT', 'of_target, "before": 0', _ITEMS),
     # --- Budgets: spent and held stay within the limit, and spent is the sum of the ledger
     Mutant("budget", _BUDGET_RULES, "or used + estimate > limit", "", _CAPS),
     Mutant("budget", _BUDGET_RULES, "used >= limit or", "used > limit or", _CAPS),

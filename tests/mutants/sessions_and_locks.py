@@ -141,8 +141,8 @@ SESSIONS_AND_LOCKS: Final = (
     Mutant(
         "status",
         _RULES,
-        "stored.agent_type, stored.parent_tool_call_id, stored.location) != (",
-        "given.agent_type, given.parent_tool_call_id, given.location) != (",
+        "_identity_of(stored) != _identity_of(given)",
+        "_identity_of(given) != _identity_of(given)",
         _REFS,
     ),
     Mutant("status", _STREAM_SQL, "{STREAM_BY_ID} AND status = 'active'", "{STREAM_BY_ID}", _STREAMS),

@@ -9,7 +9,7 @@ import pytest
 
 import helix_store
 from helix_store.checkpointers.graph.types import GraphPage
-from helix_store.core.pages import Page
+from helix_store.core.serialization import Page
 from helix_store.stores import InMemoryStateStore, InMemoryUsageStore, MemoryWorld
 from helix_store.testing.state_store.samples import commit_step, message
 from helix_store.testing.usage.base import custom

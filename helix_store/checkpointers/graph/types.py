@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from helix_store.core.pages import Page
+from helix_store.core.serialization import Page
 from helix_store.core.types import CheckpointSource
 from helix_store.exceptions import IntegrityFault
 
@@ -150,7 +150,3 @@ class GraphPage(Page[T], Generic[T]):
     @property
     def has_more(self) -> bool:
         return self.next_cursor is not None
-
-    @property
-    def _items(self) -> list[T]:
-        return self.items

@@ -21,7 +21,7 @@ from helix_store.management.base import (
     at_least,
 )
 from helix_store.management.output import Column, table
-from helix_store.sessions.answers import default_answer
+from helix_store.sessions.approvals import default_answer
 
 __all__ = ["Command"]
 

@@ -17,7 +17,7 @@ from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT, 
 from helix_store.actions.posts import POST
 from helix_store.catalogue import Outline
 from helix_store.core.posts import Post, PostState
-from helix_store.core.session_filters import SESSION_FILTERS
+from helix_store.core.signatures import SESSION_FILTERS
 from helix_store.core.types import UNSET, SessionHead, SessionStatus
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload

@@ -16,8 +16,6 @@ from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.requests import BranchRequest
 
-__all__ = ["CheckpointCalls"]
-
 
 class CheckpointCalls(StoreCalls):
     def get_checkpoint(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:

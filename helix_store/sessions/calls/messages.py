@@ -13,8 +13,6 @@ from helix_store.exceptions import InvalidQuery
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.requests import decode_messages, encode_messages, without_thinking
 
-__all__ = ["MessageCalls"]
-
 
 class MessageCalls(StoreCalls):
     def append_messages(

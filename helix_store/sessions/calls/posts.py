@@ -15,8 +15,6 @@ from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.posts import MOST_DUE_POSTS, checked_post, checked_states
 from helix_store.sessions.requests import decode_messages
 
-__all__ = ["PostCalls"]
-
 
 class PostCalls(StoreCalls):
     def post_message(

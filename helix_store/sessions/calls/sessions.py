@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +10,7 @@ from helix_store.core import validation
 from helix_store.core.guards import guard
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import encode
-from helix_store.core.session_filters import takes_session_filters
+from helix_store.core.signatures import takes_session_filters
 from helix_store.core.types import (
     SessionMode,
     SessionPage,
@@ -26,14 +24,11 @@ from helix_store.core.types import (
     as_value,
 )
 from helix_store.engine.async_twins import async_twin
-from helix_store.engine.cursors import read_cursor, write_cursor
-from helix_store.exceptions import InvalidPayload, InvalidQuery
+from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.backend import StoreCalls
 from helix_store.sessions.layout import encode_state
-from helix_store.sessions.queries import checked_query, cursor_binding
-from helix_store.sessions.requests import EncodedRef, NewSession, SessionQuery
-
-__all__ = ["SessionCalls"]
+from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
+from helix_store.sessions.requests import EncodedRef, NewSession
 
 
 class SessionCalls(StoreCalls):
@@ -188,29 +183,15 @@ class SessionCalls(StoreCalls):
         by session id. To read the next page, pass ``next_cursor`` as ``cursor`` with the same filters. Raises
         `InvalidCursor` for any other cursor and `InvalidQuery` for an invalid filter, order or page.
         """
-        return self._session_page(checked_query(filters), filters["cursor"])
-
-    def _session_page(self, query: SessionQuery, cursor: str | None) -> SessionPage:
-        binding = cursor_binding(self.tenant, query)
-        if cursor is not None:
-            if query.offset:
-                raise InvalidQuery("Pass a cursor or an offset, not both.", path="cursor")
-            time, session_id = read_cursor(cursor, query=binding)
-            query = replace(query, after=(datetime.fromisoformat(time), session_id))
+        query = after_cursor(checked_query(filters), filters["cursor"], tenant=self.tenant)
         heads, total, has_more = self._backend.sessions.select(query)
-        next_cursor = None
-        if has_more:
-            last = heads[-1]
-            next_cursor = write_cursor(
-                [getattr(last, query.order_by).isoformat(), last.session_id], query=binding
-            )
         return SessionPage(
             sessions=heads,
             total=total,
             offset=query.offset,
             limit=query.limit,
             has_more=has_more,
-            next_cursor=next_cursor,
+            next_cursor=next_cursor(query, heads[-1], tenant=self.tenant) if has_more else None,
         )
 
     def add_sub_session_refs(

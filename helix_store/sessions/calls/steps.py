@@ -35,8 +35,6 @@ from helix_store.sessions.requests import (
     encode_messages,
 )
 
-__all__ = ["StepCalls"]
-
 _RUN_RULES: Final[dict[str, validation.Rule]] = {
     "session_id": validation.identifier,
     "run_id": validation.identifier,

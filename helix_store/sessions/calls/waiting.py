@@ -11,6 +11,8 @@ from helix_store.core import validation
 from helix_store.core.approvals import Actor, ApprovedCall
 from helix_store.core.dicts import AnyToolCall
 from helix_store.core.guards import guard
+from helix_store.core.limits import Limits
+from helix_store.core.payloads import encode
 from helix_store.core.types import (
     UNSET,
     InterruptKind,
@@ -18,16 +20,17 @@ from helix_store.core.types import (
     PendingToolCall,
     RunStatus,
     SessionState,
+    SessionStatus,
     Submission,
     Timestamp,
 )
 from helix_store.engine.async_twins import async_twin
-from helix_store.sessions.answers import Answer, checked_answer
+from helix_store.exceptions import InvalidPayload
+from helix_store.sessions.approvals import Answer, checked_answer
 from helix_store.sessions.backend import StoreCalls
-from helix_store.sessions.rules import checked_suspension
+from helix_store.sessions.layout import suspension_kind
+from helix_store.sessions.rules import Suspension
 from helix_store.sessions.tool_calls import checked_calls
-
-__all__ = ["WaitingCalls"]
 
 _LARGEST_PAGE = 1_000
 _RULES: Final[dict[str, validation.Rule]] = {
@@ -167,16 +170,22 @@ class WaitingCalls(StoreCalls):
         validation.identifier(session_id, "session_id")
         limits = self.limits
         calls = {} if pending is None else checked_calls(pending, requested_at=_now(), limits=limits)
-        suspension = checked_suspension(
-            kind=kind,
-            context=context,
-            calls=calls,
-            awaiting_children=awaiting_children,
-            step_id=step_id,
-            tracing=tracing,
-            expires_at=expires_at,
-            limits=limits,
-        )
+        columns: dict[str, Any] = {
+            "status": SessionStatus.PAUSED.value,
+            "suspension_kind": suspension_kind(kind, "kind"),
+            "suspension_context": _encoded("context", context, dict, limits),
+            "suspended_awaiting_children": None,
+            "suspended_step_id": validation.optional_identifier(step_id, "step_id"),
+        }
+        if awaiting_children is not None:
+            children = _encoded("awaiting_children", awaiting_children, list, limits)
+            columns["suspended_awaiting_children"] = children
+        if tracing is not None:
+            columns["tracing_context"] = _encoded("tracing", tracing, dict, limits)
+        if expires_at is not None:
+            milliseconds = validation.epoch_milliseconds(expires_at, "expires_at")
+            columns["expires_at"] = validation.milliseconds_to_datetime(milliseconds)
+        suspension = Suspension(columns, calls)
         return self._backend.waiting.suspend(session_id, suspension, guard(expected_version, fencing_token))
 
     def resume(
@@ -241,3 +250,9 @@ class WaitingCalls(StoreCalls):
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _encoded(name: str, value: Any, expected: type, limits: Limits) -> str:
+    if type(value) is not expected:
+        raise InvalidPayload(path=f"/{name}", reason=f"expected a {expected.__name__}")
+    return encode(value, limit=limits.max_state_bytes, path=f"/{name}")

@@ -43,7 +43,6 @@ from helix_store.sessions.database.locking import (
 )
 from helix_store.sessions.database.messages import cut_history
 from helix_store.sessions.database.rows import (
-    CHECKPOINT_HEAD_COLUMNS,
     checkpoint_from,
     checkpoint_head_from,
     first_row,
@@ -59,12 +58,11 @@ from helix_store.sessions.requests import (
 from helix_store.sessions.rules import branched_state, written_columns
 from helix_store.sessions.sql import (
     CHECKPOINT_COLUMNS,
+    CHECKPOINT_HEAD_COLUMNS,
     CURRENT_COLUMNS,
     DELETE_STAGED,
     LATEST_CHECKPOINT,
 )
-
-__all__ = ["DatabaseCheckpoints"]
 
 _END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -91,6 +89,7 @@ class DatabaseCheckpoints(DatabaseOperations):
     def select(
         self, session_id: str, *, limit: int, before_version: int | None
     ) -> tuple[list[CheckpointHead], int, int | None]:
+        """Return the page (newest first), the total, and the next page's ``before_version``, if any."""
         checkpoints = self._of(session_key(self.db, session_id))
         page = checkpoints.order_by("-version")
         if before_version is not None:

@@ -19,16 +19,6 @@ from helix_store.models import (
 from helix_store.sessions.deltas import apply_deltas
 from helix_store.sessions.reading import base_of, custom_state_of
 
-__all__ = [
-    "current_key",
-    "drop_checkpoints",
-    "drop_unneeded_bases",
-    "keep_checkpoints",
-    "read_current",
-    "step_checkpoints",
-    "write_current",
-]
-
 
 def step_checkpoints(db: Database, key: int) -> QuerySet[Checkpoint]:
     """Return the checkpoints that a session's steps have made."""

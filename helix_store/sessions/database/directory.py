@@ -1,4 +1,4 @@
-"""Sessions of every tenant: search by id, listing, and sessions with more checkpoints than should be kept."""
+"""Lists of sessions; and of every tenant: search by id, and sessions with more checkpoints than to keep."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Count, Exists, Min, OuterRef, Q
+from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 
-from helix_store.core.types import SessionHead, SubSessionRef
-from helix_store.engine.database import DatabaseOperations, reads
-from helix_store.engine.expressions import after_keyset
+from helix_store.core.types import SessionHead, SubSessionRef, Unset
+from helix_store.engine.database import Database, DatabaseOperations, reads
+from helix_store.engine.expressions import NoIndexHint, after_keyset, has_metadata, has_tag, tenant_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models import SubSessionRef as SubSessionRow
-from helix_store.sessions.database.listing import filtered_sessions
 from helix_store.sessions.database.trees import tree_keys
 from helix_store.sessions.layout import HEAD_FIELDS
 from helix_store.sessions.reading import listed_head, sub_session_ref_from
 from helix_store.sessions.requests import SessionQuery
-
-__all__ = ["DatabaseDirectory", "FoundSession"]
 
 _SESSION: Final = table(Session)
 
@@ -68,21 +65,8 @@ class DatabaseDirectory(DatabaseOperations):
         return list(found.order_by("session_id", "tenant").values_list("tenant", "session_id")[:limit])
 
     @reads
-    def select(
-        self, query: SessionQuery, after: tuple[datetime, str, str] | None
-    ) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
-        """Return the page over all tenants, the total if requested, and whether more sessions follow."""
-        matching = filtered_sessions(Session.objects.using(self.db.alias).all(), query)
-        total = matching.count() if query.count else None
-        prefix = "-" if query.descending else ""
-        page = matching.order_by(*(f"{prefix}{name}" for name in (query.order_by, "session_id", "tenant")))
-        if after is not None:
-            at, session_id, tenant = after
-            last = {query.order_by: at, "session_id": session_id, "tenant": tenant}
-            page = page.filter(after_keyset(Session, last, descending=query.descending))
-        rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
-        found = [(row.pop("tenant"), listed_head(row)) for row in rows[: query.limit]]
-        return found, total, len(rows) > query.limit
+    def select(self, query: SessionQuery) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
+        return select_sessions(self.db, query, of_all_tenants=True)
 
     def tree(self, session_id: str) -> tuple[list[SessionHead], dict[str, list[SubSessionRef]]]:
         """Return the session and all sessions below it, and the refs of each by session id."""
@@ -124,3 +108,59 @@ class DatabaseDirectory(DatabaseOperations):
         keys = list(found.order_by("session_id").values_list("session_id", flat=True)[:limit])
         rows = Session.objects.using(self.db.alias).filter(pk__in=keys).order_by("pk")
         return [FoundSession(*row) for row in rows.values_list("pk", "tenant", "session_id")]
+
+
+# --- Lists ------------------------------------------------------------------------------------------
+
+
+def select_sessions(
+    db: Database, query: SessionQuery, *, of_all_tenants: bool = False
+) -> tuple[list[tuple[str, SessionHead]], int | None, bool]:
+    """Return the page with the tenants, the total if requested, and whether more sessions follow."""
+    sessions = Session.objects.using(db.alias).all() if of_all_tenants else _of_tenant(db, query)
+    matching = _filtered(sessions, query)
+    total = matching.count() if query.count else None
+    names = (query.order_by, "session_id", *(["tenant"] if of_all_tenants else []))
+    prefix = "-" if query.descending else ""
+    page = matching.order_by(*(f"{prefix}{name}" for name in names))
+    if query.after is not None:
+        last = dict(zip(names, query.after, strict=True))
+        page = page.filter(after_keyset(Session, last, descending=query.descending))
+    rows = list(page.values("tenant", *HEAD_FIELDS)[query.offset : query.offset + query.limit + 1])
+    found = [(row["tenant"], listed_head(row)) for row in rows[: query.limit]]
+    return found, total, len(rows) > query.limit
+
+
+def _of_tenant(db: Database, query: SessionQuery) -> QuerySet[Session]:
+    # An index over all tenants finds documents. PostgreSQL must therefore know how large this tenant is: if
+    # it assumes a small tenant, it also reads all of the tenant's sessions to intersect the two sets.
+    is_by_document = query.tags or query.metadata
+    tenant = db.tenant if is_by_document else tenant_parameter(db.tenant)
+    return Session.objects.using(db.alias).filter(tenant=tenant)
+
+
+def _filtered(sessions: QuerySet[Session], query: SessionQuery) -> QuerySet[Session]:
+    """Return the sessions that match every filter of a query."""
+    # An agent works for many users, so a user or a workspace has fewer sessions than an agent.
+    is_of_few = query.user_id is not None or query.workspace_id is not None
+    sessions = sessions.alias(agent=NoIndexHint("agent_type") if is_of_few else F("agent_type"))
+    equal: dict[str, Any] = {
+        "agent": query.agent_type,
+        "user_id": query.user_id,
+        "root_session_id": query.root_session_id,
+        "workspace_id": query.workspace_id,
+        "created_at__gte": query.created_from,
+        "created_at__lt": query.created_to,
+    }
+    sessions = sessions.filter(**{name: value for name, value in equal.items() if value is not None})
+    if query.statuses is not None:
+        sessions = sessions.filter(status__in=sorted(query.statuses))
+    if query.parent_session_id is None:
+        sessions = sessions.filter(parent_session_id__isnull=True)
+    elif not isinstance(query.parent_session_id, Unset):
+        sessions = sessions.filter(parent_session_id=query.parent_session_id)
+    for tag in query.tags:
+        sessions = sessions.filter(has_tag(tag))
+    for key, value in query.metadata.items():
+        sessions = sessions.filter(has_metadata(key, value))
+    return sessions

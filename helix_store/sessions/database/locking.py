@@ -28,23 +28,9 @@ from helix_store.engine.rows import (
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.database import hold_fence
 from helix_store.models import Session
-from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.sql import SESSION_BY_ID, TOUCH_SESSION
-
-__all__ = [
-    "advance",
-    "changed_columns",
-    "check_guard",
-    "lock_known_session",
-    "lock_session",
-    "lock_sessions",
-    "lock_sessions_of_tree",
-    "missing_session",
-    "root_of",
-    "session_key",
-    "touch",
-]
+from helix_store.signals import announce, signals_of_status
 
 _LOCKED_COLUMNS = (
     "id",

@@ -31,8 +31,6 @@ from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
 from helix_store.sessions.requests import EncodedMessage, decode_messages
 from helix_store.sessions.sql import MESSAGE_PAGE
 
-__all__ = ["DatabaseMessages", "cut_history", "history_backwards", "insert_messages"]
-
 _ROWS_PER_STATEMENT = 1_000
 _LOOK_BACK = 20
 _COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
@@ -41,6 +39,7 @@ _COLUMNS = ("session_id", "sequence", "role", "payload", "created_at")
 class DatabaseMessages(DatabaseOperations):
     @writes
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
+        """Append messages and return the new message count."""
         head = lock_session(self.db, session_id, guard)
         if not messages:
             return head.message_count
@@ -52,6 +51,7 @@ class DatabaseMessages(DatabaseOperations):
     def page(
         self, session_id: str, *, offset: int, limit: int | None, descending: bool
     ) -> tuple[list[str], int]:
+        """Return the texts of the page, and the number of messages of the session."""
         if not descending:
             last = None if limit is None else offset + limit
             parameters = {"tenant": self.db.tenant, "session_id": session_id, "offset": offset, "last": last}
@@ -81,6 +81,7 @@ class DatabaseMessages(DatabaseOperations):
 
     @reads
     def after(self, session_id: str, sequence: int, limit: int) -> list[str]:
+        """Return the texts of at most ``limit`` messages after a sequence."""
         following = self._of(session_id).filter(sequence__gt=sequence, sequence__lte=sequence + limit)
         return list(following.order_by("sequence").values_list("payload", flat=True))
 
@@ -90,6 +91,7 @@ class DatabaseMessages(DatabaseOperations):
 
     @writes
     def truncate(self, session_id: str, keep: int, guard: Guard) -> int:
+        """Truncate the history and return the version, unchanged if ``keep`` reaches the end."""
         head = lock_session(self.db, session_id, guard)
         if keep >= head.message_count:
             return head.version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,6 @@ from helix_store.models import Message as MessageRow
 from helix_store.models import Post, Session
 from helix_store.models.sessions import OneOf
 from helix_store.sessions import post_sql
-from helix_store.sessions.announcements import announce
 from helix_store.sessions.database.locking import advance, lock_session, session_key
 from helix_store.sessions.database.messages import insert_messages
 from helix_store.sessions.database.rows import first_row, pk_of
@@ -35,35 +35,21 @@ from helix_store.sessions.posts import (
     waits_for_answer,
 )
 from helix_store.sessions.requests import EncodedMessage, decode_messages
-from helix_store.signals import session_posted
+from helix_store.signals import announce, session_posted
 
-__all__ = [
-    "DatabasePosts",
-    "DueSession",
-    "announce_due_posts",
-    "find_due_sessions",
-    "receive_due",
-    "received_at",
-]
+__all__ = ["announce_due_posts"]
 
-_COLUMNS: Final = (
-    "post_id",
-    "sequence",
-    "payload",
-    "author",
-    "key",
-    "not_before",
-    "posted_at",
-    "state",
-    "received_at",
-    "position",
+_FIELDS: Final = tuple(
+    field.name for field in fields(PostValue) if field.name not in ("session_id", "message")
 )
+_COLUMNS: Final = (*_FIELDS, "payload")
 _FIRST: Final = (datetime.min.replace(tzinfo=UTC), 0)
 
 
 class DatabasePosts(DatabaseOperations):
     @writes
     def post(self, session_id: str, new: NewPost, most: int) -> PostValue:
+        """Store a post if fewer than ``most`` are waiting, or return the existing one with its key."""
         head = lock_session(self.db, session_id, None, "next_post_at")
         added = None if head.status in TERMINAL_STATUSES else self._added(head, new, most)
         if added is not None:
@@ -96,19 +82,7 @@ class DatabasePosts(DatabaseOperations):
             self.db.execute(post_sql.SET_NEXT_POST, {"key": head.pk})
         if is_due:
             announce(self.db, head.session_id, [session_posted], post_id=new.post_id, author=new.author)
-        return PostValue(
-            post_id=new.post_id,
-            session_id=head.session_id,
-            sequence=sequence,
-            message=decode(new.text),
-            author=new.author,
-            key=new.key,
-            not_before=new.not_before,
-            posted_at=as_utc(posted_at),
-            state="waiting",
-            received_at=None,
-            position=None,
-        )
+        return new.waiting(head.session_id, sequence, as_utc(posted_at), decode(new.text))
 
     def _with_key(self, head: Session, key: str | None) -> dict[str, Any] | None:
         if key is None:
@@ -120,6 +94,7 @@ class DatabasePosts(DatabaseOperations):
     def select(
         self, session_id: str, *, states: Sequence[PostState], after: int, limit: int
     ) -> list[PostValue]:
+        """Return the posts after a sequence."""
         posts = Post.objects.using(self.db.alias).filter(
             session_id=pk_of(self.db, session_id), sequence__gt=after
         )
@@ -139,6 +114,7 @@ class DatabasePosts(DatabaseOperations):
 
     @writes
     def receive(self, session_id: str, limit: int | None, guard: Guard) -> list[str]:
+        """Return the texts of the received messages."""
         head = lock_session(self.db, session_id, guard, "next_post_at")
         require_not_ended(session_id, head.status)
         if head.next_post_at is None:
@@ -239,5 +215,5 @@ def find_due_sessions(db: Database, limit: int, *, of_all: bool = False) -> list
 
 
 def _value_of(row: Mapping[str, Any], session_id: str) -> PostValue:
-    values = {name: row[name] for name in _COLUMNS if name != "payload"}
+    values = {name: row[name] for name in _FIELDS}
     return PostValue(session_id=session_id, message=decode_optional(row["payload"]), **values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from django.db.models import QuerySet, Subquery
 
@@ -17,22 +17,9 @@ from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.sessions.reading import base_of, checkpoint_state
-from helix_store.sessions.sql import CHECKPOINT_COLUMNS
-
-__all__ = [
-    "CHECKPOINT_HEAD_COLUMNS",
-    "checkpoint_from",
-    "checkpoint_head_from",
-    "first_row",
-    "pk_of",
-    "session_with_id",
-    "sessions_with_ids",
-]
+from helix_store.sessions.sql import CHECKPOINT_HEAD_COLUMNS
 
 R = TypeVar("R")
-
-CHECKPOINT_HEAD_COLUMNS: Final = CHECKPOINT_COLUMNS[: CHECKPOINT_COLUMNS.index("version") + 1]
-"""The columns of a listed checkpoint."""
 
 
 def first_row(rows: QuerySet[Any, R]) -> R | None:

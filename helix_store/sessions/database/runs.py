@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -27,6 +27,7 @@ from helix_store.engine.database import (
     reads,
     writes,
 )
+from helix_store.engine.statement import Statement
 from helix_store.exceptions import RunNotFound
 from helix_store.models import InterruptRequest as InterruptRow
 from helix_store.models import Run as RunRow
@@ -57,8 +58,6 @@ from helix_store.sessions.rules import (
 )
 from helix_store.sessions.sql import END_LOCKED_RUN, RUN_COLUMNS, end_run, start_run
 
-__all__ = ["DatabaseRuns"]
-
 
 class _Earlier(NamedTuple):
     """Facts about a session: this run id exists, the running run, the last turn, an interrupt exists."""
@@ -86,6 +85,12 @@ class DatabaseRuns(DatabaseOperations):
             "fencing_token": token,
             "at": moments.now(),
         }
+        return self._written_once(statement, parameters, locked)
+
+    def _written_once(
+        self, statement: Statement, parameters: Mapping[str, Any], locked: Callable[[], Run]
+    ) -> Run:
+        session_id, run_id = parameters["session_id"], parameters["run_id"]
 
         def look_first(call_id: str) -> Run:
             return self._recorded_run(session_id, run_id, call_id) or locked()
@@ -161,18 +166,7 @@ class DatabaseRuns(DatabaseOperations):
             "session_id": session_id,
             "fencing_token": guard.fencing_token,
         }
-
-        def look_first(call_id: str) -> Run:
-            return self._recorded_run(session_id, run_id, call_id) or locked()
-
-        return self.db.write_once(
-            end_run(is_fenced=guard.fencing_token is not None),
-            parameters,
-            partial(stored_run, session_id, RUN_COLUMNS),
-            otherwise=locked,
-            look_first=look_first,
-            operation_id=run_id,
-        )
+        return self._written_once(end_run(is_fenced=guard.fencing_token is not None), parameters, locked)
 
     @writes
     def _update_run_locked(self, session_id: str, run_id: str, update: RunUpdate, guard: Guard) -> Run:

@@ -30,23 +30,17 @@ from helix_store.engine.database import (
 )
 from helix_store.engine.errors import is_unique_violation
 from helix_store.engine.moved_tenants import refuse_moved
-from helix_store.exceptions import NotSupportedOnBackend, SessionExists
+from helix_store.exceptions import ConflictError, NotSupportedOnBackend, SessionExists
 from helix_store.models import InterruptRequest as InterruptRow
-from helix_store.models import Session
-from helix_store.sessions.announcements import announce, signals_of_status
-from helix_store.sessions.backend import Counter
+from helix_store.models import Session, UsageEntry
 from helix_store.sessions.database.current_state import read_current, write_current
-from helix_store.sessions.database.listing import select_sessions
+from helix_store.sessions.database.directory import select_sessions
 from helix_store.sessions.database.locking import advance, lock_known_session, lock_session
 from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.layout import STATE_COLUMNS, EncodedState, encode_custom_state
 from helix_store.sessions.reading import current_from, current_state, interrupt_from
-from helix_store.sessions.requests import (
-    NewSession,
-    OpenedStep,
-    SessionQuery,
-)
+from helix_store.sessions.requests import Counter, NewSession, OpenedStep, SessionQuery
 from helix_store.sessions.rules import written_columns
 from helix_store.sessions.sql import (
     COMPARE_AND_SET_STATUS,
@@ -56,8 +50,7 @@ from helix_store.sessions.sql import (
     LOAD_STATE,
     LOAD_STEP,
 )
-
-__all__ = ["DatabaseSessions", "insert_session", "lock_or_insert_session", "replace_custom_state"]
+from helix_store.signals import announce, signals_of_status
 
 _ATTEMPTS_TO_INSERT: Final = 5
 """The limit exists because isolation above READ COMMITTED never sees the session that was in the way."""
@@ -223,7 +216,9 @@ class DatabaseSessions(DatabaseOperations):
 
     @reads
     def select(self, query: SessionQuery) -> tuple[list[SessionHead], int | None, bool]:
-        return select_sessions(self.db, query)
+        """Return the page, the total if the query counts, and whether more sessions follow."""
+        found, total, has_more = select_sessions(self.db, query)
+        return [head for _, head in found], total, has_more
 
 
 def _current_state(values: Sequence[Any]) -> SessionState:
@@ -274,6 +269,25 @@ def lock_or_insert_session(
             insert_session(db, new(), root_session_id=session_id, at=moments.now())
             is_new = True
     return lock_session(db, session_id, guard, *more_columns), is_new
+
+
+def user_columns(user_id: str | None) -> tuple[str, ...]:
+    """Return the columns of the locked session that `name_user` needs."""
+    return () if user_id is None else ("user_id",)
+
+
+def name_user(db: Database, head: Session, user_id: str | None) -> None:
+    """Set the user of a locked session, unless ``user_id`` is ``None`` or already the session's user.
+
+    Usage that was recorded earlier also gets the user. Raises `ConflictError` if the session belongs to
+    another user.
+    """
+    if user_id is None or head.user_id == user_id:
+        return
+    if head.user_id is not None:
+        raise ConflictError("The session belongs to another user, and the user of a session cannot change.")
+    head.version = advance(db, head, user_id=user_id)
+    UsageEntry.objects.using(db.alias).filter(session_id=head.pk, user_id=None).update(user_id=user_id)
 
 
 def replace_custom_state(db: Database, head: Session, custom_state: dict[str, Any], envelope: str) -> int:

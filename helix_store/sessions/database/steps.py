@@ -36,7 +36,6 @@ from helix_store.exceptions import (
     RunNotFound,
 )
 from helix_store.models import Checkpoint, CheckpointKind, Operation, Post, Run, Session, StagedChange
-from helix_store.sessions.announcements import announce, signals_of_status
 from helix_store.sessions.approvals import used_approvals
 from helix_store.sessions.database.current_state import keep_checkpoints, read_current
 from helix_store.sessions.database.locking import (
@@ -64,12 +63,12 @@ from helix_store.sessions.requests import (
 from helix_store.sessions.rules import written_columns
 from helix_store.sessions.sql import STAGE_CHANGE, STAGED_CHANGES, TAKE_STAGED
 from helix_store.sessions.step_sql import MAX_SINGLE_MESSAGES, STAGED_ROWS, step_statement
-
-__all__ = ["DatabaseStaging", "DatabaseSteps"]
+from helix_store.signals import announce, signals_of_status
 
 
 class DatabaseStaging(DatabaseOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> StagedRow | None:
+        """Stage a change, and return its row if the step can promote the row without reading it."""
         locked = partial(self._stage_locked, session_id, step_id, tool_call_id, text)
         parameters = {
             "tenant": self.db.tenant,

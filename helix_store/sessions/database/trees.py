@@ -21,16 +21,6 @@ from helix_store.sessions.database.locking import lock_sessions
 from helix_store.sessions.sql import FOREST_KEYS, TREE_KEYS
 from helix_store.streams.database import delete_orphaned_streams, streams_of
 
-__all__ = [
-    "TreeBusy",
-    "delete_locked_sessions",
-    "delete_tree",
-    "forest_keys",
-    "lock_tree",
-    "tree_keys",
-]
-
-
 Rows = Counter[type[Model]]
 
 

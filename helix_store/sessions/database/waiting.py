@@ -7,8 +7,6 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db.models import QuerySet
-
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
@@ -31,8 +29,7 @@ from helix_store.engine.rows import update_row
 from helix_store.exceptions import ConflictError
 from helix_store.locks.database import hold_fence
 from helix_store.models import Run, Session
-from helix_store.sessions.announcements import announce
-from helix_store.sessions.answers import Answer
+from helix_store.sessions.approvals import Answer
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
@@ -41,7 +38,7 @@ from helix_store.sessions.database.locking import (
     missing_session,
     root_of,
 )
-from helix_store.sessions.database.rows import first_row
+from helix_store.sessions.database.rows import first_row, session_with_id, sessions_with_ids
 from helix_store.sessions.reading import current_from
 from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
@@ -57,9 +54,7 @@ from helix_store.sessions.tool_calls import (
     readable_due_calls,
     tree_of,
 )
-from helix_store.signals import session_answered
-
-__all__ = ["DatabaseWaiting"]
+from helix_store.signals import announce, session_answered
 
 _CALL_COLUMNS: Final = (
     "pending_client_tool_calls",
@@ -74,6 +69,10 @@ class DatabaseWaiting(DatabaseOperations):
     def add_calls(
         self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
     ) -> None:
+        """Add pending calls to the owner, and record the owner on the root of both sessions.
+
+        The guard's fence belongs to ``session_id``.
+        """
         heads = self._heads({session_id, owner_id})
         root_id = tree_of(session_id, heads[session_id].root_session_id)
         if tree_of(owner_id, heads[owner_id].root_session_id) != root_id:
@@ -115,13 +114,14 @@ class DatabaseWaiting(DatabaseOperations):
 
     @reads
     def approved_call(self, session_id: str, tool_call_id: str) -> tuple[int, ApprovedCall]:
+        """Return the version of the session and the approved call."""
         columns = (
             "version",
             "pending_client_tool_calls",
             "completed_client_tool_calls",
             "approved_tool_calls",
         )
-        row = first_row(self._rows.filter(session_id=session_id).values_list(*columns))
+        row = first_row(session_with_id(self.db, session_id).values_list(*columns))
         if row is None:
             raise missing_session(self.db, session_id)
         version, *texts = row
@@ -138,6 +138,7 @@ class DatabaseWaiting(DatabaseOperations):
 
     @reads
     def overdue_calls(self, now: datetime | None, limit: int) -> list[PendingToolCall]:
+        """Return calls ordered by deadline; ``now=None`` means the time of the back end's clock."""
         at = self.db.now() if now is None else now
         now_milliseconds = datetime_to_milliseconds(at)
         sessions = (
@@ -166,12 +167,8 @@ class DatabaseWaiting(DatabaseOperations):
             page = sessions.filter(after_keyset(Session, {"pending_deadline": deadline, "id": key}))
         return sorted(calls, key=attrgetter("deadline", "session_id", "tool_call_id"))[:limit]
 
-    @property
-    def _rows(self) -> QuerySet[Session]:
-        return Session.objects.using(self.db.alias).filter(tenant=self.db.tenant)
-
     def _heads(self, session_ids: set[str]) -> dict[str, Session]:
-        rows = self._rows.filter(session_id__in=session_ids).only("session_id", "root_session_id")
+        rows = sessions_with_ids(self.db, session_ids).only("session_id", "root_session_id")
         heads = {head.session_id: head for head in rows}
         for session_id in sorted(session_ids - heads.keys()):
             raise missing_session(self.db, session_id)
@@ -183,13 +180,13 @@ class DatabaseWaiting(DatabaseOperations):
         No lock is needed: the owner of a call never changes, and later checks use the owner's locked row,
         including the check that the owner is in the tree.
         """
-        ownership = self._rows.values_list("root_session_id", "client_tool_call_ownership")
-        own = first_row(ownership.filter(session_id=session_id))
+        columns = ("root_session_id", "client_tool_call_ownership")
+        own = first_row(session_with_id(self.db, session_id).values_list(*columns))
         if own is None:
             raise missing_session(self.db, session_id)
         root_id, recorded = tree_of(session_id, own[0]), own[1]
         if root_id != session_id:
-            root = first_row(ownership.filter(session_id=root_id))
+            root = first_row(session_with_id(self.db, root_id).values_list(*columns))
             recorded = recorded if root is None else root[1]
         return owner_of(recorded, tool_call_id) or session_id, root_id
 

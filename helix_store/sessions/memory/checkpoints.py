@@ -18,19 +18,14 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.memory.records import SessionRecord, StoredCheckpoint
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.requests import (
     BranchRequest,
 )
 from helix_store.sessions.rules import branched_state
 
-__all__ = ["MemoryCheckpoints"]
 
-
-class MemoryCheckpoints:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryCheckpoints(MemoryOperations):
     def get(self, session_id: str, checkpoint_id: str) -> Checkpoint | None:
         record = self._scope.find(session_id)
         return None if record is None else _value(record, record.checkpoints.get(checkpoint_id))

@@ -13,18 +13,13 @@ from helix_store.core.posts import DuePost, Post, PostState
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.exceptions import IdempotencyConflict, LimitExceeded
 from helix_store.sessions.memory.records import SessionRecord, StoredPost, stored_messages
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.posts import NewPost, received_message, require_not_ended, waits_for_answer
 from helix_store.sessions.requests import EncodedMessage
 from helix_store.signals import session_posted
 
-__all__ = ["MemoryPosts", "receive_due"]
 
-
-class MemoryPosts:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryPosts(MemoryOperations):
     def post(self, session_id: str, new: NewPost, most: int) -> Post:
         with self._scope.writing(session_id) as draft:
             earlier = _with_key(draft, new.key)
@@ -35,19 +30,7 @@ class MemoryPosts:
             require_not_ended(session_id, draft.columns["status"])
             if len(_waiting(draft)) >= most:
                 raise LimitExceeded(name="max_waiting_posts", limit=most, actual=most + 1)
-            post = Post(
-                post_id=new.post_id,
-                session_id=session_id,
-                sequence=len(draft.posts) + 1,
-                message=None,
-                author=new.author,
-                key=new.key,
-                not_before=new.not_before,
-                posted_at=moments.now(),
-                state="waiting",
-                received_at=None,
-                position=None,
-            )
+            post = new.waiting(session_id, len(draft.posts) + 1, moments.now())
             stored = draft.posts[post.post_id] = StoredPost(post, new.text, new.digest)
             _set_next(draft)
         if stored.due_at <= post.posted_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import islice
@@ -25,16 +26,6 @@ from helix_store.sessions.layout import EncodedState
 from helix_store.sessions.reading import checkpoint_state, current_state, head_values
 from helix_store.sessions.requests import EncodedMessage, EncodedRef
 from helix_store.sessions.rules import is_stale, written_columns
-
-__all__ = [
-    "SessionRecord",
-    "StoredCheckpoint",
-    "StoredMessage",
-    "StoredOperation",
-    "StoredPost",
-    "StoredRun",
-    "stored_messages",
-]
 
 
 class StoredMessage(NamedTuple):
@@ -148,20 +139,7 @@ class SessionRecord:
         return cls(columns, encoded.payload, encoded.envelope)
 
     def draft(self) -> SessionRecord:
-        return SessionRecord(
-            columns=self.columns.copy(),
-            payload=self.payload,
-            envelope=self.envelope,
-            messages=self.messages.copy(),
-            checkpoints=self.checkpoints.copy(),
-            staged=self.staged.copy(),
-            operations=self.operations.copy(),
-            runs=self.runs.copy(),
-            refs=self.refs.copy(),
-            snapshots=self.snapshots.copy(),
-            posts=self.posts.copy(),
-            interrupt=self.interrupt,
-        )
+        return SessionRecord(*(copy(getattr(self, field.name)) for field in fields(self)))
 
     @property
     def session_id(self) -> str:

@@ -17,7 +17,7 @@ from helix_store.core.types import (
 )
 from helix_store.exceptions import RunNotFound
 from helix_store.sessions.memory.records import StoredRun
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.reading import sub_session_ref_from
 from helix_store.sessions.requests import EncodedRef, RunUpdate
 from helix_store.sessions.rules import (
@@ -35,13 +35,8 @@ from helix_store.sessions.rules import (
     unknown_ref,
 )
 
-__all__ = ["MemoryRuns"]
 
-
-class MemoryRuns:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryRuns(MemoryOperations):
     def start_run(
         self, session_id: str, run_id: str, *, start_sequence: int, supersede: bool, guard: Guard
     ) -> Run:

@@ -14,11 +14,9 @@ from helix_store.core.limits import Limits
 from helix_store.engine.memory import MemoryRows, MemoryTable, MemoryWorld
 from helix_store.exceptions import SessionNotFound
 from helix_store.locks.memory import LockTable
-from helix_store.sessions.announcements import send_signals, signals_of_status
 from helix_store.sessions.memory.records import SessionRecord
+from helix_store.signals import send_signals, signals_of_status
 from helix_store.streams.memory import StreamTable
-
-__all__ = ["SessionTable", "TenantScope"]
 
 T = TypeVar("T", bound=MemoryTable)
 
@@ -100,3 +98,10 @@ class TenantScope:
 
     def _is_referenced(self, stream_id: str) -> bool:
         return any(record.columns["stream_id"] == stream_id for record in self.sessions.values())
+
+
+class MemoryOperations:
+    """A group of operations on the sessions of one tenant."""
+
+    def __init__(self, scope: TenantScope) -> None:
+        self._scope = scope

@@ -19,16 +19,10 @@ from helix_store.core.types import (
     Unset,
 )
 from helix_store.exceptions import SessionExists
-from helix_store.sessions.backend import Counter
 from helix_store.sessions.layout import EncodedState, encode_custom_state
 from helix_store.sessions.memory.records import SessionRecord
-from helix_store.sessions.memory.scope import TenantScope
-from helix_store.sessions.requests import (
-    NewSession,
-    SessionQuery,
-)
-
-__all__ = ["MemorySessions", "select_records", "with_descendants"]
+from helix_store.sessions.memory.scope import MemoryOperations
+from helix_store.sessions.requests import Counter, NewSession, SessionQuery
 
 
 def select_records(
@@ -99,10 +93,7 @@ def with_descendants(sessions: Mapping[str, SessionRecord], session_id: str) -> 
     return list(found)
 
 
-class MemorySessions:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemorySessions(MemoryOperations):
     def create(self, new: NewSession) -> SessionState:
         with self._scope.lock:
             record = SessionRecord.new(new.session_id, new.encoded)

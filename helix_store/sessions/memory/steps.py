@@ -26,7 +26,7 @@ from helix_store.sessions.memory.records import (
     StoredOperation,
     stored_messages,
 )
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations
 from helix_store.sessions.posts import has_open_calls
 from helix_store.sessions.requests import (
     EncodedMessage,
@@ -35,19 +35,8 @@ from helix_store.sessions.requests import (
     decode_staged,
 )
 
-__all__ = [
-    "MemoryMessages",
-    "MemoryStaging",
-    "MemorySteps",
-    "discard_staged",
-    "staged_changes",
-]
 
-
-class MemoryMessages:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryMessages(MemoryOperations):
     def append(self, session_id: str, messages: Sequence[EncodedMessage], guard: Guard) -> int:
         with self._scope.writing(session_id, guard) as draft:
             if messages:
@@ -86,10 +75,7 @@ class MemoryMessages:
             return draft.write()
 
 
-class MemoryStaging:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryStaging(MemoryOperations):
     def stage(self, session_id: str, step_id: str, tool_call_id: str, text: str) -> None:
         with self._scope.writing(session_id) as draft:
             draft.staged[step_id, tool_call_id] = text
@@ -128,10 +114,7 @@ def discard_staged(draft: SessionRecord, step_id: str) -> int:
     return dropped
 
 
-class MemorySteps:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemorySteps(MemoryOperations):
     def commit(self, request: StepRequest) -> StepCommit:
         with self._scope.writing(request.session_id) as draft:
             earlier = _earlier_commit(draft, request)

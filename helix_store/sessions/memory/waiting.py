@@ -21,9 +21,9 @@ from helix_store.core.types import (
 )
 from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.exceptions import ConflictError
-from helix_store.sessions.answers import Answer
+from helix_store.sessions.approvals import Answer
 from helix_store.sessions.memory.records import SessionRecord
-from helix_store.sessions.memory.scope import TenantScope
+from helix_store.sessions.memory.scope import MemoryOperations, TenantScope
 from helix_store.sessions.rules import (
     RESUMED_COLUMNS,
     Suspension,
@@ -39,13 +39,8 @@ from helix_store.sessions.tool_calls import (
 )
 from helix_store.signals import session_answered
 
-__all__ = ["MemoryWaiting"]
 
-
-class MemoryWaiting:
-    def __init__(self, scope: TenantScope) -> None:
-        self._scope = scope
-
+class MemoryWaiting(MemoryOperations):
     def add_calls(
         self, session_id: str, calls: Mapping[str, dict[str, Any]], owner_id: str, guard: Guard
     ) -> None:

@@ -19,7 +19,7 @@ from helix_store.exceptions import (
     NotSupportedOnBackend,
     StaleStateError,
 )
-from helix_store.sessions.answers import default_answer
+from helix_store.sessions.approvals import default_answer
 from helix_store.stores import SessionHandle, Step
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.samples import contents, loaded

@@ -10,7 +10,7 @@ import pytest
 from helix_store.core.contracts import StateStore
 from helix_store.core.types import PendingToolCall
 from helix_store.exceptions import InvalidQuery
-from helix_store.sessions.answers import default_answer
+from helix_store.sessions.approvals import default_answer
 from helix_store.testing.state_store.base import StoreTests
 from helix_store.testing.state_store.tool_calls import (
     APPROVE,

@@ -1,18 +1,39 @@
-"""The filters, the order and the page of a list of sessions, described once."""
+"""Signatures that are described once: of async versions, and of the lists of sessions."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from helix_store.core.types import UNSET, SessionPage, SessionStatus, Timestamp, Unset, UserId
 
-__all__ = ["SESSION_FILTERS", "takes_session_filters"]
-
+S = TypeVar("S")
 R = TypeVar("R")
 P = ParamSpec("P")
+
+
+def async_version_of(
+    call: Callable[Concatenate[S, P], R],
+) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """Declare a method with the parameters and the result of a call.
+
+    The decorated method determines the name.
+    """
+
+    def declared(named: Callable[[S], None]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+        @wraps(call)
+        async def version(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            raise NotImplementedError
+
+        version.__name__, version.__qualname__ = named.__name__, named.__qualname__
+        return version
+
+    return declared
+
+
+# --- Lists of sessions: filters, order and page -----------------------------------------------------
 
 
 def _list_sessions(
