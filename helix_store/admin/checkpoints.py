@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.claims import claim_of
+from helix_store.admin.columns import column
 from helix_store.admin.elements import (
     NOTHING,
     badge,
@@ -81,6 +82,13 @@ class CheckpointAdmin(SessionChildAdmin):
         "which",
     )
 
+    name = column("checkpoint_id", _("checkpoint"), identifier)
+    which = column("kind", _("kind"), name_of_status)
+    steps = column("step_count", _("steps"), int)
+    messages = column("message_count", _("messages"), int)
+    size = column("size_bytes", _("bytes"), "{:,}".format)
+    written_at = column("created_at", _("created"), stamp)
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         groups = super().get_fieldsets(request, obj)
         is_snapshot = obj is not None and obj.kind == CheckpointKind.SNAPSHOT
@@ -89,30 +97,6 @@ class CheckpointAdmin(SessionChildAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # The session page shows a state between checkpoints, and a base is shown in the states that use it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
-
-    @admin.display(description=_("created"))
-    def written_at(self, checkpoint: Checkpoint) -> SafeString:
-        return stamp(checkpoint.created_at)
-
-    @admin.display(description=_("checkpoint"))
-    def name(self, checkpoint: Checkpoint) -> SafeString:
-        return identifier(checkpoint.checkpoint_id or NOTHING)
-
-    @admin.display(description=_("kind"))
-    def which(self, checkpoint: Checkpoint) -> str:
-        return name_of_status(checkpoint.kind)
-
-    @admin.display(description=_("steps"))
-    def steps(self, checkpoint: Checkpoint) -> int:
-        return checkpoint.step_count
-
-    @admin.display(description=_("messages"))
-    def messages(self, checkpoint: Checkpoint) -> int:
-        return checkpoint.message_count
-
-    @admin.display(description=_("bytes"))
-    def size(self, checkpoint: Checkpoint) -> str:
-        return f"{checkpoint.size_bytes:,}"
 
     @admin.display(description=_("status"))
     def status_badge(self, checkpoint: Checkpoint) -> SafeString | str:

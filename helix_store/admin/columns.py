@@ -7,9 +7,10 @@ from typing import Any
 
 from django.contrib import admin
 
-from helix_store.admin.elements import NOTHING
+from helix_store.admin.elements import NOTHING, json_block
+from helix_store.reports.payloads import payload_of
 
-__all__ = ["column"]
+__all__ = ["column", "json_column"]
 
 
 def column(name: str, label: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -19,5 +20,15 @@ def column(name: str, label: Any, show: Callable[[Any], Any]) -> Callable[[Any, 
     def shown(_page: Any, row: Any) -> Any:
         value = getattr(row, name)
         return NOTHING if value is None else show(value)
+
+    return shown
+
+
+def json_column(name: str, label: Any) -> Callable[[Any, Any], Any]:
+    """Return a method of a page that shows the JSON column ``name`` of a row."""
+
+    @admin.display(description=label)
+    def shown(_page: Any, row: Any) -> Any:
+        return json_block(payload_of(row, name))
 
     return shown

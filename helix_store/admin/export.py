@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from tempfile import SpooledTemporaryFile
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, QuerySet
 from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.translation import gettext, override
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Action, NoInput
-from helix_store.admin.operating import CONFIRMED
+from helix_store.admin.operating import CONFIRMED, log
 from helix_store.catalogue import tables
 from helix_store.models import Session
 from helix_store.transfer import DatabaseSource, write_export
@@ -71,15 +69,7 @@ def _file_of(request: HttpRequest, sessions: list[Any]) -> FileResponse:
     file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
     ids = [session.session_id for session in sessions]
     write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)
-    with override(None):
-        for session in sessions:
-            LogEntry.objects.create(
-                user_id=cast("int", request.user.pk),
-                content_type=ContentType.objects.get_for_model(Session),
-                object_id=session.pk,
-                object_repr=str(session)[:200],
-                action_flag=CHANGE,
-                change_message="Exported.",
-            )
+    for session in sessions:
+        log(request, Session, session.pk, session, "Exported.")
     file.seek(0)
     return FileResponse(file, as_attachment=True, filename="sessions.jsonl", content_type="application/jsonl")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["LABELS", "column"]
+__all__ = ["LABELS", "own_column"]
 
 LABELS: Final[dict[str, Any]] = {
     "agent_name": _("agent name"),
@@ -64,8 +64,8 @@ LABELS: Final[dict[str, Any]] = {
 }
 
 
-def column(name: str) -> Callable[[Any], Any]:
-    """Return a list column that shows the table's column under its label."""
+def own_column(name: str) -> Callable[[Any], Any]:
+    """Return a list column that shows a column of the model under its label."""
 
     @admin.display(description=LABELS[name])
     def value(row: Any) -> Any:

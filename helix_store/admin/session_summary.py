@@ -134,7 +134,7 @@ def _lock(view: SessionView) -> Any:
 
 
 def _newest_run(view: SessionView) -> Any:
-    runs = Run.objects.using(view.alias).filter(session=view.session.pk).order_by("-turn")
+    runs = view.rows(Run).order_by("-turn")
     return runs.values(
         "turn",
         "status",
@@ -196,13 +196,12 @@ def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | 
 
 
 def _interrupt(view: SessionView) -> dict[str, Any] | None:
-    requests = InterruptRequest.objects.using(view.alias).filter(session=view.session.pk)
-    asked = with_payloads(requests).first()
+    asked = with_payloads(view.rows(InterruptRequest)).first()
     if asked is None:
         return None
     return {
         "kind": printable(asked.kind),
         "reason": printable(payload_of(asked, "reason") or "")[:_REASON],
         "at": distance(asked.requested_at),
-        "button": next(iter(view.buttons(CLEAR_INTERRUPT)), None),
+        "button": view.button(CLEAR_INTERRUPT),
     }

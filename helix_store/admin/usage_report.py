@@ -18,11 +18,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
-from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
 from helix_store.admin.charts import bar, columns
 from helix_store.admin.elements import one_line
 from helix_store.admin.filters import start_of_day
-from helix_store.admin.lookups import refuse_surrogates
 from helix_store.core import validation
 from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
 from helix_store.exceptions import InvalidPayload

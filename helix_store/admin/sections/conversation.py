@@ -16,7 +16,7 @@ from helix_store.core.transcript import turns
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError
-from helix_store.models import Checkpoint, CheckpointKind, Message, UsageEntry
+from helix_store.models import Checkpoint, Message, UsageEntry
 from helix_store.reports.conversations import conversations_of
 from helix_store.reports.previews import payload_start, read_start
 
@@ -86,26 +86,21 @@ class Conversation(Section):
         return newest if asked is None else max(1, min(asked, max(1, total)))
 
     def _first_of_step(self, view: SessionView, step: int) -> int | None:
-        found = _steps_of(view).filter(step_count=step).order_by("-version")
+        found = view.steps.filter(step_count=step).order_by("-version")
         version = found.values_list("version", flat=True).first()
         if version is None:
             return None
-        before = _steps_of(view).filter(version__lt=version).order_by("-version")
+        before = view.steps.filter(version__lt=version).order_by("-version")
         return (before.values_list("message_count", flat=True).first() or 0) + 1
 
     def _rows(self, view: SessionView, first: int) -> list[tuple[Any, ...]]:
-        messages = Message.objects.using(view.alias).filter(
-            session=view.session.pk, sequence__gte=first, sequence__lt=first + _PAGE
-        )
-        return list(
-            messages.order_by("sequence").values_list(
-                "pk", "sequence", "role", "created_at", payload_start(_SOURCE)
-            )
-        )
+        messages = view.rows(Message).filter(sequence__gte=first, sequence__lt=first + _PAGE)
+        columns = ("pk", "sequence", "role", "created_at", payload_start(_SOURCE))
+        return list(messages.order_by("sequence").values_list(*columns))
 
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
         """Return the steps with a message on the page, each with its last message and tokens, in order."""
-        found = _steps_of(view).filter(message_count__gte=first).order_by("version")
+        found = view.steps.filter(message_count__gte=first).order_by("version")
         columns = ("step_count", "step_id", "message_count", "created_at", "run_id")
         steps = list(found.values(*columns)[: _PAGE + 1])
         spent = self._spent(view, [step["step_count"] for step in steps])
@@ -168,8 +163,3 @@ class Conversation(Section):
             )
             shown_step = step
         return blocks
-
-
-def _steps_of(view: SessionView) -> Any:
-    checkpoints = Checkpoint.objects.using(view.alias)
-    return checkpoints.filter(session=view.session.pk, kind=CheckpointKind.STEP, namespace="")

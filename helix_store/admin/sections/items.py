@@ -40,7 +40,7 @@ class Items(Section):
 
     def _lanes(self, view: SessionView) -> dict[str, Any]:
         """Return the lanes, and a page of the newest items of one of them: the chosen lane or the first."""
-        rows = Item.objects.using(view.alias).filter(session=view.session.pk)
+        rows = view.rows(Item)
         lanes = list(rows.values_list("lane").annotate(number=Count("pk")).order_by("lane")[: _LANES + 1])
         if not lanes:
             return {}

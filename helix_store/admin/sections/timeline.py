@@ -16,7 +16,7 @@ from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import duration, format_time, stamp
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES
-from helix_store.models import Checkpoint, CheckpointKind, Message, Run, SubSessionRef
+from helix_store.models import Checkpoint, Message, Run, SubSessionRef
 from helix_store.reports.payloads import said_by, start_of
 
 __all__ = ["Scale", "Timeline"]
@@ -117,7 +117,7 @@ class Timeline(Section):
         }
 
     def _runs(self, view: SessionView) -> list[dict[str, Any]]:
-        runs = Run.objects.using(view.alias).filter(session=view.session.pk)
+        runs = view.rows(Run)
         if (before := view.number("before")) is not None:
             runs = runs.filter(turn__lt=before)
         reason = start_of("completion_reason", _REASON)
@@ -126,23 +126,16 @@ class Timeline(Section):
         return list(runs.order_by("-turn").values(*columns, reason=reason, error_start=error)[: _RUNS + 1])
 
     def _steps(self, view: SessionView, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        steps = Checkpoint.objects.using(view.alias).filter(
-            session=view.session.pk,
-            kind=CheckpointKind.STEP,
-            namespace="",
-            run_id__in=[run["run_id"] for run in runs],
-        )
+        steps = view.steps.filter(run_id__in=[run["run_id"] for run in runs])
         columns = ("run_id", "step_id", "step_count", "created_at", "version")
         return list(steps.order_by("-version").values(*columns)[:_STEPS])[::-1]
 
     def _step_before(self, view: SessionView, first: dict[str, Any]) -> Any:
-        steps = Checkpoint.objects.using(view.alias).filter(
-            session=view.session.pk, kind=CheckpointKind.STEP, namespace="", version__lt=first["version"]
-        )
+        steps = view.steps.filter(version__lt=first["version"])
         return steps.order_by("-version").values("run_id", "created_at").first()
 
     def _sub_agents(self, view: SessionView, since: datetime) -> list[dict[str, Any]]:
-        refs = SubSessionRef.objects.using(view.alias).filter(session=view.session.pk, created_at__gte=since)
+        refs = view.rows(SubSessionRef).filter(created_at__gte=since)
         columns = ("sub_session_id", "agent_type", "status", "created_at", "updated_at")
         return list(refs.order_by("-pk").values(*columns)[:_SUB_AGENTS])[::-1]
 

@@ -115,8 +115,7 @@ class Waits(Section):
         )
         pending = _whole(view, "pending_client_tool_calls")
         completed = view.document("completed_client_tool_calls")
-        buttons = view.buttons(ANSWER)
-        button = buttons[0] if buttons else None
+        button = view.button(ANSWER)
         answered = completed.items() if isinstance(completed, dict) else ()
         newest = list(answered)[-_CALLS:][::-1]
         people = _People.of([*_items(pending), *newest])
@@ -156,8 +155,7 @@ class Waits(Section):
         return [links[owner] for owner in others]
 
     def _staged(self, view: SessionView) -> dict[str, Any]:
-        rows = StagedChange.objects.using(view.alias).filter(session=view.session.pk).order_by("pk")
-        found = list(with_payloads(rows)[: _STAGED + 1])
+        found = list(with_payloads(view.rows(StagedChange).order_by("pk"))[: _STAGED + 1])
         return {
             "has_more": len(found) > _STAGED,
             "rows": [
