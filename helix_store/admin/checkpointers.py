@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.sessions import DELETE
 from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
-from helix_store.admin.claims import claim_of
+from helix_store.admin.checkpoints import claim_of
 from helix_store.admin.columns import column
 from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, under
 from helix_store.admin.export import export_sessions

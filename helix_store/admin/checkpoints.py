@@ -7,21 +7,26 @@ from typing import Any, Final
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.claims import claim_of
 from helix_store.admin.columns import column
 from helix_store.admin.elements import (
     NOTHING,
     badge,
+    distance,
     hide_secrets,
     identifier,
     json_block,
+    one_line,
+    under,
 )
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.admin.times import stamp
+from helix_store.core import moments
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.reports.payloads import (
     PayloadText,
@@ -29,10 +34,11 @@ from helix_store.reports.payloads import (
     whole_state,
 )
 
-__all__ = ["CheckpointAdmin", "without_secrets"]
+__all__ = ["CheckpointAdmin", "claim_of", "without_secrets"]
 
 
 _OF_SNAPSHOT: Final = _("Snapshot")
+_OWNER_LENGTH: Final = 60
 
 
 @admin.register(Checkpoint)
@@ -126,3 +132,18 @@ def without_secrets(envelope: Any) -> Any:
     if "tracing_context" not in envelope:
         return envelope
     return {**envelope, "tracing_context": hide_secrets(envelope["tracing_context"])}
+
+
+def claim_of(snapshot: Checkpoint) -> SafeString:
+    """Return a text that shows if a snapshot is free, claimed (by whom and until when) or resumed."""
+    if snapshot.claim_done_at is not None:
+        status, words, when = "resumed", "{when}", snapshot.claim_done_at
+    elif snapshot.claim_expires_at is None:
+        return badge("free")
+    elif snapshot.claim_expires_at > moments.now():
+        status, words, when = "held", gettext("ends {when}"), snapshot.claim_expires_at
+    else:
+        status, words, when = "expired", gettext("ended {when}"), snapshot.claim_expires_at
+    owner = under(one_line(snapshot.claim_owner or "", _OWNER_LENGTH))
+    line = format_html(words, when=distance(when))
+    return format_html('{}{}<span class="helix-under">{}</span>', badge(status), owner, line)

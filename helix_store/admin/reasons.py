@@ -10,7 +10,7 @@ from django.db.models.functions import Substr
 from django.utils.translation import gettext
 
 from helix_store.admin.elements import one_line
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.core.types import TERMINAL_STATUSES, RunStatus
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session

@@ -22,8 +22,8 @@ from helix_store.admin.elements import (
     text_block,
     under,
 )
+from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.labels import own_column
-from helix_store.admin.names import NamedChoicesFilter
 from helix_store.admin.times import duration
 from helix_store.core import moments
 from helix_store.models import Run

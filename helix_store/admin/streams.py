@@ -23,7 +23,7 @@ from helix_store.admin.elements import (
     short_id,
     under,
 )
-from helix_store.admin.names import NamedChoicesFilter
+from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.operating import OperatedAdmin
 from helix_store.core import moments
 from helix_store.models import Stream

@@ -13,8 +13,7 @@ from helix_store.admin.amounts import dollars, number
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.columns import column
 from helix_store.admin.elements import NOTHING, badge, format_time, link, narrow, one_line, short_id
-from helix_store.admin.filters import EntryTenantFilter
-from helix_store.admin.names import NamedChoicesFilter
+from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter
 from helix_store.admin.usage_report import csv_response, report_response
 from helix_store.models import Session, UsageEntry
 

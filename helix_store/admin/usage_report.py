@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -82,29 +81,6 @@ class PeriodForm(forms.Form):
         return given
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A group as a row of a table."""
-
-    name: str
-    chart: SafeString
-    cost: SafeString
-    tokens: SafeString
-    entries: SafeString
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A grouping on the page."""
-
-    heading: Any
-    by: str
-    rows: list[Row]
-    chart: SafeString | str
-    csv_url: str
-    left_out: int
-
-
 def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Return the page. It takes four statements, one for each grouping, over the entries of the period."""
     form = _form_of(page, request)
@@ -176,28 +152,29 @@ def _limit(by: str) -> int:
     return _LONGEST_PERIOD.days + 1 if by == "day" else _GROUPS_SHOWN
 
 
-def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> Section:
+def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a grouping on the page."""
     in_dollars = bool(report.total.cost_usd)
     highest = max((_size(group, in_dollars) for group in report.groups), default=0)
     groups = _every_day(report, given) if by == "day" else report.groups
     asked = {name: value for name, value in given.items() if value}
-    return Section(
-        heading=GROUPINGS[by],
-        by=by,
-        rows=[
-            Row(
-                name=_name_of(group),
-                chart=bar(_size(group, in_dollars), maximum=highest),
-                cost=dollars(group.known_cost),
-                tokens=number(group.tokens.total),
-                entries=number(group.entry_count),
-            )
+    return {
+        "heading": GROUPINGS[by],
+        "by": by,
+        "rows": [
+            {
+                "name": _name_of(group),
+                "chart": bar(_size(group, in_dollars), maximum=highest),
+                "cost": dollars(group.known_cost),
+                "tokens": number(group.tokens.total),
+                "entries": number(group.entry_count),
+            }
             for group in report.groups
         ],
-        chart=_chart(groups, in_dollars) if by == "day" and groups else "",
-        csv_url=f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
-        left_out=report.group_count - len(report.groups),
-    )
+        "chart": _chart(groups, in_dollars) if by == "day" and groups else "",
+        "csv_url": f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
+        "left_out": report.group_count - len(report.groups),
+    }
 
 
 def _size(group: UsageGroup, in_dollars: bool) -> float:

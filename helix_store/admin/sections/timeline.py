@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
@@ -11,7 +10,7 @@ from typing import Any, Final
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import NOTHING, one_line, printable, tone
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import duration, format_time, stamp
 from helix_store.core import moments
@@ -69,21 +68,6 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
         else:
             merged.append((start, max(start, end)))
     return merged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A bar. ``x`` and ``width`` are texts, because a template would write numbers in the user's language."""
-
-    kind: str
-    label: Any
-    note: str
-    x: str
-    width: str
-    tone: str
-    took: str
-    title: str
-    url: str = ""
 
 
 class Timeline(Section):
@@ -147,7 +131,7 @@ class Timeline(Section):
         steps: list[dict[str, Any]],
         sub_agents: list[dict[str, Any]],
         now: datetime,
-    ) -> Iterable[Row]:
+    ) -> Iterable[dict[str, Any]]:
         urls = view.session_urls(ref["sub_session_id"] for ref in sub_agents)
         for run, following in zip(runs, [*runs[1:], None], strict=True):
             end, next_start = run["ended_at"] or now, now if following is None else following["started_at"]
@@ -227,21 +211,22 @@ def _row(
     note: str,
     url: str = "",
     is_known: bool = True,
-) -> Row:
+) -> dict[str, Any]:
     start, end = span
-    return Row(
-        kind=kind,
-        label=printable(str(label)),
-        note=note,
-        tone=tone(status) if status else "plain",
-        took=duration(end - start) if is_known else NOTHING,
-        title=f"{format_time(start)} to {format_time(end)}",
-        url=url,
+    return {
+        "kind": kind,
+        "label": printable(str(label)),
+        "note": note,
+        "tone": tone(status) if status else "plain",
+        "took": duration(end - start) if is_known else NOTHING,
+        "title": f"{format_time(start)} to {format_time(end)}",
+        "url": url,
         **_placed(scale, start, end),
-    )
+    }
 
 
 def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
+    """Return the place of a bar as texts, because a template would write numbers in the user's language."""
     x = scale.place(start)
     # A short bar stays visible, even at the end of the axis.
     width = max(scale.place(end) - x, 4.0)
