@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.budgets import ADD_BUDGET, CHANGE_BUDGET, DELETE_BUDGET
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.budget_cells import bars, capped, renewal
-from helix_store.admin.elements import distance, link, narrow, note, one_line, printable, under
+from helix_store.admin.elements import distance, link, narrow, note, one_line, printable, stacked, under
 from helix_store.admin.filters import EntryTenantFilter
 from helix_store.admin.operating import OperatedAdmin, list_action
 from helix_store.core.budgets import BudgetScope
@@ -48,15 +48,12 @@ class BudgetAdmin(OperatedAdmin):
 
     @admin.display(description=_("budget"))
     def title(self, budget: Budget) -> SafeString:
-        name = narrow(one_line(budget.name, _NAME_LENGTH))
-        return format_html("{}{}", name, under(budget.tenant) if budget.tenant else "")
+        return stacked(narrow(one_line(budget.name, _NAME_LENGTH)), budget.tenant)
 
     @admin.display(description=_("caps"))
     def caps(self, budget: Any) -> SafeString:
         count = None if budget.report is None else budget.report.value_count
-        return format_html(
-            "{}{}", capped(budget.scope, budget.value), under(_counted(count)) if count is not None else ""
-        )
+        return stacked(capped(budget.scope, budget.value), "" if count is None else _counted(count))
 
     @admin.display(description=_("period"))
     def renewed(self, budget: Any) -> SafeString:

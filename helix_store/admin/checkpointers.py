@@ -20,7 +20,7 @@ from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.checkpoints import claim_of
 from helix_store.admin.columns import column
-from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, under
+from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter
 from helix_store.admin.operating import list_action
@@ -106,7 +106,7 @@ class GraphSessions(CheckpointerTable):
     def place(self, session: Any) -> SafeString:
         workspace = one_line(session.workspace_id or "", _TEXT_LENGTH)
         directory = one_line(session.directory_start or "", _TEXT_LENGTH)
-        return format_html("{}{}", narrow(workspace or NOTHING), under(directory) if directory else "")
+        return stacked(narrow(workspace or NOTHING), directory)
 
     @admin.display(description=_("newest checkpoint"), empty_value=NOTHING)
     def newest_node(self, session: Any) -> SafeString | None:

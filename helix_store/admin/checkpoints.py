@@ -78,15 +78,6 @@ class CheckpointAdmin(SessionChildAdmin):
         ),
         (_OF_SNAPSHOT, {"fields": ("snapshot_version", "claim", "claim_token")}),
     )
-    readonly_fields = (
-        "of_session",
-        "written_at",
-        "status_badge",
-        "custom_state",
-        "rest_of_state",
-        "claim",
-        "which",
-    )
 
     name = column("checkpoint_id", _("checkpoint"), identifier)
     which = column("kind", _("kind"), name_of_status)

@@ -36,6 +36,7 @@ __all__ = [
     "printable",
     "progress",
     "short_id",
+    "stacked",
     "table",
     "text_block",
     "tone",
@@ -118,6 +119,11 @@ def narrow(text: str) -> SafeString:
 def under(text: str) -> SafeString:
     """Return the second line of a cell, in a weaker colour."""
     return format_html('<span class="helix-under">{}</span>', printable(text))
+
+
+def stacked(text: str, second: str) -> SafeString:
+    """Return a cell of a text and, unless it is empty, a second line."""
+    return format_html("{}{}", text, under(second) if second else "")
 
 
 def counted(count: int, name: str) -> str:

@@ -34,7 +34,6 @@ class ItemAdmin(SessionChildAdmin):
     ordering = ("-pk",)
     order_of_session = ("session_id", "lane", "pk")
     fields = ("of_session", "lane_name", "item_key", "written_at", "document")
-    readonly_fields = ("of_session", "lane_name", "item_key", "written_at", "document")
 
     lane_name = column("lane", _("lane"), lambda lane: identifier(lane or NOTHING))
     item_key = column("key", _("key"), lambda key: identifier(key or NOTHING))

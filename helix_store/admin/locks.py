@@ -7,7 +7,6 @@ from typing import Any, Final
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -23,7 +22,7 @@ from helix_store.admin.elements import (
     narrow,
     one_line,
     short_id,
-    under,
+    stacked,
 )
 from helix_store.admin.filters import ChoiceFilter
 from helix_store.admin.labels import own_column
@@ -57,7 +56,6 @@ class LockAdmin(OperatedAdmin):
     list_filter = (LockStateFilter,)
     ordering = ("tenant", "name")
     fields = ("tenant", "name", "state", "owner", "token", "acquired", "lease_end")
-    readonly_fields = ("state", "acquired", "lease_end")
     of_other_models = {"of_session": Session}
     row_operations = (FORCE_RELEASE,)
     actions = (list_action(FORCE_RELEASE),)
@@ -83,7 +81,7 @@ class LockAdmin(OperatedAdmin):
 
     @admin.display(description=_("lock"))
     def title(self, lock: Lock) -> SafeString:
-        return format_html("{}{}", short_id(lock.name), under(lock.tenant) if lock.tenant else "")
+        return stacked(short_id(lock.name), lock.tenant)
 
     @admin.display(description=_("session"), empty_value=NOTHING)
     def of_session(self, lock: Any) -> SafeString | None:

@@ -34,7 +34,6 @@ class MessageAdmin(SessionChildAdmin):
     ordering = ("-session_id", "-sequence")
     order_of_session = ("session_id", "sequence")
     fields = ("of_session", "sequence", "role", "written_at", "said", "document")
-    readonly_fields = ("of_session", "written_at", "said", "document")
 
     written_at = column("created_at", _("created"), stamp)
     document = json_column("payload", _("as stored"))

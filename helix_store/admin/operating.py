@@ -172,9 +172,27 @@ class OperatedAdmin(ReadOnlyAdmin):
         changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
         rows = [] if row is None else [row]
-        return self.confirmation_page(request, operation, form, rows, hidden, back, changes)
+        return self._confirmation_page(request, operation, form, rows, hidden, back, changes)
 
-    def confirmation_page(
+    def selected_rows(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any] | None:
+        """Return the rows that a list action is for, or tell the user that they are too many."""
+        rows = list(queryset[: _ROWS_AT_ONCE + 1])
+        if len(rows) <= _ROWS_AT_ONCE:
+            return rows
+        words = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
+        self.message_user(request, str(words), messages.ERROR)
+        return None
+
+    def confirm_rows(
+        self, request: HttpRequest, operation: Action, form: forms.Form, rows: list[Any], name: str
+    ) -> HttpResponse:
+        """Return the page that asks before a list action. It keeps the guards of the rows that it shows."""
+        hidden = [("action", name), (CONFIRMED, "yes")]
+        for row in rows:
+            hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)), (_expected_of(row), operation.shown(row))]
+        return self._confirmation_page(request, operation, form, rows, hidden, request.get_full_path())
+
+    def _confirmation_page(
         self,
         request: HttpRequest,
         operation: Action,
@@ -252,18 +270,13 @@ def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]]
 
     @admin.action(description=operation.label, permissions=[f"operate_{operation.permission}"])
     def action(page: OperatedAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        rows = list(queryset[: _ROWS_AT_ONCE + 1])
-        if len(rows) > _ROWS_AT_ONCE:
-            words = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
-            page.message_user(request, str(words), messages.ERROR)
+        rows = page.selected_rows(request, queryset)
+        if rows is None:
             return None
         is_confirmed = CONFIRMED in request.POST
         form = operation.form(request.POST) if is_confirmed else operation.form()
         if operation.is_destructive and not (is_confirmed and form.is_valid()):
-            hidden = [("action", name), (CONFIRMED, "yes")]
-            for row in rows:
-                hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)), (_expected_of(row), operation.shown(row))]
-            return page.confirmation_page(request, operation, form, rows, hidden, request.get_full_path())
+            return page.confirm_rows(request, operation, form, rows, name)
         given = form.cleaned_data if is_confirmed else {}
         done, refused = 0, []
         for row in rows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
@@ -19,8 +18,8 @@ from helix_store.admin.elements import (
     json_block,
     one_line,
     short_id,
+    stacked,
     text_block,
-    under,
 )
 from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.labels import own_column
@@ -54,15 +53,6 @@ class RunAdmin(SessionChildAdmin):
         "lasted",
         "error_document",
     )
-    readonly_fields = (
-        "of_session",
-        "status_badge",
-        "reason",
-        "error_document",
-        "started_exactly",
-        "ended_exactly",
-        "lasted",
-    )
 
     name = column("run_id", _("run"), short_id)
     steps = column("step_count", _("steps"), int)
@@ -73,8 +63,7 @@ class RunAdmin(SessionChildAdmin):
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:
-        reason = one_line(run.reason_start or "", _REASON_LENGTH)
-        return format_html("{}{}", badge(run.status), under(reason) if reason else "")
+        return stacked(badge(run.status), one_line(run.reason_start or "", _REASON_LENGTH))
 
     @admin.display(description=_("duration"))
     def lasted(self, run: Run) -> str:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
@@ -16,7 +15,7 @@ from helix_store.actions.sessions import DELETE, MARK_FAILED, Interrupt
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
 from helix_store.admin.columns import column
-from helix_store.admin.elements import badge, narrow, one_line, under
+from helix_store.admin.elements import badge, narrow, one_line, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
     ORDERS,
@@ -95,23 +94,19 @@ class SessionAdmin(SessionPage, SessionTable):
 
     @admin.display(description=_("status"))
     def status_and_reason(self, session: Any) -> SafeString:
-        reason = reason_of(session)
-        return format_html("{}{}", badge(session.status), under(reason) if reason else "")
+        return stacked(badge(session.status), reason_of(session))
 
     @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:
         last: ConversationMessage | None = session.outline.last
         said = one_line(line_of((last and last.parts) or ()), _LAST_LENGTH)
-        return format_html("{}{}", super().name(session), under(said) if said else "")
+        return stacked(super().name(session), said)
 
     @admin.display(description=_("messages, steps"))
     def length(self, session: Any) -> SafeString:
         steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
-        return format_html(
-            "{}{}",
-            number(session.outline.count, is_partial=session.outline.is_partial),
-            under(steps % {"count": f"{session.step_count:,}"}),
-        )
+        messages = number(session.outline.count, is_partial=session.outline.is_partial)
+        return stacked(messages, steps % {"count": f"{session.step_count:,}"})
 
     @admin.display(description=_("cost, tokens"))
     def spent(self, session: Any) -> SafeString:
@@ -119,8 +114,5 @@ class SessionAdmin(SessionPage, SessionTable):
         tokens = ngettext("%(count)s token", "%(count)s tokens", total.tokens) % {
             "count": f"{total.tokens:,}"
         }
-        return format_html(
-            "{}{}",
-            dollars(total.cost_usd, is_partial=total.is_partial),
-            under(f"> {tokens}" if total.is_partial else tokens),
-        )
+        cost = dollars(total.cost_usd, is_partial=total.is_partial)
+        return stacked(cost, f"> {tokens}" if total.is_partial else tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from django.contrib import admin
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -21,7 +20,7 @@ from helix_store.admin.elements import (
     narrow,
     one_line,
     short_id,
-    under,
+    stacked,
 )
 from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.operating import OperatedAdmin
@@ -54,15 +53,6 @@ class StreamAdmin(OperatedAdmin):
         "output_document",
         "error_document",
     )
-    readonly_fields = (
-        "state",
-        "chunks",
-        "created",
-        "updated_at_exactly",
-        "ended_at_exactly",
-        "output_document",
-        "error_document",
-    )
     table_operations = (PRUNE_STREAMS,)
 
     state = column("status", _("status"), badge)
@@ -77,7 +67,7 @@ class StreamAdmin(OperatedAdmin):
 
     @admin.display(description=_("stream"))
     def name(self, stream: Stream) -> SafeString:
-        return format_html("{}{}", short_id(stream.stream_id), under(stream.tenant) if stream.tenant else "")
+        return stacked(short_id(stream.stream_id), stream.tenant)
 
     @admin.display(description=_("writer"), empty_value=NOTHING)
     def writer(self, stream: Stream) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -73,7 +74,6 @@ class UsageEntryAdmin(ReadOnlyAdmin):
             },
         ),
     )
-    readonly_fields = ("at", "kind_badge", "cost", "session_name", "of_session", "quantity")
     change_list_template = "admin/helix_store/usage_list.html"
 
     at = column("timestamp", _("time"), format_time)
@@ -82,20 +82,13 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     tokens = column("total_tokens", _("tokens"), number)
 
     def get_urls(self) -> list[URLPattern]:
-        views = {"report": self.report_view, "csv": self.csv_view}
+        wrapped = self.admin_site.admin_view
+        report, rows = wrapped(partial(report_response, self)), wrapped(partial(csv_response, self))
         return [
-            *(
-                path(f"{name}/", self.admin_site.admin_view(view), name=f"helix_store_usageentry_{name}")
-                for name, view in views.items()
-            ),
+            path("report/", report, name="helix_store_usageentry_report"),
+            path("csv/", rows, name="helix_store_usageentry_csv"),
             *super().get_urls(),
         ]
-
-    def report_view(self, request: HttpRequest) -> HttpResponse:
-        return report_response(self, request)
-
-    def csv_view(self, request: HttpRequest) -> StreamingHttpResponse:
-        return csv_response(self, request)
 
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
