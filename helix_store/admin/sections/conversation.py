@@ -99,8 +99,11 @@ class Conversation(Section):
         for key, sequence, role, at, start in rows.order_by("sequence").values_list(*columns):
             message, is_cut = read_start(start, _SOURCE)
             parts = None if message is None else parts_of(message)
-            row = (Message, key)
-            messages.append(ConversationMessage(sequence, role, parts, at, is_cut=is_cut, row=row))
+            messages.append(
+                ConversationMessage(
+                    number=sequence, role=role, parts=parts, at=at, is_cut=is_cut, row=(Message, key)
+                )
+            )
         return messages
 
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
