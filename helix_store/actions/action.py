@@ -41,8 +41,6 @@ from helix_store.stores import DatabaseStateStore
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["Action", "NoInput", "Outcome", "SessionAction", "in_words"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

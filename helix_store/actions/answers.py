@@ -28,8 +28,6 @@ from helix_store.stores import DatabaseStateStore
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["ANSWER", "APPROVE", "ERROR", "REJECT", "RESULT", "json_value"]
-
 APPROVE: Final = "approve"
 REJECT: Final = "reject"
 RESULT: Final = "result"

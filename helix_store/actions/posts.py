@@ -17,8 +17,6 @@ from helix_store.core.ids import new_id
 from helix_store.models import Post
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["POST", "WITHDRAW_POST"]
-
 _LONGEST_POST: Final = 100_000
 _LONGEST_ID: Final = 320
 

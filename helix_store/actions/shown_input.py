@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from django.core import signing
 
-__all__ = ["WHOLE", "CallInput", "InputPart"]
-
 WHOLE: Final = 20_000
 """The longest input, in characters of indented JSON, that is shown beside its form."""
 

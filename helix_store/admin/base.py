@@ -37,8 +37,6 @@ else:
     ModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-__all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin", "refuse_surrogates"]
-
 OF_SESSION: Final = "session__id__exact"
 """The filter that limits a list to the rows of one session."""
 

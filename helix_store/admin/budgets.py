@@ -14,14 +14,13 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.budgets import ADD_BUDGET, CHANGE_BUDGET, DELETE_BUDGET
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.budget_cells import bars, capped, renewal
-from helix_store.admin.elements import distance, link, narrow, note, one_line, printable, stacked, under
+from helix_store.admin.elements import link, narrow, note, one_line, printable, stacked, under
 from helix_store.admin.filters import EntryTenantFilter
 from helix_store.admin.operating import OperatedAdmin, list_action
+from helix_store.admin.times import distance
 from helix_store.core.budgets import BudgetScope
 from helix_store.models import Budget, Session
 from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, reports_of_budgets, reports_of_values
-
-__all__ = ["BudgetAdmin"]
 
 _NAME_LENGTH: Final = 80
 _PAGE: Final = 50

@@ -30,8 +30,6 @@ from helix_store.checkpointers.snapshots.rules import SNAPSHOT_AGENT_TYPE
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.reports.payloads import start_of, without_payloads
 
-__all__ = ["GraphSessions", "SnapshotThreads"]
-
 _TEXT_LENGTH: Final = 60
 
 

@@ -14,18 +14,9 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    distance,
-    hide_secrets,
-    identifier,
-    json_block,
-    one_line,
-    under,
-)
+from helix_store.admin.elements import NOTHING, badge, hide_secrets, identifier, json_block, one_line, under
 from helix_store.admin.labels import name_of_status
-from helix_store.admin.times import stamp
+from helix_store.admin.times import distance, stamp
 from helix_store.core import moments
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.reports.payloads import (
@@ -33,9 +24,6 @@ from helix_store.reports.payloads import (
     payload_of,
     whole_state,
 )
-
-__all__ = ["CheckpointAdmin", "claim_of", "without_secrets"]
-
 
 _OF_SNAPSHOT: Final = _("Snapshot")
 _OWNER_LENGTH: Final = 60

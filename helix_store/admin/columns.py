@@ -10,8 +10,6 @@ from django.contrib import admin
 from helix_store.admin.elements import NOTHING, json_block
 from helix_store.reports.payloads import payload_of
 
-__all__ = ["column", "json_column"]
-
 
 def column(name: str, label: Any, show: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a method of a page that shows the attribute ``name`` of a row, or a dash if it is ``None``."""

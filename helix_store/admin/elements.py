@@ -13,35 +13,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
 from helix_store.admin.labels import name_of_status
-from helix_store.admin.times import distance, format_time
+from helix_store.admin.times import format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import json_start
-
-__all__ = [
-    "HIDDEN",
-    "JSON_LIMIT",
-    "NOTHING",
-    "badge",
-    "counted",
-    "distance",
-    "format_time",
-    "hide_secrets",
-    "identifier",
-    "json_block",
-    "link",
-    "narrow",
-    "note",
-    "one_line",
-    "printable",
-    "progress",
-    "short_id",
-    "stacked",
-    "table",
-    "text_block",
-    "tone",
-    "under",
-]
 
 NOTHING: Final = "-"
 HIDDEN: Final = "[hidden]"

@@ -18,8 +18,6 @@ from helix_store.catalogue import tables
 from helix_store.models import Session
 from helix_store.transfer import DatabaseSource, write_export
 
-__all__ = ["export_sessions", "exported_models"]
-
 _IN_MEMORY: Final = 1 << 20
 
 

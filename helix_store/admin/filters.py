@@ -23,22 +23,6 @@ from helix_store.core.types import SESSION_EXPIRED, SessionStatus
 from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
 from helix_store.models import Session
 
-__all__ = [
-    "AgentTypeFilter",
-    "ChangedFilter",
-    "ChoiceFilter",
-    "EntryTenantFilter",
-    "ExpiryFilter",
-    "NamedChoicesFilter",
-    "OrderFilter",
-    "SessionStatusFilter",
-    "TagFilter",
-    "TenantFilter",
-    "WaitingFilter",
-    "start_of_day",
-]
-
-
 TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
 
 _LABEL_LENGTH: Final = 40

@@ -16,8 +16,6 @@ from helix_store.admin.times import stamp
 from helix_store.models import Item
 from helix_store.reports.previews import payload_start
 
-__all__ = ["ItemAdmin", "item_preview"]
-
 _PREVIEW_LENGTH = 180
 
 

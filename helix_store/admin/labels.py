@@ -11,8 +11,6 @@ from typing import Any, Final
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["LABELS", "name_of_status", "own_column"]
-
 LABELS: Final[dict[str, Any]] = {
     "agent_name": _("agent name"),
     "agent_type": _("agent type"),

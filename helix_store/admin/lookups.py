@@ -21,14 +21,6 @@ from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 
-__all__ = [
-    "EXACT",
-    "OrderedChangeList",
-    "check_value",
-    "fields_of",
-    "is_searchable",
-]
-
 EXACT: Final = f"{LOOKUP_SEP}exact"
 
 _TIMES: Final = frozenset({"updated_at", "created_at", "timestamp"})

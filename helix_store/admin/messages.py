@@ -19,8 +19,6 @@ from helix_store.models import Message
 from helix_store.reports.payloads import payload_of
 from helix_store.reports.previews import message_parts, payload_start, said_at_start
 
-__all__ = ["PREVIEW_LENGTH", "MessageAdmin", "message_preview", "message_text"]
-
 PREVIEW_LENGTH: Final = 180
 
 _UNREADABLE: Final = _("This message cannot be read.")

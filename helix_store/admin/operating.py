@@ -31,8 +31,6 @@ from helix_store.admin.documents import difference
 from helix_store.admin.elements import printable
 from helix_store.reports.comparison import Change
 
-__all__ = ["CONFIRMED", "EXPECTED", "Button", "OperatedAdmin", "list_action", "log", "run"]
-
 EXPECTED: Final = "expected"
 CONFIRMED: Final = "confirmed"
 NEXT: Final = "next"

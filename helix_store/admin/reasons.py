@@ -17,8 +17,6 @@ from helix_store.models import Session
 from helix_store.reports.payloads import PayloadText
 from helix_store.sessions.tool_calls import ToolCalls
 
-__all__ = ["REASON_LENGTH", "read_open_tools", "reason_of", "waiting_for_person"]
-
 REASON_LENGTH: Final = 60
 
 _LONGEST_CALLS: Final = 200_000

@@ -10,25 +10,13 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
 from helix_store.admin.columns import column
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    distance,
-    format_time,
-    json_block,
-    one_line,
-    short_id,
-    stacked,
-    text_block,
-)
+from helix_store.admin.elements import NOTHING, badge, json_block, one_line, short_id, stacked, text_block
 from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.labels import own_column
-from helix_store.admin.times import duration
+from helix_store.admin.times import distance, duration, format_time
 from helix_store.core import moments
 from helix_store.models import Run
 from helix_store.reports.payloads import payload_of, said_by, start_of, traceback_of
-
-__all__ = ["RunAdmin"]
 
 _REASON_LENGTH = 60
 

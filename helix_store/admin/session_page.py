@@ -22,8 +22,6 @@ from helix_store.admin.session_summary import summary
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Session
 
-__all__ = ["CHILDREN_OF", "SessionPage"]
-
 CHILDREN_OF: Final = ("tenant", "parent_session_id")
 """The filter that limits the list to the sub-sessions of one session."""
 

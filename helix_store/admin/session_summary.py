@@ -26,8 +26,6 @@ from helix_store.reports.budgets import budget_that_stopped
 from helix_store.reports.conversations import outlines
 from helix_store.reports.payloads import PayloadText, payload_of, start_of, with_payloads
 
-__all__ = ["summary"]
-
 _TITLE: Final = 160
 _REASON: Final = 2_000
 _TOOLS: Final = 3

@@ -14,17 +14,16 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import distance, note, one_line, short_id, under
+from helix_store.admin.elements import note, one_line, short_id, under
 from helix_store.admin.export import exported_models
 from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.reasons import REASON_LENGTH
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.models import Session
 from helix_store.reports.payloads import start_of
-
-__all__ = ["SessionTable"]
 
 _TITLE_LENGTH: Final = 80
 

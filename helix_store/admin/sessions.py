@@ -38,9 +38,6 @@ from helix_store.models import Session, UsageEntry
 from helix_store.reports.conversations import line_of, outlined
 from helix_store.usage.session_totals import SessionTotal, session_totals
 
-__all__ = ["SessionAdmin"]
-
-
 _LAST_LENGTH: Final = 80
 
 

@@ -23,10 +23,11 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.amounts import dollars
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import spark_line
-from helix_store.admin.elements import distance, link, one_line, short_id
+from helix_store.admin.elements import link, one_line, short_id
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.reasons import read_open_tools, waiting_for_person
 from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, of_tenants
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.moments import as_utc
 from helix_store.engine.database import Database
@@ -35,8 +36,6 @@ from helix_store.models import Lock, Post, Run, Session, UsageEntry
 from helix_store.reports.payloads import said_by, start_of, without_payloads
 from helix_store.sessions.database.posts import find_due_sessions
 from helix_store.usage.reports import usage_report
-
-__all__ = ["NEWEST_LOCKS", "Tile", "oldest_held_lock", "start_tiles"]
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000

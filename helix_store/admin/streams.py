@@ -12,22 +12,12 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.upkeep import PRUNE_STREAMS
 from helix_store.admin.amounts import number
 from helix_store.admin.columns import column, json_column
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    distance,
-    format_time,
-    narrow,
-    one_line,
-    short_id,
-    stacked,
-)
+from helix_store.admin.elements import NOTHING, badge, narrow, one_line, short_id, stacked
 from helix_store.admin.filters import NamedChoicesFilter
 from helix_store.admin.operating import OperatedAdmin
+from helix_store.admin.times import distance, format_time
 from helix_store.core import moments
 from helix_store.models import Stream
-
-__all__ = ["StreamAdmin"]
 
 _NAME_LENGTH: Final = 120
 

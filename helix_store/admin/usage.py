@@ -13,12 +13,11 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.columns import column
-from helix_store.admin.elements import NOTHING, badge, format_time, link, narrow, one_line, short_id
+from helix_store.admin.elements import NOTHING, badge, link, narrow, one_line, short_id
 from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter
+from helix_store.admin.times import format_time
 from helix_store.admin.usage_report import csv_response, report_response
 from helix_store.models import Session, UsageEntry
-
-__all__ = ["UsageEntryAdmin"]
 
 _LONGEST_NAME = 120
 

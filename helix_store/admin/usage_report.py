@@ -30,8 +30,6 @@ from helix_store.usage.reports import csv_rows, usage_report
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["csv_response", "report_response"]
-
 _GROUPS_SHOWN: Final = 20
 _GROUPS_OF_CSV: Final = 100_000
 _LONGEST_PERIOD: Final = timedelta(days=366)

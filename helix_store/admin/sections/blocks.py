@@ -11,8 +11,6 @@ from helix_store.admin.sections.section import SessionView
 from helix_store.admin.times import clock, duration
 from helix_store.core.transcript import ConversationMessage, Part, TurnPart, paired
 
-__all__ = ["blocks"]
-
 _OPEN_TEXT: Final = 2_400
 _OPEN_RESULT: Final = 280
 _KNOWN_ROLES: Final = ("user", "assistant", "system", "developer", "tool")

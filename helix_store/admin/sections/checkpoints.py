@@ -16,8 +16,6 @@ from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidPayloa
 from helix_store.models import Checkpoint
 from helix_store.reports.comparison import changes_between, shown_state
 
-__all__ = ["CURRENT", "Checkpoints"]
-
 CURRENT: Final = "current"
 
 _PAGE: Final = 25

@@ -24,8 +24,6 @@ from helix_store.models import Checkpoint, Message, UsageEntry
 from helix_store.reports.conversations import conversations_of
 from helix_store.reports.previews import payload_start, read_start
 
-__all__ = ["Conversation"]
-
 _PAGE: Final = 40
 _SOURCE: Final = 12_000
 """The number of characters of a stored message that are read; the message's own page shows all of it."""

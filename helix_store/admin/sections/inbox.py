@@ -19,8 +19,6 @@ from helix_store.models.posts import PostState
 from helix_store.reports.payloads import without_payloads
 from helix_store.reports.posts import WaitingPost, waiting_posts
 
-__all__ = ["Inbox"]
-
 _PAGE: Final = 25
 
 

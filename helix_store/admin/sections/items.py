@@ -23,8 +23,6 @@ from helix_store.items.rules import lane_name
 from helix_store.models import Item
 from helix_store.reports.previews import PREVIEW_SOURCE, message_start, payload_start
 
-__all__ = ["Items"]
-
 _PAGE: Final = 25
 _LANES: Final = 50
 _LONGEST_NAME: Final = 60

@@ -30,8 +30,6 @@ from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["DOCUMENT_LIMIT", "TOO_LONG", "UNREADABLE", "Section", "SessionView", "current_row", "decoded"]
-
 DOCUMENT_LIMIT = 200_000
 """The number of characters of a document that a page reads."""
 

@@ -18,8 +18,6 @@ from helix_store.core.types import SUSPENDED_STATUSES
 from helix_store.models import Checkpoint, Message, Run, SubSessionRef
 from helix_store.reports.payloads import said_by, start_of
 
-__all__ = ["Scale", "Timeline"]
-
 _RUNS: Final = 12
 _STEPS: Final = 60
 _SUB_AGENTS: Final = 30

@@ -34,8 +34,6 @@ from helix_store.sessions.approvals import (
     require_permitted,
 )
 
-__all__ = ["Waits", "open_calls"]
-
 _CALLS: Final = 50
 _STAGED: Final = 20
 _SHOWN: Final = 60_000
