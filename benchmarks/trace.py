@@ -43,7 +43,7 @@ BOUNDS = {
     "handle": (17, 87),
     "handle, staging": (18, 123),
     "turn": (30, 333),
-    "answer": (34, 218),
+    "answer": (28, 184),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 

@@ -41,8 +41,6 @@ from helix_store.stores import DatabaseStateStore
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["Action", "NoInput", "Outcome", "SessionAction", "in_words"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -103,14 +101,6 @@ class Action:
         """Return the values that the form of the admin shows first."""
         return {}
 
-    def refusal(self, user: Any, row: Any, given: Mapping[str, Any]) -> StrOrPromise | None:
-        """Return why this user may not run the action. `perform` asks before the call, in its transaction."""
-        return None
-
-    def is_confirmed(self, form: forms.Form, *, is_confirmed: bool) -> bool:
-        """Return whether a valid form may run the action, or must be shown again to be confirmed."""
-        return is_confirmed or not self.is_destructive
-
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
         """Return the changes that the page before the action shows."""
         return []
@@ -118,10 +108,6 @@ class Action:
     def shown(self, row: Any) -> str:
         """Return the value of the guard as a page shows it. Pass it to `perform` as ``expected``."""
         return "" if self.guard is None else str(getattr(row, self.guard))
-
-    def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the form's values, with the user if the action stores who performed it."""
-        return given
 
     def perform(
         self,
@@ -134,27 +120,24 @@ class Action:
     ) -> Outcome:
         """Run and record the action, or report why not. ``expected`` is the guard's value that the user saw.
 
+        The action gets the form's values, with the user as ``actor``.
         An action on a row is one transaction, which locks the row before it compares the guard. An action on
         a table uses the store's own transactions.
         """
-        signed = self.signed(user, given)
 
-        def allowed() -> Outcome:
-            refusal = self.refusal(user, row, signed)
-            if refusal is not None:
-                return Outcome(message=refusal, is_done=False, level=levels.ERROR)
-            outcome = self.call(row, signed)
+        def recorded() -> Outcome:
+            outcome = self.call(row, {**given, "actor": user})
             if outcome.is_done:
                 record(outcome)
             return outcome
 
         def guarded() -> Outcome:
             self._require_unchanged(row, alias, expected)
-            return allowed()
+            return recorded()
 
         try:
             if row is None:
-                return allowed()
+                return recorded()
             alias = router.db_for_write(type(row), instance=row)
             return Database(alias, getattr(row, "tenant", ""), None).transaction(guarded)
         except HelixStoreError as error:

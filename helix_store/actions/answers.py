@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from django import forms
 from django.contrib.messages import constants as levels
 from django.db import router
-from django.db.models import QuerySet
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Outcome, SessionAction
 from helix_store.actions.sessions import ReasonForm
-from helix_store.actions.shown_input import CallInput
+from helix_store.actions.shown_input import WHOLE, CallInput
 from helix_store.core.approvals import digest_of
 from helix_store.core.limits import UNLIMITED
 from helix_store.core.payloads import decode, encode
@@ -22,14 +21,12 @@ from helix_store.core.types import UNSET, SubmissionOutcome
 from helix_store.exceptions import HelixStoreError, IntegrityFault, shown_id
 from helix_store.models import Session
 from helix_store.reports.comparison import Change, changes_between
-from helix_store.reports.payloads import PayloadText
+from helix_store.reports.payloads import json_start, payload_of
 from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-__all__ = ["ANSWER", "APPROVE", "ERROR", "REJECT", "RESULT", "json_value"]
 
 APPROVE: Final = "approve"
 REJECT: Final = "reject"
@@ -105,6 +102,7 @@ class AnswerForm(ReasonForm):
     not_named = ("approval", "answer", "digest", "seen", "shown")
     """The hidden fields that do not identify the call to a person."""
     is_seen = True
+    """False while the page has to show the difference of a changed input first."""
     submit_label: StrOrPromise = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -162,33 +160,37 @@ class Answer(SessionAction):
         "--input": {"metavar": "JSON", "help": "Approve an editable call with this input instead."},
     }
 
-    def is_confirmed(self, form: forms.Form, *, is_confirmed: bool) -> bool:
-        return isinstance(form, AnswerForm) and form.is_seen
-
     def changes(self, row: Any, given: Mapping[str, Any]) -> list[Change]:
         if "edit" not in given:
             return []
         try:
-            call = _calls_of(_rows(row)).pending.get(given["call"])
+            calls = ToolCalls.stored(payload_of(row, "pending_client_tool_calls"), None)
         except IntegrityFault:  # The answer is refused for the same reason, in words.
             return []
+        call = calls.pending.get(given["call"])
         return list(changes_between(call.get("input") if isinstance(call, dict) else None, given["edit"]))
 
-    def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**given, "actor": user}
+    def call(self, row: Any, given: Mapping[str, Any]) -> Outcome:
+        refusal = self._refusal(row, given) if given["answer"] == APPROVE else None
+        if refusal is not None:
+            return Outcome(message=refusal, is_done=False, level=levels.ERROR)
+        return super().call(row, given)
 
-    def refusal(self, user: Any, row: Any, given: Mapping[str, Any]) -> Any:
+    def _refusal(self, row: Any, given: Mapping[str, Any]) -> StrOrPromise | None:
         """Refuse to approve a call if the user was not shown the whole input.
 
         Lock the row of the session, so that the answer belongs to this input.
         """
-        if given["answer"] != APPROVE:
-            return None
-        calls = _calls_of(_rows(row).select_for_update(no_key=True))
+        rows = Session._base_manager.using(router.db_for_write(Session, instance=row)).filter(pk=row.pk)
+        columns = ("pending_client_tool_calls", "completed_client_tool_calls")
+        locked = rows.order_by().select_for_update(no_key=True).values_list(*columns)
+        calls = ToolCalls.stored(*(locked.first() or (None, None)))
         call = calls.pending.get(given["call"])
         if isinstance(call, dict):
-            read = CallInput(user, row, given["call"], call)
-            return None if read.was_shown(given.get("shown") or "") else _NOT_SHOWN
+            # A short input is shown beside its form.
+            is_long = json_start(call.get("input"), WHOLE)[1]
+            read = CallInput(given["actor"], row, given["call"], call)
+            return _NOT_SHOWN if is_long and not read.was_read(given.get("shown") or "") else None
         # A call of a sub-session is answered on the page of that sub-session, which shows its input.
         is_answered = given["call"] in calls.completed
         return None if is_answered else _NOT_ANSWERED[SubmissionOutcome.UNKNOWN_TOOL_CALL][0]
@@ -196,7 +198,7 @@ class Answer(SessionAction):
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
         call, answer = given["call"], given["answer"]
         submission = store.submit_tool_result(session_id, call, **_arguments(answer, given))
-        if not submission.outcome.is_stored:
+        if submission.new_version is None:
             message, problem = _NOT_ANSWERED[submission.outcome]
             return Outcome(
                 message=message, is_done=False, level=levels.WARNING, problem=problem.format(call=call)
@@ -225,16 +227,6 @@ def _arguments(answer: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {**by, **decision, "input": given.get("edit", UNSET)}
     value = given.get("value")
     return {**by, answer: None if value is None else _json_or_text(value)}
-
-
-def _rows(row: Any) -> QuerySet[Session]:
-    rows = Session._base_manager.using(router.db_for_write(Session, instance=row))
-    return rows.order_by().filter(pk=row.pk)
-
-
-def _calls_of(rows: QuerySet[Session]) -> ToolCalls:
-    columns = (PayloadText(f"{name}_client_tool_calls") for name in ("pending", "completed"))
-    return ToolCalls.stored(*(rows.values_list(*columns).first() or (None, None)))
 
 
 def json_value(text: str) -> Any:

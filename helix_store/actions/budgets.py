@@ -20,8 +20,6 @@ from helix_store.stores import DatabaseBudgetStore
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
-__all__ = ["ADD_BUDGET", "CHANGE_BUDGET", "DELETE_BUDGET", "PERIODS", "SCOPES"]
-
 SCOPES: Final[dict[str, StrOrPromise]] = {
     "tree": _("one tree of sessions"),
     "user": _("users"),

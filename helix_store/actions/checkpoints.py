@@ -15,8 +15,6 @@ from helix_store.models import Checkpoint
 from helix_store.reports.times import moment
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["BRANCH", "PRUNE_CHECKPOINTS", "RESTORE"]
-
 _LONGEST_ID: Final = 320
 
 

@@ -17,8 +17,6 @@ from helix_store.core.ids import new_id
 from helix_store.models import Post
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["POST", "WITHDRAW_POST"]
-
 _LONGEST_POST: Final = 100_000
 _LONGEST_ID: Final = 320
 
@@ -69,15 +67,13 @@ class PostMessage(SessionAction):
         "--not-before": {"metavar": "TIME", "help": "When the post is due (default: now)."},
     }
 
-    def signed(self, user: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**given, "author": f"user:{user.pk}"}
-
     def run(self, store: DatabaseStateStore, session_id: str, given: Mapping[str, Any]) -> Outcome:
+        user = given.get("actor")
         post = store.post_message(
             session_id,
             {"role": "user", "content": given["text"]},
             key=given.get("key"),
-            author=given.get("author"),
+            author=given.get("author") if user is None else f"user:{user.pk}",
             not_before=given.get("not_before"),
         )
         message = format_lazy(_("Posted the message as number {number}."), number=post.sequence)

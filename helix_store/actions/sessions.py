@@ -17,17 +17,6 @@ from helix_store.exceptions import ConflictError, SessionNotFound
 from helix_store.reports.tree import session_tree
 from helix_store.stores import DatabaseStateStore
 
-__all__ = [
-    "ABORT",
-    "CLEAR_INTERRUPT",
-    "DELETE",
-    "INTERRUPT",
-    "MARK_FAILED",
-    "SET_STATUS",
-    "Interrupt",
-    "ReasonForm",
-]
-
 _LONGEST_REASON: Final = 1_000
 _STATUSES: Final = [status.value for status in SessionStatus]
 

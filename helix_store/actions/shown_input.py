@@ -14,10 +14,6 @@ from typing import Any, Final
 
 from django.core import signing
 
-from helix_store.reports.payloads import json_start
-
-__all__ = ["WHOLE", "CallInput", "InputPart"]
-
 WHOLE: Final = 20_000
 """The longest input, in characters of indented JSON, that is shown beside its form."""
 
@@ -50,10 +46,6 @@ class CallInput:
     call_id: str
     call: dict[str, Any]
 
-    @property
-    def is_short(self) -> bool:
-        return not json_start(self.call.get("input"), WHOLE)[1]
-
     def part(self, number: int, mark: str) -> InputPart:
         """Return a part by its number, counted from 1. ``mark`` is the mark of the previous part."""
         text = self._text()
@@ -67,10 +59,8 @@ class CallInput:
             mark=signing.dumps(self._content(text, number), salt=_SALT) if was_before else "",
         )
 
-    def was_shown(self, mark: str) -> bool:
-        """Return whether the whole input has been shown. A short input is always shown beside its form."""
-        if self.is_short:
-            return True
+    def was_read(self, mark: str) -> bool:
+        """Return whether the mark proves that all parts were shown."""
         text = self._text()
         return self._is_mark(mark, text, _count(text))
 

@@ -18,8 +18,6 @@ from helix_store.models import Lock, Session, Stream
 from helix_store.stores import DatabaseLockManager
 from helix_store.streams.pruning import prune_streams
 
-__all__ = ["CLEAN_UP", "FORCE_RELEASE", "PRUNE_STREAMS"]
-
 _SESSIONS_AT_ONCE: Final = 1_000
 """A browser's request must end soon, so the admin applies this limit. The command has no limit."""
 

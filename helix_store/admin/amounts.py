@@ -10,8 +10,6 @@ from django.utils.safestring import SafeString
 from helix_store.core.serialization import exact_cost
 from helix_store.core.usage import rounded_cost
 
-__all__ = ["dollars", "number"]
-
 
 def number(count: int, *, is_partial: bool = False) -> SafeString:
     return format_html('<span class="helix-number">{}{}</span>', "> " if is_partial else "", f"{count:,}")

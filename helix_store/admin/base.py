@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Model, QuerySet
@@ -24,13 +25,7 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import identifier, link
 from helix_store.admin.labels import LABELS
-from helix_store.admin.lookups import (
-    EXACT,
-    OrderedChangeList,
-    check_value,
-    fields_of,
-    refuse_surrogates,
-)
+from helix_store.admin.lookups import EXACT, OrderedChangeList, check_value, fields_of
 from helix_store.admin.tenants import NEWEST_FILTERED
 from helix_store.models import Session
 from helix_store.reports.payloads import without_payloads
@@ -41,8 +36,6 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
-
-__all__ = ["OF_SESSION", "BoundedPaginator", "ReadOnlyAdmin", "SessionChildAdmin"]
 
 OF_SESSION: Final = "session__id__exact"
 """The filter that limits a list to the rows of one session."""
@@ -80,6 +73,12 @@ class ReadOnlyAdmin(ModelAdmin):
     of_other_models: ClassVar[Mapping[str, type[Model]]] = {}
     """Columns and fields that show rows of another model. They require the permission to view that model."""
 
+    orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Orders of the list, by the parameter ``order`` of its address. Without it, ``ordering`` applies."""
+
+    list_texts: ClassVar[Mapping[str, Any]] = {}
+    """Parts of the payloads that the columns of the list show, by the attribute of a row that gets them."""
+
     page_template: ClassVar[str] = ""
     """The template of `row_page`. Without it, Django shows the row as a form."""
 
@@ -114,6 +113,10 @@ class ReadOnlyAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return without_payloads(super().get_queryset(request).using(self.alias))
 
+    def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
+        order = self.orders.get(request.GET.get("order", ""))
+        return order or tuple(super().get_ordering(request))
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
         return OrderedChangeList
 
@@ -121,10 +124,24 @@ class ReadOnlyAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         refuse_surrogates(request)
-        response = super().changelist_view(request, extra_context)
-        if isinstance(response, TemplateResponse) and (notes := list(_notes(request))):
-            response.context_data = {**(response.context_data or {}), "search_notes": notes}
-        return response
+        return super().changelist_view(request, {**self.list_context(request), **(extra_context or {})})
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the context of the list. The template calls functions in it after the rows are read."""
+        return {"search_notes": partial(self.list_notes, request)}
+
+    def list_notes(self, request: HttpRequest) -> Iterator[str]:
+        """Yield notes on the rows that the list leaves out, and on its order."""
+        if getattr(request, "is_of_newest", False):
+            words = gettext(
+                "Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows."
+            )
+            yield words % {"count": f"{NEWEST_FILTERED:,}"}
+        if getattr(request, "is_by_tenant", False):
+            yield gettext("Sorted by tenant, then by time. Choose a tenant to sort by time alone.")
+
+    def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Set attributes of the rows on a page of the list that its columns show besides the row's own."""
 
     def changeform_view(
         self,
@@ -250,13 +267,14 @@ class ReadOnlyAdmin(ModelAdmin):
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
 
-def _notes(request: HttpRequest) -> Iterator[str]:
-    """Yield notes on the limits of a list that covers very many tenants."""
-    if getattr(request, "is_of_newest", False):
-        words = gettext("Filtered among the newest %(count)s rows. Choose a tenant to see all of its rows.")
-        yield words % {"count": f"{NEWEST_FILTERED:,}"}
-    if getattr(request, "is_by_tenant", False):
-        yield gettext("Sorted by tenant, then by time. Choose a tenant to sort by time alone.")
+def refuse_surrogates(request: HttpRequest) -> None:
+    """Refuse parameters that no page can repeat in its links. The client chooses their character set."""
+    for name, values in request.GET.lists():
+        for text in (name, *values):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise SuspiciousOperation("A parameter holds a lone surrogate.") from None
 
 
 def _parameter_of(list_filter: Any) -> str:
@@ -268,9 +286,10 @@ def _parameter_of(list_filter: Any) -> str:
 class SessionChildAdmin(ReadOnlyAdmin):
     """A page of rows that belong to a session. Rows of deleted sessions are not shown.
 
-    A list of one session's rows shows the session once, above the list.
+    A list of one session's rows shows the session once, above the list, and has the ``order_of_session``.
     """
 
+    order_of_session: ClassVar[tuple[str, ...]] = ()
     link_lookups = (OF_SESSION,)
     of_other_models = {"of_session": Session}
 
@@ -281,16 +300,18 @@ class SessionChildAdmin(ReadOnlyAdmin):
         columns = super().get_list_display(request)
         return [column for column in columns if column != "of_session" or OF_SESSION not in request.GET]
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        response = super().changelist_view(request, extra_context)
-        if OF_SESSION in request.GET and isinstance(response, TemplateResponse):
-            # The lookup was allowed, so the key is a number and the user may view sessions.
-            session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
-            if session is not None and response.context_data is not None:
-                response.context_data["of_session"] = self.session_link(session)
-        return response
+    def get_ordering(self, request: HttpRequest) -> tuple[Any, ...]:
+        of_session = self.order_of_session if OF_SESSION in request.GET else ()
+        return of_session or super().get_ordering(request)
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        of_session = partial(self._shown_session, request) if OF_SESSION in request.GET else ""
+        return {**super().list_context(request), "of_session": of_session}
+
+    def _shown_session(self, request: HttpRequest) -> SafeString | str:
+        # The lookup was allowed, so the key is a number and the user may view sessions.
+        session = self.rows(Session).filter(pk=int(request.GET[OF_SESSION])).only("session_id").first()
+        return "" if session is None else self.session_link(session)
 
     @admin.display(description=_("session"))
     def of_session(self, row: Any) -> SafeString:

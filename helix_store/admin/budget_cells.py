@@ -18,8 +18,6 @@ from helix_store.core.budgets import BudgetScope, BudgetStatus
 from helix_store.core.serialization import exact_cost
 from helix_store.reports.budgets import BudgetReport, LimitReport
 
-__all__ = ["bars", "capped", "limit_words", "renewal"]
-
 _ONE: Final = {
     BudgetScope.TREE: _("tree"),
     BudgetScope.USER: _("user"),

@@ -14,35 +14,20 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.budgets import ADD_BUDGET, CHANGE_BUDGET, DELETE_BUDGET
 from helix_store.admin.base import BoundedPaginator
 from helix_store.admin.budget_cells import bars, capped, renewal
-from helix_store.admin.elements import distance, link, narrow, note, one_line, printable, under
+from helix_store.admin.elements import link, narrow, note, one_line, printable, stacked, under
 from helix_store.admin.filters import EntryTenantFilter
-from helix_store.admin.lists import OperatedList
-from helix_store.admin.lookups import OrderedChangeList
-from helix_store.admin.operating import list_action
+from helix_store.admin.operating import OperatedAdmin, list_action
+from helix_store.admin.times import distance
 from helix_store.core.budgets import BudgetScope
 from helix_store.models import Budget, Session
 from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, reports_of_budgets, reports_of_values
-
-__all__ = ["BudgetAdmin"]
 
 _NAME_LENGTH: Final = 80
 _PAGE: Final = 50
 
 
-class BudgetList(OrderedChangeList):
-    """A page of budgets with their reports, which take one statement."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        budgets = list(self.result_list)
-        reports = reports_of_budgets(budgets, using=self.root_queryset.db)
-        for budget in budgets:
-            budget.report = reports.get(budget.pk)
-        self.result_list = budgets
-
-
 @admin.register(Budget)
-class BudgetAdmin(OperatedList):
+class BudgetAdmin(OperatedAdmin):
     list_display = ("title", "caps", "renewed", "used")
     list_filter = (EntryTenantFilter,)
     ordering = ("tenant", "name")
@@ -54,20 +39,20 @@ class BudgetAdmin(OperatedList):
     class Media:
         css = {"all": ["helix_store/admin.css", "helix_store/session.css"]}
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
-        return BudgetList
+    def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Set the reports of the budgets, which take one statement."""
+        reports = reports_of_budgets(rows, using=self.alias)
+        for budget in rows:
+            budget.report = reports.get(budget.pk)
 
     @admin.display(description=_("budget"))
     def title(self, budget: Budget) -> SafeString:
-        name = narrow(one_line(budget.name, _NAME_LENGTH))
-        return format_html("{}{}", name, under(budget.tenant) if budget.tenant else "")
+        return stacked(narrow(one_line(budget.name, _NAME_LENGTH)), budget.tenant)
 
     @admin.display(description=_("caps"))
     def caps(self, budget: Any) -> SafeString:
         count = None if budget.report is None else budget.report.value_count
-        return format_html(
-            "{}{}", capped(budget.scope, budget.value), under(_counted(count)) if count is not None else ""
-        )
+        return stacked(capped(budget.scope, budget.value), "" if count is None else _counted(count))
 
     @admin.display(description=_("period"))
     def renewed(self, budget: Any) -> SafeString:

@@ -11,8 +11,6 @@ from typing import Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-__all__ = ["bar", "columns", "meter", "spark_line"]
-
 _BAR_WIDTH: Final = 200
 _COLUMN_WIDTH: Final = 20
 _CHART_HEIGHT: Final = 120

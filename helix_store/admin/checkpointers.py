@@ -18,19 +18,17 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.actions.sessions import DELETE
 from helix_store.admin.amounts import number
 from helix_store.admin.base import OF_SESSION
-from helix_store.admin.claims import claim_of
-from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, under
+from helix_store.admin.checkpoints import claim_of
+from helix_store.admin.columns import column
+from helix_store.admin.elements import NOTHING, link, narrow, one_line, short_id, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import ChangedFilter, TenantFilter
-from helix_store.admin.lookups import OrderedChangeList
 from helix_store.admin.operating import list_action
 from helix_store.admin.session_table import SessionTable
 from helix_store.checkpointers.graph.types import GRAPH_AGENT_TYPE
 from helix_store.checkpointers.snapshots.rules import SNAPSHOT_AGENT_TYPE
 from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.reports.payloads import start_of, without_payloads
-
-__all__ = ["GraphSessions", "SnapshotThreads"]
 
 _TEXT_LENGTH: Final = 60
 
@@ -40,25 +38,6 @@ class OfOneTypeTenantFilter(TenantFilter):
 
     def needs_tenants(self, request: HttpRequest) -> bool:
         return True
-
-
-class CheckpointerList(OrderedChangeList):
-    """A page of sessions with the newest checkpoint of each. It takes two statements in all."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        page: Any = self.model_admin
-        if not page.may_view(request, Checkpoint):
-            return
-        sessions = list(self.result_list)
-        checkpoints = Checkpoint.objects.using(self.root_queryset.db)
-        # This takes two statements, because in one PostgreSQL may read the checkpoints of all sessions.
-        newest = page.newest_first(checkpoints.filter(session_id=OuterRef("pk"))).values("pk")[:1]
-        keys = Session.objects.using(self.root_queryset.db).filter(pk__in=[each.pk for each in sessions])
-        found = checkpoints.filter(pk__in=list(keys.values_list(Subquery(newest), flat=True)))
-        by_session = {row.session_id: row for row in without_payloads(found)}
-        for session in sessions:
-            session.newest = by_session.get(session.pk)
 
 
 class CheckpointerTable(SessionTable):
@@ -73,12 +52,22 @@ class CheckpointerTable(SessionTable):
         sessions: QuerySet[Any] = super().get_queryset(request).filter(agent_type=self.agent_type)
         return sessions
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
-        return CheckpointerList
+    def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Set the newest checkpoint of each session."""
+        if not self.may_view(request, Checkpoint):
+            return
+        checkpoints = self.rows(Checkpoint)
+        # This takes two statements, because in one PostgreSQL may read the checkpoints of all sessions.
+        newest = self.newest_first(checkpoints.filter(session_id=OuterRef("pk"))).values("pk")[:1]
+        keys = self.rows(Session).filter(pk__in=[each.pk for each in rows])
+        found = checkpoints.filter(pk__in=list(keys.values_list(Subquery(newest), flat=True)))
+        by_session = {row.session_id: row for row in without_payloads(found)}
+        for session in rows:
+            session.newest = by_session.get(session.pk)
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        context = {"title": self.heading, "list_url": self.list_url(Session), **(extra_context or {})}
-        return super().changelist_view(request, context)
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        context = super().list_context(request)
+        return {**context, "title": self.heading, "list_url": self.list_url(Session)}
 
     def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
         raise NotImplementedError
@@ -100,21 +89,22 @@ class GraphSessions(CheckpointerTable):
     agent_type = GRAPH_AGENT_TYPE
     heading = _("Graph sessions")
     list_display = ("name", "place", "newest_node", "messages", "changed")
+    list_texts: ClassVar = {
+        **SessionTable.list_texts,
+        "directory_start": start_of("directory", _TEXT_LENGTH),
+    }
     of_other_models: ClassVar = {"newest_node": Checkpoint}
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        sessions: QuerySet[Any] = super().get_queryset(request)
-        sessions = sessions.annotate(directory_start=start_of("directory", _TEXT_LENGTH))
-        return sessions
 
     def newest_first(self, checkpoints: QuerySet[Checkpoint]) -> QuerySet[Checkpoint]:
         return checkpoints.filter(kind=CheckpointKind.GRAPH).order_by("-version", "-pk")
+
+    messages = column("message_count", _("messages"), number)
 
     @admin.display(description=_("workspace, directory"))
     def place(self, session: Any) -> SafeString:
         workspace = one_line(session.workspace_id or "", _TEXT_LENGTH)
         directory = one_line(session.directory_start or "", _TEXT_LENGTH)
-        return format_html("{}{}", narrow(workspace or NOTHING), under(directory) if directory else "")
+        return stacked(narrow(workspace or NOTHING), directory)
 
     @admin.display(description=_("newest checkpoint"), empty_value=NOTHING)
     def newest_node(self, session: Any) -> SafeString | None:
@@ -123,10 +113,6 @@ class GraphSessions(CheckpointerTable):
             return None
         node = one_line(checkpoint.step_id or "", _TEXT_LENGTH) or gettext("no node")
         return self.checkpoint_link(checkpoint, narrow(node))
-
-    @admin.display(description=_("messages"))
-    def messages(self, session: Session) -> SafeString:
-        return number(session.message_count)
 
 
 class SnapshotThreads(CheckpointerTable):

@@ -7,20 +7,17 @@ from typing import Any, Final
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.claims import claim_of
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    hide_secrets,
-    identifier,
-    json_block,
-)
-from helix_store.admin.names import name_of_status
-from helix_store.admin.times import stamp
+from helix_store.admin.columns import column
+from helix_store.admin.elements import NOTHING, badge, hide_secrets, identifier, json_block, one_line, under
+from helix_store.admin.labels import name_of_status
+from helix_store.admin.times import distance, stamp
+from helix_store.core import moments
 from helix_store.models import Checkpoint, CheckpointKind
 from helix_store.reports.payloads import (
     PayloadText,
@@ -28,10 +25,8 @@ from helix_store.reports.payloads import (
     whole_state,
 )
 
-__all__ = ["CheckpointAdmin", "without_secrets"]
-
-
 _OF_SNAPSHOT: Final = _("Snapshot")
+_OWNER_LENGTH: Final = 60
 
 
 @admin.register(Checkpoint)
@@ -71,15 +66,13 @@ class CheckpointAdmin(SessionChildAdmin):
         ),
         (_OF_SNAPSHOT, {"fields": ("snapshot_version", "claim", "claim_token")}),
     )
-    readonly_fields = (
-        "of_session",
-        "written_at",
-        "status_badge",
-        "custom_state",
-        "rest_of_state",
-        "claim",
-        "which",
-    )
+
+    name = column("checkpoint_id", _("checkpoint"), identifier)
+    which = column("kind", _("kind"), name_of_status)
+    steps = column("step_count", _("steps"), int)
+    messages = column("message_count", _("messages"), int)
+    size = column("size_bytes", _("bytes"), "{:,}".format)
+    written_at = column("created_at", _("created"), stamp)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         groups = super().get_fieldsets(request, obj)
@@ -89,30 +82,6 @@ class CheckpointAdmin(SessionChildAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # The session page shows a state between checkpoints, and a base is shown in the states that use it.
         return super().get_queryset(request).exclude(kind__in=(CheckpointKind.STATE, CheckpointKind.BASE))
-
-    @admin.display(description=_("created"))
-    def written_at(self, checkpoint: Checkpoint) -> SafeString:
-        return stamp(checkpoint.created_at)
-
-    @admin.display(description=_("checkpoint"))
-    def name(self, checkpoint: Checkpoint) -> SafeString:
-        return identifier(checkpoint.checkpoint_id or NOTHING)
-
-    @admin.display(description=_("kind"))
-    def which(self, checkpoint: Checkpoint) -> str:
-        return name_of_status(checkpoint.kind)
-
-    @admin.display(description=_("steps"))
-    def steps(self, checkpoint: Checkpoint) -> int:
-        return checkpoint.step_count
-
-    @admin.display(description=_("messages"))
-    def messages(self, checkpoint: Checkpoint) -> int:
-        return checkpoint.message_count
-
-    @admin.display(description=_("bytes"))
-    def size(self, checkpoint: Checkpoint) -> str:
-        return f"{checkpoint.size_bytes:,}"
 
     @admin.display(description=_("status"))
     def status_badge(self, checkpoint: Checkpoint) -> SafeString | str:
@@ -142,3 +111,18 @@ def without_secrets(envelope: Any) -> Any:
     if "tracing_context" not in envelope:
         return envelope
     return {**envelope, "tracing_context": hide_secrets(envelope["tracing_context"])}
+
+
+def claim_of(snapshot: Checkpoint) -> SafeString:
+    """Return a text that shows if a snapshot is free, claimed (by whom and until when) or resumed."""
+    if snapshot.claim_done_at is not None:
+        status, words, when = "resumed", "{when}", snapshot.claim_done_at
+    elif snapshot.claim_expires_at is None:
+        return badge("free")
+    elif snapshot.claim_expires_at > moments.now():
+        status, words, when = "held", gettext("ends {when}"), snapshot.claim_expires_at
+    else:
+        status, words, when = "expired", gettext("ended {when}"), snapshot.claim_expires_at
+    owner = under(one_line(snapshot.claim_owner or "", _OWNER_LENGTH))
+    line = format_html(words, when=distance(when))
+    return format_html('{}{}<span class="helix-under">{}</span>', badge(status), owner, line)

@@ -13,8 +13,6 @@ from django.utils.text import format_lazy
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.engine.aliases import app_aliases
 
-__all__ = ["DatabaseLink", "DatabaseSite", "database_links", "database_sites"]
-
 
 class DatabaseSite(AdminSite):
     """The app's pages for one database. Users, permissions and the log are those of the project."""

@@ -18,8 +18,6 @@ from helix_store.core.payload_faults import join_path
 from helix_store.reports.comparison import Change
 from helix_store.reports.payloads import json_start
 
-__all__ = ["MISSING", "Match", "at", "difference", "matches", "short", "tree", "whole_tree"]
-
 MISSING: Final = object()
 
 _NODES: Final = 1_500

@@ -12,35 +12,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 
-from helix_store.admin.names import name_of_status
-from helix_store.admin.times import distance, format_time
+from helix_store.admin.labels import name_of_status
+from helix_store.admin.times import format_time
 from helix_store.core.payloads import decode
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import json_start
-
-__all__ = [
-    "HIDDEN",
-    "JSON_LIMIT",
-    "NOTHING",
-    "badge",
-    "counted",
-    "distance",
-    "format_time",
-    "hide_secrets",
-    "identifier",
-    "json_block",
-    "link",
-    "narrow",
-    "note",
-    "one_line",
-    "printable",
-    "progress",
-    "short_id",
-    "table",
-    "text_block",
-    "tone",
-    "under",
-]
 
 NOTHING: Final = "-"
 HIDDEN: Final = "[hidden]"
@@ -118,6 +94,11 @@ def narrow(text: str) -> SafeString:
 def under(text: str) -> SafeString:
     """Return the second line of a cell, in a weaker colour."""
     return format_html('<span class="helix-under">{}</span>', printable(text))
+
+
+def stacked(text: str, second: str) -> SafeString:
+    """Return a cell of a text and, unless it is empty, a second line."""
+    return format_html("{}{}", text, under(second) if second else "")
 
 
 def counted(count: int, name: str) -> str:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from tempfile import SpooledTemporaryFile
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, QuerySet
 from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.translation import gettext, override
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.action import Action, NoInput
-from helix_store.admin.operating import CONFIRMED
+from helix_store.admin.operating import CONFIRMED, OperatedAdmin, log
 from helix_store.catalogue import tables
 from helix_store.models import Session
 from helix_store.transfer import DatabaseSource, write_export
 
-__all__ = ["export_sessions", "exported_models"]
-
-_SESSIONS_AT_ONCE: Final = 200
 _IN_MEMORY: Final = 1 << 20
 
 
@@ -46,24 +40,19 @@ EXPORT: Final = Export()
 
 
 @admin.action(description=EXPORT.label, permissions=["export"])
-def export_sessions(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
+def export_sessions(
+    page: OperatedAdmin, request: HttpRequest, queryset: QuerySet[Any]
+) -> HttpResponseBase | None:
     """Ask for confirmation, then send a file. It is one snapshot of the database, written before sending."""
-    sessions = list(queryset[: _SESSIONS_AT_ONCE + 1])
-    refusal = None
-    if len(sessions) > _SESSIONS_AT_ONCE:
-        refusal = gettext("Nothing was done: select at most %(count)d.") % {"count": _SESSIONS_AT_ONCE}
-    elif len({session.tenant for session in sessions}) > 1:
-        refusal = gettext("Nothing was done: select sessions of one tenant.")
-    if refusal is not None:
-        page.message_user(request, refusal, messages.ERROR)
+    sessions = page.selected_rows(request, queryset)
+    if sessions is None:
+        return None
+    if len({session.tenant for session in sessions}) > 1:
+        words = gettext("Nothing was done: select sessions of one tenant.")
+        page.message_user(request, words, messages.ERROR)
         return None
     if CONFIRMED not in request.POST:
-        hidden = [("action", "export_sessions"), (CONFIRMED, "yes")]
-        hidden += [(ACTION_CHECKBOX_NAME, str(session.pk)) for session in sessions]
-        answer: HttpResponseBase = page.confirmation_page(
-            request, EXPORT, NoInput(), sessions, hidden, request.get_full_path()
-        )
-        return answer
+        return page.confirm_rows(request, EXPORT, NoInput(), sessions, "export_sessions")
     return _file_of(request, sessions)
 
 
@@ -71,15 +60,7 @@ def _file_of(request: HttpRequest, sessions: list[Any]) -> FileResponse:
     file = SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  the response closes it
     ids = [session.session_id for session in sessions]
     write_export(DatabaseSource(sessions[0]._state.db, tenant=sessions[0].tenant, session_ids=ids), file)
-    with override(None):
-        for session in sessions:
-            LogEntry.objects.create(
-                user_id=cast("int", request.user.pk),
-                content_type=ContentType.objects.get_for_model(Session),
-                object_id=session.pk,
-                object_repr=str(session)[:200],
-                action_flag=CHANGE,
-                change_message="Exported.",
-            )
+    for session in sessions:
+        log(request, Session, session.pk, session, "Exported.")
     file.seek(0)
     return FileResponse(file, as_attachment=True, filename="sessions.jsonl", content_type="application/jsonl")

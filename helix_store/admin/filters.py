@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.contrib.admin import SimpleListFilter
+from django.contrib.admin import ChoicesFieldListFilter, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import one_line
-from helix_store.admin.names import NamedChoicesFilter, name_of_status
+from helix_store.admin.labels import LABELS, name_of_status
 from helix_store.admin.reasons import waiting_for_person
 from helix_store.admin.search import with_tag
 from helix_store.admin.tenants import MOST_TENANTS, known_tenants, of_tenants
@@ -22,21 +22,6 @@ from helix_store.core import moments, validation
 from helix_store.core.types import SESSION_EXPIRED, SessionStatus
 from helix_store.exceptions import HelixStoreError, InvalidPayload, LimitExceeded
 from helix_store.models import Session
-
-__all__ = [
-    "AgentTypeFilter",
-    "ChangedFilter",
-    "ChoiceFilter",
-    "EntryTenantFilter",
-    "ExpiryFilter",
-    "OrderFilter",
-    "SessionStatusFilter",
-    "TagFilter",
-    "TenantFilter",
-    "WaitingFilter",
-    "start_of_day",
-]
-
 
 TEXT_FILTER: Final = "admin/helix_store/text_filter.html"
 
@@ -150,6 +135,18 @@ class AgentTypeFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
         return queryset if chosen is None else queryset.filter(agent_type=chosen)
+
+
+class NamedChoicesFilter(ChoicesFieldListFilter):
+    """A filter that shows the choices of a column under their names."""
+
+    def __init__(self, field: Any, *rest: Any, **named: Any) -> None:
+        super().__init__(field, *rest, **named)
+        self.title = LABELS[field.name]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": name_of_status(str(choice["display"]))}
 
 
 class SessionStatusFilter(NamedChoicesFilter):

@@ -1,6 +1,6 @@
-"""The labels of columns on pages, in the reader's language.
+"""The labels of columns, and the names of statuses and other choices, in the reader's language.
 
-They are not the ``verbose_name`` of the fields, because each change of those would need a migration.
+The labels are not the ``verbose_name`` of the fields, because each change of those would need a migration.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _
-
-__all__ = ["LABELS", "column"]
 
 LABELS: Final[dict[str, Any]] = {
     "agent_name": _("agent name"),
@@ -63,9 +61,39 @@ LABELS: Final[dict[str, Any]] = {
     "writer_id": _("writer id"),
 }
 
+_STATUS_NAMES: Final = {
+    "active": _("active"),
+    "running": _("running"),
+    "paused": _("paused"),
+    "interrupted": _("interrupted"),
+    "suspended_client_tool": _("paused for a person"),
+    "suspended_awaiting_children": _("waits for sub-agents"),
+    "suspended_step_partial": _("step half done"),
+    "completed": _("completed"),
+    "ended": _("ended"),
+    "failed": _("failed"),
+    "held": _("held"),
+    "free": _("free"),
+    "reached": _("limit reached"),
+    "resumed": _("resumed"),
+    "expired": _("expired"),
+    "tokens": _("tokens"),
+    "tool": _("tool"),
+    "subagent": _("sub-agent"),
+    "custom": _("custom"),
+    "step": _("step"),
+    "graph": _("graph"),
+    "snapshot": _("snapshot"),
+}
 
-def column(name: str) -> Callable[[Any], Any]:
-    """Return a list column that shows the table's column under its label."""
+
+def name_of_status(value: str) -> str:
+    """Return the name of a status. An unknown status is returned as it is stored."""
+    return str(_STATUS_NAMES.get(value, value))
+
+
+def own_column(name: str) -> Callable[[Any], Any]:
+    """Return a list column that shows a column of the model under its label."""
 
     @admin.display(description=LABELS[name])
     def value(row: Any) -> Any:

@@ -7,32 +7,19 @@ from typing import Any, Final
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.upkeep import FORCE_RELEASE
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    distance,
-    format_time,
-    link,
-    narrow,
-    one_line,
-    short_id,
-    under,
-)
+from helix_store.admin.columns import column
+from helix_store.admin.elements import NOTHING, badge, link, narrow, one_line, short_id, stacked
 from helix_store.admin.filters import ChoiceFilter
-from helix_store.admin.labels import column
-from helix_store.admin.lists import OperatedList
-from helix_store.admin.lookups import OrderedChangeList
-from helix_store.admin.operating import list_action
+from helix_store.admin.labels import own_column
+from helix_store.admin.operating import OperatedAdmin, list_action
+from helix_store.admin.times import distance, format_time
 from helix_store.core import moments
 from helix_store.models import Lock, Session
-
-__all__ = ["LockAdmin"]
 
 _NAME_LENGTH: Final = 80
 
@@ -52,42 +39,38 @@ class LockStateFilter(ChoiceFilter):
         return held
 
 
-class LockList(OrderedChangeList):
-    """A page of locks with the sessions of the same names."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        page: Any = self.model_admin
-        if not page.may_view(request, Session):
-            return
-        locks = list(self.result_list)
-        sessions = Session.objects.using(self.root_queryset.db).filter(
-            tenant__in={lock.tenant for lock in locks}, session_id__in={lock.name for lock in locks}
-        )
-        keys = {
-            (tenant, name): key for tenant, name, key in sessions.values_list("tenant", "session_id", "pk")
-        }
-        for lock in locks:
-            lock.session_key = keys.get((lock.tenant, lock.name))
-
-
 @admin.register(Lock)
-class LockAdmin(OperatedList):
-    list_display = ("title", "of_session", "state", "held_by", "since", "lease_ends", column("token"))
+class LockAdmin(OperatedAdmin):
+    list_display = ("title", "of_session", "state", "held_by", "since", "lease_ends", own_column("token"))
     list_filter = (LockStateFilter,)
     ordering = ("tenant", "name")
     fields = ("tenant", "name", "state", "owner", "token", "acquired", "lease_end")
-    readonly_fields = ("state", "acquired", "lease_end")
     of_other_models = {"of_session": Session}
     row_operations = (FORCE_RELEASE,)
     actions = (list_action(FORCE_RELEASE),)
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
-        return LockList
+    held_by = column("owner", _("owner"), lambda owner: narrow(one_line(owner, _NAME_LENGTH)))
+    since = column("acquired_at", _("acquired"), distance)
+    acquired = column("acquired_at", _("acquired"), format_time)
+    lease_ends = column("expires_at", _("lease ends"), distance)
+    lease_end = column("expires_at", _("lease ends"), format_time)
+
+    def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Set the keys of the sessions that have the names of the locks."""
+        if not self.may_view(request, Session):
+            return
+        sessions = self.rows(Session).filter(
+            tenant__in={lock.tenant for lock in rows}, session_id__in={lock.name for lock in rows}
+        )
+        keys = {
+            (tenant, name): key for tenant, name, key in sessions.values_list("tenant", "session_id", "pk")
+        }
+        for lock in rows:
+            lock.session_key = keys.get((lock.tenant, lock.name))
 
     @admin.display(description=_("lock"))
     def title(self, lock: Lock) -> SafeString:
-        return format_html("{}{}", short_id(lock.name), under(lock.tenant) if lock.tenant else "")
+        return stacked(short_id(lock.name), lock.tenant)
 
     @admin.display(description=_("session"), empty_value=NOTHING)
     def of_session(self, lock: Any) -> SafeString | None:
@@ -99,23 +82,3 @@ class LockAdmin(OperatedList):
         if lock.expires_at is None:
             return badge("free")
         return badge("held" if lock.expires_at > moments.now() else "expired")
-
-    @admin.display(description=_("owner"), empty_value=NOTHING)
-    def held_by(self, lock: Lock) -> SafeString | None:
-        return None if lock.owner is None else narrow(one_line(lock.owner, _NAME_LENGTH))
-
-    @admin.display(description=_("acquired"), empty_value=NOTHING)
-    def since(self, lock: Lock) -> SafeString | None:
-        return None if lock.acquired_at is None else distance(lock.acquired_at)
-
-    @admin.display(description=_("lease ends"), empty_value=NOTHING)
-    def lease_ends(self, lock: Lock) -> SafeString | None:
-        return None if lock.expires_at is None else distance(lock.expires_at)
-
-    @admin.display(description=_("acquired"))
-    def acquired(self, lock: Lock) -> str:
-        return NOTHING if lock.acquired_at is None else format_time(lock.acquired_at)
-
-    @admin.display(description=_("lease ends"))
-    def lease_end(self, lock: Lock) -> str:
-        return NOTHING if lock.expires_at is None else format_time(lock.expires_at)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
-from django.core.exceptions import FieldDoesNotExist, SuspiciousOperation, ValidationError
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db.models import Field, Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 from django.http import HttpRequest
@@ -20,15 +20,6 @@ from helix_store.admin.tenants import keys_in_order
 from helix_store.core import validation
 from helix_store.core.limits import MAX_TITLE_BYTES
 from helix_store.exceptions import InvalidPayload, LimitExceeded
-
-__all__ = [
-    "EXACT",
-    "OrderedChangeList",
-    "check_value",
-    "fields_of",
-    "is_searchable",
-    "refuse_surrogates",
-]
 
 EXACT: Final = f"{LOOKUP_SEP}exact"
 
@@ -46,31 +37,38 @@ class OrderedChangeList(ChangeList):
     That index begins with the tenant. The rows of several tenants are merged by the rest of the order.
     """
 
+    model_admin: Any
+
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         self.params.pop(ORDER_VAR, None)
         return list(super().get_ordering(request, queryset))
 
+    def get_queryset(self, request: HttpRequest, *arguments: Any, **more: Any) -> QuerySet[Any]:
+        self.root_queryset = self.root_queryset.annotate(**self.model_admin.list_texts)
+        return super().get_queryset(request, *arguments, **more)
+
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
+        rows = list(self._rows_of_page(request))
+        self.result_list = rows
+        self.model_admin.complete_rows(request, rows)
+
+    def _rows_of_page(self, request: HttpRequest) -> Any:
         tenants: list[str] | None = getattr(request, "tenants_to_merge", None)
         # Django lists the columns twice.
         tenant, *order = dict.fromkeys(str(name) for name in self.queryset.query.order_by)
         is_by_time = tenant.endswith("tenant") and order[0].removeprefix("-") in _TIMES
         if tenants is None or not is_by_time:
-            return
+            return self.result_list
         # Other indexes only find a few rows, so the database can sort them.
-        is_merged = _BY_OTHER_INDEXES.isdisjoint(request.GET) and not (self.show_all and self.can_show_all)
+        shows_all = self.show_all and self.can_show_all
         start = (self.page_num - 1) * self.list_per_page
         stop = start + self.list_per_page
-        if is_merged:
-            keys = keys_in_order(
-                self.queryset, tenants, order, start=start, stop=min(stop, self.result_count)
-            )
-            self.result_list = self.root_queryset.filter(pk__in=keys).order_by(*order)
-        elif self.show_all and self.can_show_all:
-            self.result_list = self.queryset.order_by(*order)
-        else:
-            self.result_list = self.queryset.order_by(*order)[start:stop]
+        if shows_all or not _BY_OTHER_INDEXES.isdisjoint(request.GET):
+            rows = self.queryset.order_by(*order)
+            return rows if shows_all else rows[start:stop]
+        keys = keys_in_order(self.queryset, tenants, order, start=start, stop=min(stop, self.result_count))
+        return self.root_queryset.filter(pk__in=keys).order_by(*order)
 
 
 def fields_of(model: type[Model], lookup: str) -> list[Field[Any, Any]]:
@@ -106,13 +104,3 @@ def is_searchable(term: str) -> bool:
     except (InvalidPayload, LimitExceeded):
         return False
     return True
-
-
-def refuse_surrogates(request: HttpRequest) -> None:
-    """Refuse parameters that no page can repeat in its links. The client chooses their character set."""
-    for name, values in request.GET.lists():
-        for text in (name, *values):
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise SuspiciousOperation("A parameter holds a lone surrogate.") from None

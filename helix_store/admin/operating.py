@@ -1,4 +1,4 @@
-"""Operations that people start from the admin: confirmation pages, buttons and list actions.
+"""Operations that people start from the admin: confirmation pages, buttons, list actions and their log.
 
 A form posts to the address of its operation, with the guard's value that its page showed. A GET request never
 changes anything; it shows the form of the operation.
@@ -6,31 +6,30 @@ changes anything; it shows the form of the operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils import translation
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.actions.action import Action
-from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.actions.action import Action, Outcome
+from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
 from helix_store.admin.documents import difference
 from helix_store.admin.elements import printable
-from helix_store.admin.lookups import refuse_surrogates
-from helix_store.admin.operations import run
 from helix_store.reports.comparison import Change
-
-__all__ = ["EXPECTED", "Button", "OperatedAdmin", "list_action"]
 
 EXPECTED: Final = "expected"
 CONFIRMED: Final = "confirmed"
@@ -38,6 +37,7 @@ NEXT: Final = "next"
 
 _ROWS_AT_ONCE: Final = 200
 _REFUSALS_SHOWN: Final = 10
+_LONGEST_TITLE: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +50,48 @@ class Button:
 
 
 class OperatedAdmin(ReadOnlyAdmin):
-    """An admin with addresses for the operations on a row and on the table.
+    """An admin with addresses for the operations on a row and on the table, and for related lists.
 
-    The user needs the permission to view the page and the permission of the operation.
+    The user needs the permission to view the page and the permission of the operation. The list shows, above
+    its rows, the operations that the user may run on the table.
     """
 
     row_operations: ClassVar[Sequence[Action]] = ()
     table_operations: ClassVar[Sequence[Action]] = ()
 
+    side_lists: ClassVar[Mapping[str, type[OperatedAdmin]]] = {}
+    """Lists of some of the table's rows, with their own columns, by the last part of their address."""
+
+    heading: ClassVar[Any] = ""
+    """The title of a side list."""
+
+    change_list_template = "admin/helix_store/operated_list.html"
+
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        view = self.admin_site.admin_view(self.operation_view)
+        wrapped = self.admin_site.admin_view
+        operate = wrapped(self.operation_view)
+        lists = {each: page(self.model, self.admin_site) for each, page in self.side_lists.items()}
         return [
-            path("operation/<slug:operation>/", view, name=f"{name}_table_operation"),
-            path("<path:object_id>/operation/<slug:operation>/", view, name=f"{name}_operation"),
+            *(
+                path(f"{each}/", wrapped(page.changelist_view), name=f"{name}_{each}")
+                for each, page in lists.items()
+            ),
+            path("operation/<slug:operation>/", operate, name=f"{name}_table_operation"),
+            path("<path:object_id>/operation/<slug:operation>/", operate, name=f"{name}_operation"),
             *super().get_urls(),
         ]
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        # The operations use the stores of the project, regardless of the database that this site shows.
+        has_database = hasattr(self.admin_site, "database")
+        return {
+            **super().list_context(request),
+            "table_buttons": [] if has_database else self.buttons(request, None, self.table_operations),
+            "side_links": [
+                (page.heading, self.view_url(self.model, name)) for name, page in self.side_lists.items()
+            ],
+        }
 
     def has_operate_change_permission(self, request: HttpRequest) -> bool:
         return admin.ModelAdmin.has_change_permission(self, request)
@@ -108,8 +134,8 @@ class OperatedAdmin(ReadOnlyAdmin):
             form = chosen.form(request.POST)
         else:
             form = chosen.form(initial={**chosen.initial(row), **_named_by(request, chosen)})
-        is_confirmed = CONFIRMED in request.POST
-        if is_sent and form.is_valid() and chosen.is_confirmed(form, is_confirmed=is_confirmed):
+        is_confirmed = CONFIRMED in request.POST or not chosen.is_destructive
+        if is_sent and form.is_valid() and is_confirmed and getattr(form, "is_seen", True):
             return self._run(request, chosen, row, form.cleaned_data)
         return self._confirmation(request, chosen, row, form)
 
@@ -144,9 +170,27 @@ class OperatedAdmin(ReadOnlyAdmin):
         changes = operation.changes(row, form.cleaned_data) if form.is_bound and form.is_valid() else []
         hidden = [(EXPECTED, expected), (CONFIRMED, "yes"), (NEXT, sent.get(NEXT, ""))]
         rows = [] if row is None else [row]
-        return self.confirmation_page(request, operation, form, rows, hidden, back, changes)
+        return self._confirmation_page(request, operation, form, rows, hidden, back, changes)
 
-    def confirmation_page(
+    def selected_rows(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any] | None:
+        """Return the rows that a list action is for, or tell the user that they are too many."""
+        rows = list(queryset[: _ROWS_AT_ONCE + 1])
+        if len(rows) <= _ROWS_AT_ONCE:
+            return rows
+        words = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
+        self.message_user(request, str(words), messages.ERROR)
+        return None
+
+    def confirm_rows(
+        self, request: HttpRequest, operation: Action, form: forms.Form, rows: list[Any], name: str
+    ) -> HttpResponse:
+        """Return the page that asks before a list action. It keeps the guards of the rows that it shows."""
+        hidden = [("action", name), (CONFIRMED, "yes")]
+        for row in rows:
+            hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)), (_expected_of(row), operation.shown(row))]
+        return self._confirmation_page(request, operation, form, rows, hidden, request.get_full_path())
+
+    def _confirmation_page(
         self,
         request: HttpRequest,
         operation: Action,
@@ -167,6 +211,34 @@ class OperatedAdmin(ReadOnlyAdmin):
             "back": back,
         }
         return self.rendered(request, "admin/helix_store/operation.html", context)
+
+
+def run(
+    request: HttpRequest, action: Action, row: Any, given: Mapping[str, Any], *, expected: str
+) -> Outcome:
+    """Run an action and log it in the same transaction. ``expected`` is the guard on the user's page."""
+    model, key, title = (action.model, None, action.label) if row is None else (type(row), row.pk, row)
+    flag = DELETION if action.permission == "delete" and type(row) is action.model else CHANGE
+
+    def record(outcome: Outcome) -> None:
+        log(request, model, key, title, outcome.message, flag=flag)
+
+    return action.perform(request.user, row, given, expected=expected, record=record)
+
+
+def log(
+    request: HttpRequest, model: type[Model], key: Any, title: Any, message: Any, *, flag: int = CHANGE
+) -> None:
+    """Add an entry to the admin's log, in the language of the source."""
+    with translation.override(None):
+        LogEntry.objects.create(
+            user_id=cast("int", request.user.pk),
+            content_type=ContentType.objects.get_for_model(model),
+            object_id=key,
+            object_repr=str(title)[:_LONGEST_TITLE],
+            action_flag=flag,
+            change_message=str(message),
+        )
 
 
 def _named_by(request: HttpRequest, operation: Action) -> dict[str, Any]:
@@ -196,18 +268,13 @@ def list_action(operation: Action) -> Callable[[Any, HttpRequest, QuerySet[Any]]
 
     @admin.action(description=operation.label, permissions=[f"operate_{operation.permission}"])
     def action(page: OperatedAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        rows = list(queryset[: _ROWS_AT_ONCE + 1])
-        if len(rows) > _ROWS_AT_ONCE:
-            words = format_lazy(_("Nothing was done: select at most {count}."), count=_ROWS_AT_ONCE)
-            page.message_user(request, str(words), messages.ERROR)
+        rows = page.selected_rows(request, queryset)
+        if rows is None:
             return None
         is_confirmed = CONFIRMED in request.POST
         form = operation.form(request.POST) if is_confirmed else operation.form()
         if operation.is_destructive and not (is_confirmed and form.is_valid()):
-            hidden = [("action", name), (CONFIRMED, "yes")]
-            for row in rows:
-                hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)), (_expected_of(row), operation.shown(row))]
-            return page.confirmation_page(request, operation, form, rows, hidden, request.get_full_path())
+            return page.confirm_rows(request, operation, form, rows, name)
         given = form.cleaned_data if is_confirmed else {}
         done, refused = 0, []
         for row in rows:

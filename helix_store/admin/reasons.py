@@ -10,14 +10,12 @@ from django.db.models.functions import Substr
 from django.utils.translation import gettext
 
 from helix_store.admin.elements import one_line
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.core.types import TERMINAL_STATUSES, RunStatus
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.reports.payloads import PayloadText
 from helix_store.sessions.tool_calls import ToolCalls
-
-__all__ = ["REASON_LENGTH", "read_open_tools", "reason_of", "waiting_for_person"]
 
 REASON_LENGTH: Final = 60
 

@@ -5,40 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.base import SessionChildAdmin
-from helix_store.admin.elements import (
-    NOTHING,
-    badge,
-    distance,
-    format_time,
-    json_block,
-    one_line,
-    short_id,
-    text_block,
-    under,
-)
-from helix_store.admin.labels import column
-from helix_store.admin.names import NamedChoicesFilter
-from helix_store.admin.times import duration
+from helix_store.admin.columns import column
+from helix_store.admin.elements import NOTHING, badge, json_block, one_line, short_id, stacked, text_block
+from helix_store.admin.filters import NamedChoicesFilter
+from helix_store.admin.labels import own_column
+from helix_store.admin.times import distance, duration, format_time
 from helix_store.core import moments
 from helix_store.models import Run
 from helix_store.reports.payloads import payload_of, said_by, start_of, traceback_of
-
-__all__ = ["RunAdmin"]
 
 _REASON_LENGTH = 60
 
 
 @admin.register(Run)
 class RunAdmin(SessionChildAdmin):
-    list_display = ("name", "of_session", column("turn"), "outcome", "steps", "started", "lasted")
+    list_display = ("name", "of_session", own_column("turn"), "outcome", "steps", "started", "lasted")
     list_filter = (("status", NamedChoicesFilter),)
+    list_texts = {"reason_start": start_of("completion_reason", _REASON_LENGTH)}
     ordering = ("-session_id", "-turn")
     fields = (
         "run_id",
@@ -54,54 +41,22 @@ class RunAdmin(SessionChildAdmin):
         "lasted",
         "error_document",
     )
-    readonly_fields = (
-        "of_session",
-        "status_badge",
-        "reason",
-        "error_document",
-        "started_exactly",
-        "ended_exactly",
-        "lasted",
-    )
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        start = start_of("completion_reason", _REASON_LENGTH)
-        runs: QuerySet[Any] = super().get_queryset(request).annotate(reason_start=start)
-        return runs
-
-    @admin.display(description=_("run"))
-    def name(self, run: Run) -> SafeString:
-        return short_id(run.run_id)
-
-    @admin.display(description=_("steps"))
-    def steps(self, run: Run) -> int:
-        return run.step_count
+    name = column("run_id", _("run"), short_id)
+    steps = column("step_count", _("steps"), int)
+    started = column("started_at", _("started"), distance)
+    started_exactly = column("started_at", _("started"), format_time)
+    ended_exactly = column("ended_at", _("ended"), format_time)
+    status_badge = column("status", _("status"), badge)
 
     @admin.display(description=_("outcome"))
     def outcome(self, run: Any) -> SafeString:
-        reason = one_line(run.reason_start or "", _REASON_LENGTH)
-        return format_html("{}{}", badge(run.status), under(reason) if reason else "")
-
-    @admin.display(description=_("started"))
-    def started(self, run: Run) -> SafeString:
-        return distance(run.started_at)
+        return stacked(badge(run.status), one_line(run.reason_start or "", _REASON_LENGTH))
 
     @admin.display(description=_("duration"))
     def lasted(self, run: Run) -> str:
         """Return how long a run lasted, or has lasted so far if it has not ended."""
         return duration((run.ended_at or moments.now()) - run.started_at)
-
-    @admin.display(description=_("started"))
-    def started_exactly(self, run: Run) -> str:
-        return format_time(run.started_at)
-
-    @admin.display(description=_("ended"))
-    def ended_exactly(self, run: Run) -> str:
-        return NOTHING if run.ended_at is None else format_time(run.ended_at)
-
-    @admin.display(description=_("status"))
-    def status_badge(self, run: Run) -> SafeString:
-        return badge(run.status)
 
     @admin.display(description=_("completion reason"))
     def reason(self, run: Run) -> SafeString | str:

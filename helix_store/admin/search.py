@@ -18,8 +18,6 @@ from helix_store.engine.expressions import has_tag
 from helix_store.models import Session
 from helix_store.sessions.words import HAS_INDEX, Contains
 
-__all__ = ["MOST_FOUND", "NEWEST_SEARCHED", "Found", "found_sessions", "with_tag"]
-
 NEWEST_SEARCHED: Final = 100_000
 """The number of newest sessions in which words are looked up if there is no index."""
 

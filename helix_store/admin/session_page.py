@@ -5,32 +5,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions import SESSION_ACTIONS
 from helix_store.actions.action import Action
 from helix_store.actions.answers import ANSWER
 from helix_store.actions.upkeep import CLEAN_UP
-from helix_store.admin.elements import badge
-from helix_store.admin.lists import OperatedList
+from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.sections import SECTIONS, Section, SessionView, state_file
 from helix_store.admin.sections.waits import Waits
 from helix_store.admin.session_summary import summary
 from helix_store.exceptions import HelixStoreError
 from helix_store.models import Session
 
-__all__ = ["CHILDREN_OF", "SessionPage"]
-
 CHILDREN_OF: Final = ("tenant", "parent_session_id")
 """The filter that limits the list to the sub-sessions of one session."""
 
 
-class SessionPage(OperatedList):
+class SessionPage(OperatedAdmin):
     """The page of a session. ``?section=`` selects the section; the page works without JavaScript."""
 
     row_operations = tuple(each for each in SESSION_ACTIONS if each.label)
@@ -39,10 +35,6 @@ class SessionPage(OperatedList):
 
     class Media:
         css = {"all": ["helix_store/admin.css", "helix_store/session.css"]}
-
-    @admin.display(description=_("status"))
-    def status_badge(self, session: Session) -> SafeString:
-        return badge(session.status)
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}_state"

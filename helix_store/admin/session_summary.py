@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 from helix_store.actions.sessions import CLEAR_INTERRUPT
 from helix_store.admin.budget_cells import limit_words
 from helix_store.admin.elements import badge, identifier, json_block, one_line, printable, progress
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.admin.sections.details import current_envelope
 from helix_store.admin.sections.section import DOCUMENT_LIMIT, SessionView, decoded
 from helix_store.admin.sections.waits import open_calls
@@ -25,8 +25,6 @@ from helix_store.models import Budget, InterruptRequest, Lock, Run, UsageEntry
 from helix_store.reports.budgets import budget_that_stopped
 from helix_store.reports.conversations import outlines
 from helix_store.reports.payloads import PayloadText, payload_of, start_of, with_payloads
-
-__all__ = ["summary"]
 
 _TITLE: Final = 160
 _REASON: Final = 2_000
@@ -134,7 +132,7 @@ def _lock(view: SessionView) -> Any:
 
 
 def _newest_run(view: SessionView) -> Any:
-    runs = Run.objects.using(view.alias).filter(session=view.session.pk).order_by("-turn")
+    runs = view.rows(Run).order_by("-turn")
     return runs.values(
         "turn",
         "status",
@@ -196,13 +194,12 @@ def _stopped(view: SessionView, run: dict[str, Any] | None) -> dict[str, Any] | 
 
 
 def _interrupt(view: SessionView) -> dict[str, Any] | None:
-    requests = InterruptRequest.objects.using(view.alias).filter(session=view.session.pk)
-    asked = with_payloads(requests).first()
+    asked = with_payloads(view.rows(InterruptRequest)).first()
     if asked is None:
         return None
     return {
         "kind": printable(asked.kind),
         "reason": printable(payload_of(asked, "reason") or "")[:_REASON],
         "at": distance(asked.requested_at),
-        "button": next(iter(view.buttons(CLEAR_INTERRUPT)), None),
+        "button": view.button(CLEAR_INTERRUPT),
     }

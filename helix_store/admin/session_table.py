@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import distance, note, one_line, short_id, under
+from helix_store.admin.elements import note, one_line, short_id, under
 from helix_store.admin.export import exported_models
-from helix_store.admin.lists import OperatedList
+from helix_store.admin.operating import OperatedAdmin
 from helix_store.admin.reasons import REASON_LENGTH
 from helix_store.admin.search import MOST_FOUND, NEWEST_SEARCHED, Found, found_sessions
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.models import Session
 from helix_store.reports.payloads import start_of
 
-__all__ = ["SessionTable"]
-
 _TITLE_LENGTH: Final = 80
 
 
-class SessionTable(OperatedList):
+class SessionTable(OperatedAdmin):
     """A list of sessions with a search."""
 
     ordering = ("-tenant", "-updated_at", "-session_id")
+    list_texts = {
+        "title_start": start_of("title", _TITLE_LENGTH),
+        "failure_start": start_of("failure_reason", REASON_LENGTH),
+    }
     search_fields = ("session_id",)
     search_help_text = _("Words of a title, a user, a tag or a session id.")
 
@@ -40,38 +43,29 @@ class SessionTable(OperatedList):
         may_view = all(self.may_view(request, model) for model in exported_models())
         return may_view and self.has_operate_change_permission(request)
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        sessions: QuerySet[Any] = (
-            super()
-            .get_queryset(request)
-            .annotate(
-                title_start=start_of("title", _TITLE_LENGTH),
-                failure_start=start_of("failure_reason", REASON_LENGTH),
-            )
-        )
-        return sessions
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         found = found_sessions(queryset, search_term)
-        request.found = found  # type: ignore[attr-defined]  # for `changelist_view`, which says what is left out
+        request.found = found  # type: ignore[attr-defined]  # for `list_notes`
         if found.keys is None:
             return queryset, False
         # Omit the conditions, which these sessions meet anyway: with them, SQLite would search a tenant's
         # index.
-        sessions = self.get_queryset(request).filter(pk__in=found.keys)
+        sessions = self.get_queryset(request).annotate(**self.list_texts).filter(pk__in=found.keys)
         return sessions.order_by(*queryset.query.order_by), False
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        response = super().changelist_view(request, extra_context)
+    def list_notes(self, request: HttpRequest) -> Iterator[str]:
+        yield from super().list_notes(request)
         found: Found | None = getattr(request, "found", None)
-        if found is not None and isinstance(response, TemplateResponse) and response.context_data is not None:
-            notes = response.context_data.get("search_notes", [])
-            response.context_data["search_notes"] = [*notes, *_left_out(found)]
-        return response
+        if found is not None and found.is_bounded:
+            words = gettext("Words were looked for in the newest %(count)s sessions only.")
+            yield words % {"count": f"{NEWEST_SEARCHED:,}"}
+        if found is not None and found.is_cut:
+            words = gettext(
+                "More sessions match than the newest %(count)s. Search for more words, or filter."
+            )
+            yield words % {"count": f"{MOST_FOUND:,}"}
 
     @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:
@@ -94,14 +88,3 @@ class SessionTable(OperatedList):
 def _expiry(at: datetime) -> SafeString:
     words = gettext("expired {}") if at <= moments.now() else gettext("expires {}")
     return format_html(words, distance(at))
-
-
-def _left_out(found: Found) -> Any:
-    if found.is_bounded:
-        yield gettext("Words were looked for in the newest %(count)s sessions only.") % {
-            "count": f"{NEWEST_SEARCHED:,}"
-        }
-    if found.is_cut:
-        yield gettext("More sessions match than the newest %(count)s. Search for more words, or filter.") % {
-            "count": f"{MOST_FOUND:,}"
-        }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
@@ -14,7 +14,8 @@ from django.utils.translation import ngettext
 from helix_store.actions.sessions import DELETE, MARK_FAILED, Interrupt
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.checkpointers import GraphSessions, SnapshotThreads
-from helix_store.admin.elements import NOTHING, badge, narrow, one_line, under
+from helix_store.admin.columns import column
+from helix_store.admin.elements import badge, narrow, one_line, stacked
 from helix_store.admin.export import export_sessions
 from helix_store.admin.filters import (
     ORDERS,
@@ -27,8 +28,7 @@ from helix_store.admin.filters import (
     TenantFilter,
     WaitingFilter,
 )
-from helix_store.admin.labels import column
-from helix_store.admin.lookups import OrderedChangeList
+from helix_store.admin.labels import own_column
 from helix_store.admin.operating import list_action
 from helix_store.admin.reasons import read_open_tools, reason_of
 from helix_store.admin.session_page import CHILDREN_OF, SessionPage
@@ -37,9 +37,6 @@ from helix_store.core.transcript import ConversationMessage
 from helix_store.models import Session, UsageEntry
 from helix_store.reports.conversations import line_of, outlined
 from helix_store.usage.reports import SessionTotal, session_totals
-
-__all__ = ["SessionAdmin"]
-
 
 _LAST_LENGTH: Final = 80
 
@@ -51,30 +48,11 @@ class InterruptMany(Interrupt):
     warning = _("The agents of these sessions stop at their next step, and can continue.")
 
 
-class SessionList(OrderedChangeList):
-    """A page of sessions that shows what each session waits for and has spent."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        page: Any = self.model_admin
-        sessions = list(self.result_list)
-        self.result_list = sessions
-        read_open_tools(sessions)
-        found = outlined(sessions, self.root_queryset.db, lambda model: page.may_view(request, model))
-        for session in sessions:
-            session.outline = found[session.pk]
-        if not page.may_view(request, UsageEntry):
-            return
-        totals = session_totals([session.pk for session in sessions], using=self.root_queryset.db)
-        for session in sessions:
-            session.total = totals[session.pk]
-
-
 @admin.register(Session)
 class SessionAdmin(SessionPage, SessionTable):
     list_display = (
         "name",
-        column("agent_type"),
+        own_column("agent_type"),
         "status_and_reason",
         "user",
         "length",
@@ -91,40 +69,41 @@ class SessionAdmin(SessionPage, SessionTable):
         TagFilter,
         OrderFilter,
     )
+    orders = ORDERS
     link_lookups = CHILDREN_OF
     actions = (*map(list_action, (InterruptMany(), MARK_FAILED, DELETE)), export_sessions)
     of_other_models = {**SessionPage.of_other_models, "spent": UsageEntry}
     side_lists: ClassVar = {"graphs": GraphSessions, "snapshots": SnapshotThreads}
 
-    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return ORDERS.get(request.GET.get("order", ""), ORDERS[""])
+    user = column("user_id", _("user"), narrow)
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[OrderedChangeList]:
-        return SessionList
+    def complete_rows(self, request: HttpRequest, rows: list[Any]) -> None:
+        """Set what each session waits for and has spent."""
+        read_open_tools(rows)
+        found = outlined(rows, self.alias, partial(self.may_view, request))
+        for session in rows:
+            session.outline = found[session.pk]
+        if not self.may_view(request, UsageEntry):
+            return
+        totals = session_totals([session.pk for session in rows], using=self.alias)
+        for session in rows:
+            session.total = totals[session.pk]
 
     @admin.display(description=_("status"))
     def status_and_reason(self, session: Any) -> SafeString:
-        reason = reason_of(session)
-        return format_html("{}{}", badge(session.status), under(reason) if reason else "")
-
-    @admin.display(description=_("user"), empty_value=NOTHING)
-    def user(self, session: Session) -> SafeString | None:
-        return None if session.user_id is None else narrow(session.user_id)
+        return stacked(badge(session.status), reason_of(session))
 
     @admin.display(description=_("session"))
     def name(self, session: Any) -> SafeString:
         last: ConversationMessage | None = session.outline.last
         said = one_line(line_of((last and last.parts) or ()), _LAST_LENGTH)
-        return format_html("{}{}", super().name(session), under(said) if said else "")
+        return stacked(super().name(session), said)
 
     @admin.display(description=_("messages, steps"))
     def length(self, session: Any) -> SafeString:
         steps = ngettext("%(count)s step", "%(count)s steps", session.step_count)
-        return format_html(
-            "{}{}",
-            number(session.outline.count, is_partial=session.outline.is_partial),
-            under(steps % {"count": f"{session.step_count:,}"}),
-        )
+        messages = number(session.outline.count, is_partial=session.outline.is_partial)
+        return stacked(messages, steps % {"count": f"{session.step_count:,}"})
 
     @admin.display(description=_("cost, tokens"))
     def spent(self, session: Any) -> SafeString:
@@ -132,8 +111,5 @@ class SessionAdmin(SessionPage, SessionTable):
         tokens = ngettext("%(count)s token", "%(count)s tokens", total.tokens) % {
             "count": f"{total.tokens:,}"
         }
-        return format_html(
-            "{}{}",
-            dollars(total.cost_usd, is_partial=total.is_partial),
-            under(f"> {tokens}" if total.is_partial else tokens),
-        )
+        cost = dollars(total.cost_usd, is_partial=total.is_partial)
+        return stacked(cost, f"> {tokens}" if total.is_partial else tokens)

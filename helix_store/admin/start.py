@@ -5,7 +5,7 @@ Each tile shows a few rows and links to the full list. Users only see tiles of m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -23,10 +23,11 @@ from django.utils.translation import gettext_lazy as _
 from helix_store.admin.amounts import dollars
 from helix_store.admin.base import ReadOnlyAdmin
 from helix_store.admin.charts import spark_line
-from helix_store.admin.elements import distance, link, one_line, short_id
+from helix_store.admin.elements import link, one_line, short_id
 from helix_store.admin.filters import start_of_day
 from helix_store.admin.reasons import read_open_tools, waiting_for_person
 from helix_store.admin.tenants import MOST_TENANTS, keys_in_order, known_tenants, of_tenants
+from helix_store.admin.times import distance
 from helix_store.core import moments
 from helix_store.core.moments import as_utc
 from helix_store.engine.database import Database
@@ -35,8 +36,6 @@ from helix_store.models import Lock, Post, Run, Session, UsageEntry
 from helix_store.reports.payloads import said_by, start_of, without_payloads
 from helix_store.sessions.database.posts import find_due_sessions
 from helix_store.usage.reports import usage_report
-
-__all__ = ["NEWEST_LOCKS", "Tile", "oldest_held_lock", "start_tiles"]
 
 _ROWS_SHOWN: Final = 5
 NEWEST_LOCKS: Final = 10_000
@@ -149,19 +148,13 @@ def _posted(page: ReadOnlyAdmin, sessions: Any) -> Tile:
 
 def _running(page: ReadOnlyAdmin) -> Tile:
     running = Run.objects.using(page.alias).running()
-    newest = without_payloads(running.select_related("session"), session=True)
     # SQLite would walk all runs in key order.
-    newest = newest.order_by(NoIndexHint("pk").desc())
-    newest = newest.annotate(title_start=start_of("session__title", _TITLE_LENGTH))
-    rows = []
-    for run in newest[:_ROWS_SHOWN]:
-        run.session.title_start = run.title_start
-        rows.append((_session_link(page, run.session), distance(run.started_at)))
+    newest = running.order_by(NoIndexHint("pk").desc())
     return Tile(
         title=_("Running runs"),
         figure=_counted(running),
         url=page.list_url(Run, status__exact="running"),
-        rows=rows,
+        rows=_run_rows(page, newest, lambda run: distance(run.started_at)),
         empty=_("No run is running."),
     )
 
@@ -172,21 +165,25 @@ def _failed_runs(page: ReadOnlyAdmin) -> Tile:
     # SQLite would choose an index of another column.
     newest = runs.order_by(NoIndexHint("pk").desc()).values("pk")[:NEWEST_RUNS]
     failed = runs.filter(pk__in=newest, status="failed", ended_at__gte=start_of_day())
-    shown = without_payloads(failed.select_related("session"), session=True).annotate(
-        title_start=start_of("session__title", _TITLE_LENGTH), error_start=start_of("error", _TITLE_LENGTH)
-    )
-    rows = []
-    for run in shown.order_by("-pk")[:_ROWS_SHOWN]:
-        run.session.title_start = run.title_start
-        rows.append((_session_link(page, run.session), one_line(said_by(run.error_start), _TITLE_LENGTH)))
+    shown = failed.annotate(error_start=start_of("error", _TITLE_LENGTH)).order_by("-pk")
     return Tile(
         title=_("Failed runs today"),
         figure=_counted(failed),
         url=page.list_url(Run, status__exact="failed"),
-        rows=rows,
+        rows=_run_rows(page, shown, lambda run: one_line(said_by(run.error_start), _TITLE_LENGTH)),
         is_urgent=True,
         empty=_("No run has failed today."),
     )
+
+
+def _run_rows(page: ReadOnlyAdmin, runs: QuerySet[Any], note: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """Return links to the sessions of the first runs, each with a note on the run."""
+    titled = runs.select_related("session").annotate(title_start=start_of("session__title", _TITLE_LENGTH))
+    rows = []
+    for run in without_payloads(titled, session=True)[:_ROWS_SHOWN]:
+        run.session.title_start = run.title_start
+        rows.append((_session_link(page, run.session), note(run)))
+    return rows
 
 
 def _failed(page: ReadOnlyAdmin, sessions: Any) -> Tile:

@@ -12,8 +12,6 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import tenant_parameter
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["MOST_TENANTS", "NEWEST_FILTERED", "keys_in_order", "known_tenants", "of_tenants"]
-
 MOST_TENANTS: Final = 200
 """The most tenants that are listed. With more, a filter without a tenant only covers the newest rows."""
 

@@ -13,8 +13,6 @@ from django.utils.translation import gettext, ngettext_lazy
 
 from helix_store.core import moments
 
-__all__ = ["clock", "distance", "duration", "format_time", "moment_of_epoch", "stamp"]
-
 _UNITS: Final[tuple[tuple[int, Any, Any], ...]] = (
     (
         365 * 86_400,

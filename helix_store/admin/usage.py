@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -11,13 +12,12 @@ from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
 from helix_store.admin.base import ReadOnlyAdmin
-from helix_store.admin.elements import NOTHING, badge, format_time, link, narrow, one_line, short_id
-from helix_store.admin.filters import EntryTenantFilter
-from helix_store.admin.names import NamedChoicesFilter
+from helix_store.admin.columns import column
+from helix_store.admin.elements import NOTHING, badge, link, narrow, one_line, short_id
+from helix_store.admin.filters import EntryTenantFilter, NamedChoicesFilter
+from helix_store.admin.times import format_time
 from helix_store.admin.usage_report import csv_response, report_response
 from helix_store.models import Session, UsageEntry
-
-__all__ = ["UsageEntryAdmin"]
 
 _LONGEST_NAME = 120
 
@@ -38,7 +38,7 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     ordering = ("-tenant", "-timestamp", "-id")
     of_other_models = {"of_session": Session}
     fieldsets = (
-        (None, {"fields": ("at", "kind_badge", "exact_cost", "session_name", "of_session", "success")}),
+        (None, {"fields": ("at", "kind_badge", "cost", "session_name", "of_session", "success")}),
         (
             _("Spent on"),
             {"fields": ("model", "tool_name", "agent_type", "custom_type", "custom_name", "quantity")},
@@ -73,36 +73,21 @@ class UsageEntryAdmin(ReadOnlyAdmin):
             },
         ),
     )
-    readonly_fields = ("at", "kind_badge", "exact_cost", "session_name", "of_session", "quantity")
     change_list_template = "admin/helix_store/usage_list.html"
 
+    at = column("timestamp", _("time"), format_time)
+    kind_badge = column("kind", _("kind"), badge)
+    session_name = column("recorded_for", _("session"), short_id)
+    tokens = column("total_tokens", _("tokens"), number)
+
     def get_urls(self) -> list[URLPattern]:
-        views = {"report": self.report_view, "csv": self.csv_view}
+        wrapped = self.admin_site.admin_view
+        report, rows = wrapped(partial(report_response, self)), wrapped(partial(csv_response, self))
         return [
-            *(
-                path(f"{name}/", self.admin_site.admin_view(view), name=f"helix_store_usageentry_{name}")
-                for name, view in views.items()
-            ),
+            path("report/", report, name="helix_store_usageentry_report"),
+            path("csv/", rows, name="helix_store_usageentry_csv"),
             *super().get_urls(),
         ]
-
-    def report_view(self, request: HttpRequest) -> HttpResponse:
-        return report_response(self, request)
-
-    def csv_view(self, request: HttpRequest) -> StreamingHttpResponse:
-        return csv_response(self, request)
-
-    @admin.display(description=_("time"))
-    def at(self, entry: UsageEntry) -> str:
-        return format_time(entry.timestamp)
-
-    @admin.display(description=_("kind"))
-    def kind_badge(self, entry: UsageEntry) -> SafeString:
-        return badge(entry.kind)
-
-    @admin.display(description=_("session"))
-    def session_name(self, entry: UsageEntry) -> SafeString:
-        return short_id(entry.recorded_for)
 
     @admin.display(description=_("session page"))
     def of_session(self, entry: UsageEntry) -> SafeString | str:
@@ -119,16 +104,8 @@ class UsageEntryAdmin(ReadOnlyAdmin):
         named = named or " ".join(filter(None, (entry.custom_type, entry.custom_name)))
         return narrow(one_line(named, _LONGEST_NAME)) if named else NOTHING
 
-    @admin.display(description=_("tokens"), empty_value=NOTHING)
-    def tokens(self, entry: UsageEntry) -> SafeString | None:
-        return None if entry.total_tokens is None else number(entry.total_tokens)
-
     @admin.display(description=_("cost, USD"))
     def cost(self, entry: UsageEntry) -> SafeString:
-        return dollars(entry.cost_usd)
-
-    @admin.display(description=_("cost, USD"))
-    def exact_cost(self, entry: UsageEntry) -> SafeString:
         return dollars(entry.cost_usd)
 
     @admin.display(description=_("amount"))

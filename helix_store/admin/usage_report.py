@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -18,11 +17,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.amounts import dollars, number
-from helix_store.admin.base import ReadOnlyAdmin
+from helix_store.admin.base import ReadOnlyAdmin, refuse_surrogates
 from helix_store.admin.charts import bar, columns
 from helix_store.admin.elements import one_line
 from helix_store.admin.filters import start_of_day
-from helix_store.admin.lookups import refuse_surrogates
 from helix_store.core import validation
 from helix_store.core.usage import UsageGroup, UsageReport, rounded_cost
 from helix_store.exceptions import InvalidPayload
@@ -31,8 +29,6 @@ from helix_store.usage.reports import csv_rows, usage_report
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-__all__ = ["csv_response", "report_response"]
 
 _GROUPS_SHOWN: Final = 20
 _GROUPS_OF_CSV: Final = 100_000
@@ -81,29 +77,6 @@ class PeriodForm(forms.Form):
             if until - since > _LONGEST_PERIOD:
                 raise forms.ValidationError(_("A period is at most a year long."))
         return given
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A group as a row of a table."""
-
-    name: str
-    chart: SafeString
-    cost: SafeString
-    tokens: SafeString
-    entries: SafeString
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A grouping on the page."""
-
-    heading: Any
-    by: str
-    rows: list[Row]
-    chart: SafeString | str
-    csv_url: str
-    left_out: int
 
 
 def report_response(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
@@ -177,28 +150,29 @@ def _limit(by: str) -> int:
     return _LONGEST_PERIOD.days + 1 if by == "day" else _GROUPS_SHOWN
 
 
-def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> Section:
+def _section(page: ReadOnlyAdmin, by: str, report: UsageReport, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a grouping on the page."""
     in_dollars = bool(report.total.cost_usd)
     highest = max((_size(group, in_dollars) for group in report.groups), default=0)
     groups = _every_day(report, given) if by == "day" else report.groups
     asked = {name: value for name, value in given.items() if value}
-    return Section(
-        heading=GROUPINGS[by],
-        by=by,
-        rows=[
-            Row(
-                name=_name_of(group),
-                chart=bar(_size(group, in_dollars), maximum=highest),
-                cost=dollars(group.known_cost),
-                tokens=number(group.tokens.total),
-                entries=number(group.entry_count),
-            )
+    return {
+        "heading": GROUPINGS[by],
+        "by": by,
+        "rows": [
+            {
+                "name": _name_of(group),
+                "chart": bar(_size(group, in_dollars), maximum=highest),
+                "cost": dollars(group.known_cost),
+                "tokens": number(group.tokens.total),
+                "entries": number(group.entry_count),
+            }
             for group in report.groups
         ],
-        chart=_chart(groups, in_dollars) if by == "day" and groups else "",
-        csv_url=f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
-        left_out=report.group_count - len(report.groups),
-    )
+        "chart": _chart(groups, in_dollars) if by == "day" and groups else "",
+        "csv_url": f"{page.view_url(UsageEntry, 'csv')}?{urlencode({**asked, 'by': by})}",
+        "left_out": report.group_count - len(report.groups),
+    }
 
 
 def _size(group: UsageGroup, in_dollars: bool) -> float:

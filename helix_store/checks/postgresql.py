@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -26,7 +25,11 @@ __all__ = [
     "check_search_path",
 ]
 
-Apps = Sequence[AppConfig] | None
+Databases = Sequence[str] | None
+
+_DURABILITY: Final = """
+    SELECT current_setting('synchronous_commit'), current_setting('fsync'),
+        current_setting('full_page_writes')"""
 
 _UNLOGGED: Final = """
     SELECT c.relname FROM pg_catalog.pg_class AS c
@@ -47,10 +50,19 @@ def _queried(databases: Sequence[str] | None) -> list[BaseDatabaseWrapper]:
     return [each for each in app_connections("postgresql") if each.alias in (databases or ())]
 
 
+def _rows(connection: BaseDatabaseWrapper, statement: str, *parameters: Any) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        rows: list[Any] = cursor.fetchall()
+    return rows
+
+
+def _tables() -> list[str]:
+    return [table.model._meta.db_table for table in tables()]
+
+
 @register("helix_store")
-def check_connections_under_asgi(
-    app_configs: Apps = None, only: str | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_connections_under_asgi(only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report W005, persistent connections in an ASGI project, or I005, in one without ASGI_APPLICATION."""
     served_by_asgi = bool(getattr(settings, "ASGI_APPLICATION", None))
     level, id_ = (Warning, "helix_store.W005") if served_by_asgi else (Info, "helix_store.I005")
@@ -67,9 +79,7 @@ def check_connections_under_asgi(
 
 
 @register("helix_store")
-def check_citus(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_citus(databases: Databases = None, only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report E016, settings with which Citus does not work, and W009, Citus without `HELIX_STORE_CITUS`."""
     messages: list[CheckMessage] = [
         Error(f"HELIX_STORE_CITUS of the database {alias!r}: {problem}.", hint=hint, id="helix_store.E016")
@@ -91,20 +101,12 @@ def check_citus(
 
 
 @register(Tags.database, "helix_store")
-def check_postgres_durability(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_postgres_durability(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
     """Report E010, commits before they are on disk, and E011 and E014, tables that a crash can damage."""
     messages: list[CheckMessage] = []
     for connection in _queried(databases):
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT current_setting('synchronous_commit'), current_setting('fsync'), "
-                "current_setting('full_page_writes')"
-            )
-            synchronous_commit, *of_files = cursor.fetchone()
-            cursor.execute(_UNLOGGED, [_tables()])
-            unlogged = [name for (name,) in cursor.fetchall()]
+        ((synchronous_commit, *of_files),) = _rows(connection, _DURABILITY)
+        unlogged = _rows(connection, _UNLOGGED, _tables())
         if synchronous_commit == "off":
             messages.append(
                 Error(
@@ -130,19 +132,13 @@ def check_postgres_durability(
                 hint=f"Run ALTER TABLE {name} SET LOGGED.",
                 id="helix_store.E014",
             )
-            for name in unlogged
+            for (name,) in unlogged
         ]
     return messages
 
 
-def _tables() -> list[str]:
-    return [table.model._meta.db_table for table in tables()]
-
-
 @register(Tags.database, "helix_store")
-def check_search_path(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_search_path(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
     """Report E015: a pooler has dropped the search path of the settings."""
     return [
         Error(
@@ -158,17 +154,13 @@ def check_search_path(
 
 
 @register(Tags.database, "helix_store")
-def check_policies(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_policies(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
     """Report W010: tables without the policy of row-level security, in a database or project that uses it. It
     is a warning, because ``migrate`` must run to add the policies.
     """
     messages: list[CheckMessage] = []
     for connection in _queried(databases):
-        with connection.cursor() as cursor:
-            cursor.execute(_POLICIES, [TENANT_POLICY, _tables()])
-            has_policy = dict(cursor.fetchall())
+        has_policy = dict(_rows(connection, _POLICIES, TENANT_POLICY, _tables()))
         without = [name for name, is_there in has_policy.items() if not is_there]
         if without and (conf.row_level_security() or any(has_policy.values())):
             messages.append(
@@ -194,23 +186,16 @@ _BOUNDS: Final = """
 
 
 @register(Tags.database, "helix_store", deploy=True)
-def check_orphaned_transactions(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_orphaned_transactions(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
     """Report W011, only for ``check --deploy``: a vanished client's transaction keeps its locks for hours."""
-    messages: list[CheckMessage] = []
-    for connection in _queried(databases):
-        with connection.cursor() as cursor:
-            cursor.execute(_BOUNDS, [_LONGEST_KEEPALIVE_SECONDS])
-            (is_bounded,) = cursor.fetchone()
-        if not is_bounded:
-            messages.append(
-                Warning(
-                    f"Nothing ends a transaction of the PostgreSQL database {connection.alias!r} whose "
-                    "client is gone: its session stays locked for hours.",
-                    hint='Set idle_in_transaction_session_timeout, for example with "OPTIONS": {"options": '
-                    '"-c idle_in_transaction_session_timeout=60s"}, or for the role behind a pooler.',
-                    id="helix_store.W011",
-                )
-            )
-    return messages
+    return [
+        Warning(
+            f"Nothing ends a transaction of the PostgreSQL database {connection.alias!r} whose client "
+            "is gone: its session stays locked for hours.",
+            hint='Set idle_in_transaction_session_timeout, for example with "OPTIONS": {"options": '
+            '"-c idle_in_transaction_session_timeout=60s"}, or for the role behind a pooler.',
+            id="helix_store.W011",
+        )
+        for connection in _queried(databases)
+        if not _rows(connection, _BOUNDS, _LONGEST_KEEPALIVE_SECONDS)[0][0]
+    ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -17,11 +16,9 @@ from helix_store.engine.aliases import alias_of
 
 __all__ = ["check_database_alias", "check_settings", "check_stream_permission"]
 
-Apps = Sequence[AppConfig] | None
-
 
 @register("helix_store")
-def check_settings(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """Report unknown keys (E001), an invalid table prefix (E002) and invalid values (E004)."""
     try:
         configured = conf.configured()
@@ -86,7 +83,7 @@ def _wrong_stream_options() -> Iterable[str]:
 
 
 @register("helix_store")
-def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+def check_database_alias(**kwargs: Any) -> list[CheckMessage]:
     """Report E003: the database of sessions is not in DATABASES."""
     alias = alias_of("")
     if alias in connections:
@@ -101,7 +98,7 @@ def check_database_alias(app_configs: Apps = None, **kwargs: Any) -> list[CheckM
 
 
 @register(Tags.urls, "helix_store")
-def check_stream_permission(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+def check_stream_permission(**kwargs: Any) -> list[CheckMessage]:
     """Report W006: the URLs of the app are included, but no permission is set."""
     if conf.stream_permission() is not None or not getattr(settings, "ROOT_URLCONF", None):
         return []

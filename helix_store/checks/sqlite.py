@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
 from django.core.checks import CheckMessage, Warning, register
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -16,7 +15,7 @@ from helix_store.engine.aliases import app_connections
 
 __all__ = ["check_row_level_security", "check_sqlite_settings", "check_sqlite_version"]
 
-Apps = Sequence[AppConfig] | None
+Databases = Sequence[str] | None
 
 _FIRST_SAFE_SQLITE: Final = (3, 51, 3)
 # https://sqlite.org/wal.html#walresetbug
@@ -31,47 +30,43 @@ _AVOID_WAL: Final = (
     f"Use SQLite 3.51.3 or newer, or PostgreSQL; else set {_OPTIONS.format('TRUNCATE')}, with which readers "
     "and writers wait for each other."
 )
+_PROBLEMS: Final = {
+    "helix_store.W001": "begins deferred transactions: with several writers, most fail at once with "
+    '"database is locked".',
+    "helix_store.W002": "is not in WAL mode: readers block writers.",
+    "helix_store.W003": "does not set synchronous=FULL: a power failure may lose steps that were "
+    "acknowledged.",
+}
 _DURABLE_WITHOUT_WAL: Final = ("truncate", "persist")
 
 
 @register("helix_store")
 def check_sqlite_settings(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+    databases: Databases = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Report missing IMMEDIATE transactions (W001), missing WAL (W002) and commits without sync (W003)."""
     messages: list[CheckMessage] = []
     hint = _AVOID_WAL if _has_the_wal_reset_bug() else _SET_WAL
     for connection in app_connections("sqlite", only):
         options = connection.settings_dict.get("OPTIONS", {})
-        if str(options.get("transaction_mode") or "").upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-            messages.append(
-                Warning(
-                    f"The SQLite database {connection.alias!r} begins deferred transactions: with several "
-                    'writers, most fail at once with "database is locked".',
-                    hint=hint,
-                    id="helix_store.W001",
-                )
-            )
+        mode = str(options.get("transaction_mode") or "").upper()
         journal_mode, synchronous = _sqlite_pragmas(connection, ask=connection.alias in (databases or ()))
         # This applies even to a backport of the fix, so a project may compare with one version number.
         avoids_wal = sqlite3.sqlite_version_info < _FIRST_SAFE_SQLITE and journal_mode in _DURABLE_WITHOUT_WAL
-        if journal_mode != "wal" and not avoids_wal:
-            messages.append(
-                Warning(
-                    f"The SQLite database {connection.alias!r} is not in WAL mode: readers block writers.",
-                    hint=hint,
-                    id="helix_store.W002",
-                )
+        problems = {
+            "helix_store.W001": mode not in ("IMMEDIATE", "EXCLUSIVE"),
+            "helix_store.W002": journal_mode != "wal" and not avoids_wal,
+            "helix_store.W003": synchronous not in ("full", "extra", "2", "3"),
+        }
+        messages += [
+            Warning(
+                f"The SQLite database {connection.alias!r} {_PROBLEMS[id_]}",
+                hint=hint,
+                id=id_,
             )
-        if synchronous not in ("full", "extra", "2", "3"):
-            messages.append(
-                Warning(
-                    f"The SQLite database {connection.alias!r} does not set synchronous=FULL: a power "
-                    "failure may lose steps that were acknowledged.",
-                    hint=hint,
-                    id="helix_store.W003",
-                )
-            )
+            for id_, is_found in problems.items()
+            if is_found
+        ]
     return messages
 
 
@@ -99,7 +94,7 @@ def _has_the_wal_reset_bug() -> bool:
 
 @register("helix_store", deploy=True)
 def check_sqlite_version(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, only: str | None = None, **kwargs: Any
+    databases: Databases = None, only: str | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """Report W004, only for ``check --deploy``: WAL mode with an SQLite that has the WAL-reset bug."""
     if not _has_the_wal_reset_bug():
@@ -117,9 +112,7 @@ def check_sqlite_version(
 
 
 @register("helix_store")
-def check_row_level_security(
-    app_configs: Apps = None, only: str | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_row_level_security(only: str | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Report W007: row-level security for a database that does not support it."""
     if not conf.row_level_security():
         return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
@@ -18,13 +17,13 @@ from helix_store.transfer.layout import format_of
 
 __all__ = ["check_app_tables", "check_table_prefix"]
 
-Apps = Sequence[AppConfig] | None
+Databases = Sequence[str] | None
 
 _FIRST_TABLES: Final = ("session", "message", "checkpoint", "run", "lock", "usage_entry")
 
 
 @register(Tags.models, "helix_store")
-def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessage]:
+def check_app_tables(**kwargs: Any) -> list[CheckMessage]:
     """Report E013, registered tables that cannot be exported, and W008, unregistered rows of sessions."""
     messages: list[CheckMessage] = []
     for table in tables():
@@ -53,9 +52,7 @@ def check_app_tables(app_configs: Apps = None, **kwargs: Any) -> list[CheckMessa
 
 
 @register(Tags.database, "helix_store")
-def check_table_prefix(
-    app_configs: Apps = None, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_table_prefix(databases: Databases = None, **kwargs: Any) -> list[CheckMessage]:
     """Report E012: the tables were created with another table prefix."""
     prefix = conf.table_name("")
     return [

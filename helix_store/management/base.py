@@ -11,36 +11,50 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final, TextIO, cast
+from typing import Any, ClassVar, Final, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
     BaseCommand,
     CommandError,
     CommandParser,
-    DjangoHelpFormatter,
     OutputWrapper,
 )
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
+from helix_store.engine.aliases import alias_of, app_aliases
 from helix_store.engine.database import Database
 from helix_store.engine.errors import is_unavailable
 from helix_store.engine.interrupts import interruptible
-from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidQuery, StoreUnavailable
-from helix_store.management.databases import OutputOfEach, add_database_arguments, chosen_databases
-from helix_store.management.output import Colours, Column, ProgressBar, Table, pairs, terminal_width
-from helix_store.management.text import encodable
+from helix_store.exceptions import (
+    HelixStoreError,
+    InvalidCursor,
+    InvalidQuery,
+    StoreUnavailable,
+)
+from helix_store.management.output import Column, Layout, ProgressBar, Table, pairs, table, terminal_width
+from helix_store.management.text import encodable, visible
 
 __all__ = [
-    "PROBLEMS_FOUND",
-    "USAGE",
     "StoreCommand",
-    "StoreCommandWithParts",
+    "WrongUsage",
+    "add_format_argument",
+    "add_limit_argument",
     "add_output_arguments",
     "at_least",
+    "refuse_options",
 ]
 
-PROBLEMS_FOUND: Final = 1
-USAGE: Final = 2
+T = TypeVar("T")
+
+_USAGE: Final = 2
+
+
+class WrongUsage(CommandError):
+    """Wrong usage of a command. It exits with 2; every other `CommandError` exits with 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, returncode=_USAGE)
 
 
 class StoreCommand(BaseCommand):
@@ -53,11 +67,15 @@ class StoreCommand(BaseCommand):
     signal ends the command at once.
     """
 
+    usage_errors: ClassVar[tuple[type[Exception], ...]] = (ImproperlyConfigured, InvalidCursor, InvalidQuery)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stop = threading.Event()
         self.verbosity = 1
+        self.is_json = False
         self._stops_at_once = False
+        self._is_output_empty = True
         self._is_wide = False
         self._forces_colour = False
 
@@ -73,15 +91,13 @@ class StoreCommand(BaseCommand):
         )
 
     @property
-    def width(self) -> int | None:
-        """The number of cells that a line may take, or ``None`` with ``--wide``."""
-        return None if self._is_wide else terminal_width()
-
-    @property
-    def colours(self) -> Colours:
-        """The colours: off without a terminal and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``."""
+    def layout(self) -> Layout:
+        """The layout of tables: as wide as the terminal, unless ``--wide`` is given. Colours are off without
+        a terminal and with ``--no-color``, ``NO_COLOR`` or ``DJANGO_COLORS``.
+        """
+        width = None if self._is_wide else terminal_width()
         is_allowed = self._forces_colour or (self.stdout.isatty() and not os.environ.get("NO_COLOR"))
-        return Colours(is_on=is_allowed and self.style.SUCCESS("x") != "x")
+        return Layout(width, has_colours=is_allowed and self.style.SUCCESS("x") != "x")
 
     def takes_one_database(self, options: Mapping[str, Any]) -> bool:
         """Return whether the command reads or writes one file, and so cannot use several databases."""
@@ -92,13 +108,11 @@ class StoreCommand(BaseCommand):
         yield
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        try:
-            aliases = chosen_databases(options)
-        except InvalidQuery as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+        aliases = _chosen_databases(options)
         if len(aliases) > 1 and self.takes_one_database(options):
-            raise CommandError("This command works on one database at a time.", returncode=USAGE)
+            raise WrongUsage("This command works on one database at a time.")
         self.verbosity = options["verbosity"]
+        self.is_json = options["format"] == "json"
         self._is_wide = bool(options.get("wide"))
         self._forces_colour = bool(options.get("force_color"))
         self.stop.clear()
@@ -108,10 +122,7 @@ class StoreCommand(BaseCommand):
         failures: dict[str, CommandError] = {}
         with self._stopping_on_signals():
             for _ in self.rounds(options):
-                if len(aliases) == 1:
-                    self._collect(failures, aliases[0], *args, **options)
-                else:
-                    self._execute_on_each(aliases, failures, *args, **options)
+                self._execute_on_each(aliases, failures, *args, **options)
         if len(aliases) == 1 and failures:
             raise failures[aliases[0]]
         if failures:
@@ -122,35 +133,31 @@ class StoreCommand(BaseCommand):
     def _execute_on_each(
         self, aliases: Sequence[str], failures: dict[str, CommandError], *args: Any, **options: Any
     ) -> None:
-        stdout = self.stdout
-        output = OutputOfEach(stdout, is_json=options["format"] == "json")
-        self.stdout = OutputWrapper(cast("TextIO", output))
-        try:
-            for alias in aliases:
-                output.begin(alias)
-                try:
-                    self._collect(failures, alias, *args, **options)
-                except CommandError as exc:
-                    # This may be wrong usage for this database, but not for the databases that are already
-                    # done.
-                    if exc.returncode == USAGE and alias == aliases[0]:
-                        raise
-                    failures[alias] = exc
-                options["skip_checks"] = True
-                if self.stop.is_set():
-                    break
-            output.end()
-        finally:
-            self.stdout = stdout
-
-    def _collect(self, failures: dict[str, CommandError], alias: str, *args: Any, **options: Any) -> None:
-        """Run on one database. Problems that it reports do not end a command with several rounds."""
-        try:
-            self._execute(*args, **{**options, "database": alias})
-        except CommandError as exc:
-            if exc.returncode == USAGE or exc.__cause__ is not None:
-                raise
-            failures[alias] = exc
+        """Run on each database. Several are named above their output, or as the keys of their JSON."""
+        has_several = len(aliases) > 1
+        for alias in aliases:
+            is_first = alias == aliases[0]
+            if has_several and self.is_json:
+                self.write_text(f"{'{' if is_first else ', '}{json.dumps(alias)}: ", ending="")
+            elif has_several:
+                self.write_text(f"{'' if is_first else chr(10)}database {visible(alias)}")
+            self._is_output_empty = True
+            try:
+                self._execute(*args, **{**options, "database": alias})
+            except CommandError as exc:
+                # This may be wrong usage for this database, but not for the databases that are already done.
+                # Problems that a command reports do not end its rounds, but an error does.
+                is_reported = has_several or exc.__cause__ is None
+                if not is_reported or (is_first and exc.returncode == _USAGE):
+                    raise
+                failures[alias] = exc
+            if has_several and self.is_json and self._is_output_empty:
+                self.write_text("null", ending="")
+            options["skip_checks"] = True
+            if self.stop.is_set():
+                break
+        if has_several and self.is_json:
+            self.write_text("}")
 
     def _execute(self, *args: Any, **options: Any) -> None:
         """Run on one database."""
@@ -159,39 +166,44 @@ class StoreCommand(BaseCommand):
         except BrokenPipeError:
             # The reader has closed the pipe, as `head` does.
             _forget_stdout()
-            raise SystemExit(PROBLEMS_FOUND) from None
-        except (InvalidCursor, InvalidQuery) as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+            raise SystemExit(1) from None
+        except self.usage_errors as exc:
+            raise WrongUsage(str(exc)) from exc
         except HelixStoreError as exc:
-            raise CommandError(str(exc), returncode=PROBLEMS_FOUND) from exc
+            raise CommandError(str(exc)) from exc
         except DatabaseError as exc:
             if is_unavailable(Database(options["database"], "").connection, exc):
-                raise CommandError(str(StoreUnavailable()), returncode=PROBLEMS_FOUND) from exc
-            raise CommandError(
-                f"The database refused a statement: {exc}. Has it been migrated?", returncode=PROBLEMS_FOUND
-            ) from exc
+                raise CommandError(str(StoreUnavailable())) from exc
+            raise CommandError(f"The database refused a statement: {exc}. Has it been migrated?") from exc
 
     def progress(self, text: str) -> None:
         if self.verbosity > 0:
-            self.stderr.write(text, style_func=str)
-            self.stderr.flush()
+            self._write_error(text, ending="\n")
+
+    def _write_error(self, text: str, *, ending: str = "") -> None:
+        self.stderr.write(text, style_func=str, ending=ending)
+        self.stderr.flush()
 
     def progress_bar(self, unit: str, *, total: int | None = None) -> ProgressBar:
         """Return a progress bar on stderr, which is silent with ``-v 0``."""
-
-        def write(text: str) -> None:
-            self.stderr.write(
-                encodable(text, getattr(self.stderr, "encoding", None)), style_func=str, ending=""
-            )
-            self.stderr.flush()
-
+        encoding = getattr(self.stderr, "encoding", None)
         return ProgressBar(
-            write,
+            lambda text: self._write_error(encodable(text, encoding)),
             unit=unit,
             total=total,
             is_terminal=self.stderr.isatty() and os.environ.get("TERM") != "dumb",
             is_silent=self.verbosity == 0,
         )
+
+    def run_batches(self, batches: Iterable[T], empty: T, *, unit: str, done: Callable[[T], int]) -> T:
+        """Run until a signal stops it. Return the totals after the last batch, or ``empty`` without any."""
+        totals = empty
+        with self.progress_bar(unit) as progress:
+            for totals in batches:
+                progress.update(done(totals))
+                if self.stop.is_set():
+                    break
+        return totals
 
     def add_confirmation_argument(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -202,25 +214,20 @@ class StoreCommand(BaseCommand):
             help="Do not ask for confirmation.",
         )
 
-    def confirm(self, question: str, *, is_interactive: bool) -> None:
+    def confirm(self, question: str) -> None:
         """Ask on stderr and continue if stdin answers "yes". Any other answer ends the command."""
-        if not is_interactive:
-            return
         self._stops_at_once = True
         try:
-            self.stderr.write(f"{question} Type 'yes' to continue: ", style_func=str, ending="")
-            self.stderr.flush()
+            self._write_error(f"{question} Type 'yes' to continue: ")
             answer = sys.stdin.readline()
         except KeyboardInterrupt:
             answer = "no"
         finally:
             self._stops_at_once = False
         if not answer:
-            raise CommandError(
-                "There is no answer on stdin; nothing was changed. Use --no-input.", returncode=USAGE
-            )
+            raise WrongUsage("There is no answer on stdin; nothing was changed. Use --no-input.")
         if answer.strip() != "yes":
-            raise CommandError("Nothing was changed.", returncode=PROBLEMS_FOUND)
+            raise CommandError("Nothing was changed.")
 
     @contextmanager
     def one_statement(self, alias: str, stopped: str) -> Iterator[None]:
@@ -232,17 +239,20 @@ class StoreCommand(BaseCommand):
         except (KeyboardInterrupt, DatabaseError, HelixStoreError):
             if not self.stop.is_set():
                 raise
-            raise CommandError(stopped, returncode=PROBLEMS_FOUND) from None
+            raise CommandError(stopped) from None
         finally:
             self._stops_at_once = False
 
-    def write_data(self, data: Mapping[str, Any], *, form: str) -> None:
+    def write_data(self, data: Mapping[str, Any]) -> None:
         """Write one object, as a line of JSON or as a table of names and values."""
-        if form == "json":
+        if self.is_json:
             self.write_text(json.dumps(data))
         else:
             values = ((name.replace("_", " "), value) for name, value in data.items())
-            self.write_text(pairs(values, width=self.width, colours=self.colours))
+            self.write_text(pairs(values, self.layout))
+
+    def write_table(self, columns: Sequence[Column], rows: Iterable[Any]) -> None:
+        self.write_text(table(columns, rows, self.layout))
 
     def write_list(
         self,
@@ -250,12 +260,10 @@ class StoreCommand(BaseCommand):
         pages: Iterable[Any],
         *,
         columns: Sequence[Column],
-        row: Callable[[Any], Sequence[Any]],
         to_dict: Callable[[Any], Mapping[str, Any]],
-        form: str,
     ) -> None:
         """Write the items ``name`` of pages as a table or one JSON object, until a signal stops it."""
-        table = Table(columns, width=self.width, colours=self.colours)
+        lines = Table(columns, self.layout).lines
         # The opening text waits for the first page, so that the output is empty if the database does not
         # answer.
         separator = opening = f'{{"{name}": ['
@@ -266,17 +274,17 @@ class StoreCommand(BaseCommand):
                 if not rest and hasattr(page, "total"):
                     rest["total"] = page.total
                 rest["next_cursor"] = page.next_cursor
-                if form == "json":
-                    for item in items:
-                        self.stdout.write(f"{separator}{json.dumps(to_dict(item))}", ending="")
-                        separator = ", "
-                else:
-                    self.write_text("\n".join(table.lines(map(row, items))))
+                if self.is_json and items:
+                    plain = ", ".join(json.dumps(to_dict(item)) for item in items)
+                    self.write_text(f"{separator}{plain}", ending="")
+                    separator = ", "
+                elif not self.is_json:
+                    self.write_text("\n".join(lines(items)))
                 listed += len(items)
                 progress.update(listed)
                 if self.stop.is_set():
                     break
-        if form == "json":
+        if self.is_json:
             self.write_text(f"{opening if separator == opening else ''}], {json.dumps(rest)[1:]}")
         else:
             if rest.get("total") is not None:
@@ -286,10 +294,11 @@ class StoreCommand(BaseCommand):
         if self.stop.is_set():
             self.progress(f"Stopped after {listed:,} {name}; --cursor continues.")
 
-    def write_text(self, text: str) -> None:
+    def write_text(self, text: str, *, ending: str | None = None) -> None:
         """Write lines to stdout, and escape the characters that its encoding cannot represent."""
-        self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)))
+        self.stdout.write(encodable(text, getattr(self.stdout, "encoding", None)), ending=ending)
         self.stdout.flush()
+        self._is_output_empty = False
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
@@ -315,59 +324,39 @@ class StoreCommand(BaseCommand):
                 signal.signal(number, before[number])
 
 
-class StoreCommandWithParts(StoreCommand):
-    """A command with sub-commands. The common options are allowed before and after the sub-command's name."""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        self.add_tenant_argument(parser)
-        self.add_wide_argument(parser)
-        parts = parser.add_subparsers(dest="part", required=True, metavar="sub-command")
-        self.add_parts(parts)
-
-    def add_parts(self, parts: Any) -> None:
-        raise NotImplementedError
-
-    def add_part(
-        self, parts: Any, name: str, run: Callable[[dict[str, Any]], None], *, help: str, epilog: str
-    ) -> CommandParser:
-        """Add a sub-command. It calls ``run`` with the parsed options."""
-        parser: CommandParser = parts.add_parser(
-            name,
-            help=help,
-            description=help,
-            epilog=epilog,
-            parents=[self._common_arguments()],
-            formatter_class=DjangoHelpFormatter,
-        )
-        parser.set_defaults(run=run)
-        return parser
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        options["run"](options)
-
-    def _common_arguments(self) -> CommandParser:
-        """Return the options of the command itself. They keep their values unless they are given again."""
-        parser = CommandParser(add_help=False)
-        add_output_arguments(parser)
-        self.add_tenant_argument(parser)
-        self.add_wide_argument(parser)
-        parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], help="0 is silent.")
-        for name in ("--no-color", "--force-color", "--traceback", "--skip-checks"):
-            parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-        for name in ("--settings", "--pythonpath"):
-            parser.add_argument(name, help=argparse.SUPPRESS)
-        for action in parser._actions:
-            action.default = argparse.SUPPRESS
-        return parser
-
-
 def add_output_arguments(parser: CommandParser) -> None:
     """Add the options that every command has."""
-    add_database_arguments(parser)
+    parser.add_argument(
+        "--database",
+        action="append",
+        metavar="ALIAS",
+        help="Alias of the database (default: the one that the stores use); may be repeated.",
+    )
+    parser.add_argument(
+        "--all-databases", action="store_true", help="Every database that the app is migrated to."
+    )
+    add_format_argument(parser)
+
+
+def add_format_argument(parser: CommandParser) -> None:
     parser.add_argument(
         "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
     )
+
+
+def _chosen_databases(options: Mapping[str, Any]) -> list[str]:
+    """Return the selected aliases without duplicates, by default the tenant's alias."""
+    given = options["database"] or []
+    if options.get("all_databases"):
+        if given:
+            raise WrongUsage("Choose --database or --all-databases.")
+        return app_aliases()
+    aliases = [given] if isinstance(given, str) else list(dict.fromkeys(given))
+    aliases = aliases or [alias_of(options.get("tenant") or "")]
+    for alias in aliases:
+        if alias not in connections:
+            raise WrongUsage(f"There is no database {alias!r} in DATABASES.")
+    return aliases
 
 
 def _forget_stdout() -> None:
@@ -389,3 +378,15 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return number
 
     return whole_number
+
+
+def add_limit_argument(parser: CommandParser, what: str, *, default: int) -> None:
+    help = f"At most this many {what} (default: %(default)s)."
+    parser.add_argument("--limit", type=at_least(1), default=default, help=help)
+
+
+def refuse_options(options: Mapping[str, Any], names: Iterable[str], reason: str) -> None:
+    """Raise a usage error if one of the options is given."""
+    for name in names:
+        if options[name]:
+            raise WrongUsage(f"{reason} --{name.replace('_', '-')}.")

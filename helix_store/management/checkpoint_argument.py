@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 from helix_store.core.ids import parse_checkpoint_id
 from helix_store.core.types import Checkpoint, SessionState
 from helix_store.exceptions import CheckpointNotFound, InvalidPayload, SessionNotFound
-from helix_store.management.base import PROBLEMS_FOUND, USAGE
+from helix_store.management.base import WrongUsage
 from helix_store.management.session_argument import chosen_session
 from helix_store.management.text import visible
 from helix_store.stores import DatabaseStateStore
@@ -62,7 +62,7 @@ def chosen_checkpoint(
     """
     match = _RELATIVE.fullmatch(text)
     if match and match["current"]:
-        raise CommandError("The current state is not a checkpoint. " + CHECKPOINT_FORMS, returncode=USAGE)
+        raise WrongUsage("The current state is not a checkpoint. " + CHECKPOINT_FORMS)
     session_id = None if match else _session_of(text)
     if session_id is None:
         start, before = (match["session_id"], int(match["before"] or 0)) if match else (text, 0)
@@ -122,6 +122,5 @@ def _before_the_newest(store: DatabaseStateStore, session_id: str, count: int) -
         if cursor is None or left < 0:
             name = f"{session_id}@latest~{count}" if count else f"{session_id}@latest"
             raise CommandError(
-                f"There is no checkpoint {visible(name)}. Checkpoints of the session: {page.total:,}.",
-                returncode=PROBLEMS_FOUND,
+                f"There is no checkpoint {visible(name)}. Checkpoints of the session: {page.total:,}."
             )

@@ -1,4 +1,4 @@
-"""Arguments of commands that select a session by its id or the start of its id, and times."""
+"""Arguments of commands that select a session or a call by its id or the start of its id, and times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils import timezone
 
+from helix_store.core import validation
 from helix_store.exceptions import InvalidPayload, SessionNotFound
-from helix_store.management.base import USAGE
+from helix_store.management.base import WrongUsage
 from helix_store.management.text import visible
+from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
 
-__all__ = ["chosen_session", "directory_of", "only_tenant", "time_argument", "whole_id"]
+__all__ = [
+    "chosen_call",
+    "chosen_session",
+    "directory_of",
+    "only_tenant",
+    "tenant_argument",
+    "time_argument",
+    "whole_id",
+]
 
 _TENANTS_NAMED = 5
 _SHORTEST_START = 4
@@ -24,12 +34,17 @@ _SHORTEST_START = 4
 _MATCHES_NAMED = 8
 
 
+def tenant_argument(options: Mapping[str, Any]) -> str | None:
+    tenant: str | None = options["tenant"]
+    try:
+        return None if tenant is None else validation.tenant(tenant)
+    except InvalidPayload as exc:
+        raise WrongUsage(f"--tenant: {exc.reason}.") from exc
+
+
 def directory_of(options: Mapping[str, Any]) -> SessionDirectory:
     """Return the directory of sessions that ``--database`` and ``--tenant`` select."""
-    try:
-        return SessionDirectory(options["database"], tenant=options["tenant"])
-    except InvalidPayload as exc:
-        raise CommandError(f"--tenant: {exc.reason}.", returncode=USAGE) from exc
+    return SessionDirectory(options["database"], tenant=tenant_argument(options))
 
 
 def chosen_session(
@@ -48,7 +63,7 @@ def chosen_session(
         if not tenants and not is_whole and len(text) >= _SHORTEST_START:
             session_id, tenants = _started(text, directory)
     except InvalidPayload as exc:
-        raise CommandError(f"{visible(text)!r} is not a session id: {exc.reason}.", returncode=USAGE) from exc
+        raise WrongUsage(f"{visible(text)!r} is not a session id: {exc.reason}.") from exc
     if not tenants:
         raise SessionNotFound(text)
     return directory.store(only_tenant(tenants, f"session {visible(session_id)}")), session_id
@@ -71,9 +86,8 @@ def _started(start: str, directory: SessionDirectory) -> tuple[str, list[str]]:
     if len(ids) > 1:
         named = ", ".join(visible(session_id) for session_id in ids[:_MATCHES_NAMED])
         more = "" if len(found) <= _MATCHES_NAMED else " and others"
-        raise CommandError(
-            f"{visible(start)!r} is ambiguous: {named}{more} begin with it. Use more characters of the id.",
-            returncode=USAGE,
+        raise WrongUsage(
+            f"{visible(start)!r} is ambiguous: {named}{more} begin with it. Use more characters of the id."
         )
     return (ids[0] if ids else start), [tenant for tenant, _ in found]
 
@@ -83,10 +97,39 @@ def only_tenant(tenants: Sequence[str], what: str) -> str:
     if len(tenants) > 1:
         named = ", ".join(f"'{visible(tenant)}'" for tenant in tenants[:_TENANTS_NAMED])
         more = "" if len(tenants) <= _TENANTS_NAMED else f" and {len(tenants) - _TENANTS_NAMED} more"
-        raise CommandError(
-            f"{len(tenants)} tenants have a {what}: {named}{more}. Give --tenant.", returncode=USAGE
-        )
+        raise WrongUsage(f"{len(tenants)} tenants have a {what}: {named}{more}. Give --tenant.")
     return tenants[0]
+
+
+def chosen_call(store: DatabaseStateStore, session_id: str, text: str | None) -> tuple[str, str | None]:
+    """Return the id and approval id of the call that ``text`` selects: by its id, or by the start of its id.
+
+    ``None`` selects the only open call. If the session does not own the call, only its id is known.
+    """
+    state = store.load_state(session_id)
+    if state is None:
+        raise SessionNotFound(session_id)
+    calls = ToolCalls(state.pending_client_tool_calls, state.completed_client_tool_calls)
+    open_calls = calls.unanswered
+    if text is not None and (text in calls.pending or text in calls.completed):
+        return text, _approval_id(calls.pending.get(text))
+    matches = [call_id for call_id in open_calls if call_id.startswith(text or "")]
+    if len(matches) == 1:
+        return matches[0], _approval_id(open_calls[matches[0]])
+    if matches:
+        named = ", ".join(
+            f"{visible(call_id)} ({visible(str(open_calls[call_id].get('tool_name')))})"
+            for call_id in matches
+        )
+        raise WrongUsage(f"The session waits for {len(matches)} answers: {named}. Name one with --call.")
+    if text is None:
+        raise CommandError(f"The session {visible(session_id)} is not waiting for an answer.")
+    return text, None
+
+
+def _approval_id(call: Any) -> str | None:
+    found = call.get("approval_id") if isinstance(call, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def time_argument(text: str) -> datetime:

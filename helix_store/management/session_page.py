@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from helix_store.catalogue import ConversationPage, Outline
-from helix_store.core.transcript import Part, paired, turns
-from helix_store.core.types import CheckpointHead, Run, SessionHead, SessionState
+from helix_store.core.transcript import Part, Turn, paired, turns
+from helix_store.core.types import Run, SessionHead, SessionState
 from helix_store.core.usage import UsageRollup
-from helix_store.management.budget_tables import budgets_table, stopped
 from helix_store.management.conversation import capped, conversation
-from helix_store.management.output import (
-    NOTHING,
-    Colours,
-    Column,
-    cell,
-    pairs,
-    status_style,
-    table,
-)
+from helix_store.management.output import NOTHING, Column, Layout, cell, pairs, status_style, table
+from helix_store.management.spending_tables import budgets_table, stopped
 from helix_store.management.text import cut, visible
 from helix_store.reports.session import SessionReport
 from helix_store.reports.times import epoch_moment, moment
@@ -28,108 +21,94 @@ from helix_store.stores.directory import TreeNode
 
 __all__ = [
     "CHECKPOINT_COLUMNS",
+    "POST_COLUMNS",
     "SESSION_COLUMNS",
-    "checkpoint_row",
+    "ListedSession",
     "json_lines",
-    "session_row",
     "session_sections",
     "tree_lines",
 ]
 
 _LINES_OF_JSON: Final = 40
 
+
+class ListedSession(NamedTuple):
+    """A session of a list. ``found`` is the framework and the outline of a conversation of an adapter."""
+
+    tenant: str
+    head: SessionHead
+    found: tuple[str, Outline] | None
+
+
 SESSION_COLUMNS: Final = (
-    Column(heading="title", minimum=12, is_optional=True, may_be_empty=True),
-    Column(heading="session", cut="id", minimum=16),
-    Column(heading="tenant", cut="middle", minimum=6, may_be_empty=True),
-    Column(heading="agent type", minimum=6),
-    Column(heading="status", cut="never", style=status_style),
-    Column(heading="user", cut="middle", minimum=6, is_optional=True, may_be_empty=True),
-    Column(heading="steps", cut="never", right=True, is_optional=True),
-    Column(heading="msgs", cut="never", right=True, is_optional=True),
-    Column(heading="updated", cut="never"),
+    Column("title", lambda row: row.head.title or None, minimum=12, is_optional=True, may_be_empty=True),
+    Column("session", attrgetter("head.session_id"), cut="id", minimum=16),
+    Column("tenant", lambda row: row.tenant or None, cut="middle", minimum=6, may_be_empty=True),
+    Column("agent type", attrgetter("head.agent_type"), minimum=6),
+    Column("status", attrgetter("head.status.value"), cut="never", style=status_style),
+    Column("user", attrgetter("head.user_id"), cut="middle", minimum=6, is_optional=True, may_be_empty=True),
+    Column("steps", attrgetter("head.step_count"), cut="never", right=True, is_optional=True),
+    Column("msgs", lambda row: _message_count(row), cut="never", right=True, is_optional=True),
+    Column("updated", attrgetter("head.updated_at"), cut="never"),
 )
 
 CHECKPOINT_COLUMNS: Final = (
-    Column(heading="checkpoint", cut="middle", minimum=16),
-    Column(heading="step", minimum=6),
-    Column(heading="steps", cut="never", right=True),
-    Column(heading="status", cut="never", style=status_style),
-    Column(heading="msgs", cut="never", right=True),
-    Column(heading="created", cut="never"),
+    Column("checkpoint", attrgetter("checkpoint_id"), cut="middle", minimum=16),
+    Column("step", attrgetter("step_id"), minimum=6),
+    Column("steps", attrgetter("step_count"), cut="never", right=True),
+    Column("status", attrgetter("status.value"), cut="never", style=status_style),
+    Column("msgs", attrgetter("message_count"), cut="never", right=True),
+    Column("created", attrgetter("created_at"), cut="never"),
+)
+
+POST_COLUMNS: Final = (
+    Column("#", attrgetter("sequence"), cut="never", right=True),
+    Column("post", attrgetter("post_id"), cut="middle", minimum=16),
+    Column("author", attrgetter("author"), cut="middle", minimum=6, is_optional=True, may_be_empty=True),
+)
+
+_WAITING_POST_COLUMNS: Final = (
+    *POST_COLUMNS,
+    Column("due", attrgetter("due_at"), cut="never"),
+    Column("message", attrgetter("text"), minimum=12, may_be_empty=True),
 )
 
 _RUN_COLUMNS: Final = (
-    Column(heading="turn", cut="never", right=True),
-    Column(heading="run", cut="id", minimum=8),
-    Column(heading="status", minimum=11, style=status_style),
-    Column(heading="steps", cut="never", right=True),
-    Column(heading="started", cut="never"),
-    Column(heading="reason", minimum=6),
+    Column("turn", attrgetter("turn"), cut="never", right=True),
+    Column("run", attrgetter("run_id"), cut="id", minimum=8),
+    Column("status", attrgetter("status.value"), minimum=11, style=status_style),
+    Column("steps", attrgetter("step_count"), cut="never", right=True),
+    Column("started", attrgetter("started_at"), cut="never"),
+    Column("reason", lambda run: _reason(run), minimum=6),
 )
 
 _REF_COLUMNS: Final = (
-    Column(heading="sub-session", cut="id", minimum=36),
-    Column(heading="agent type"),
-    Column(heading="status", style=status_style),
-    Column(heading="location", cut="never"),
-    Column(heading="tool call", cut="middle"),
+    Column("sub-session", attrgetter("sub_session_id"), cut="id", minimum=36),
+    Column("agent type", attrgetter("agent_type")),
+    Column("status", attrgetter("status"), style=status_style),
+    Column("location", attrgetter("location"), cut="never"),
+    Column("tool call", attrgetter("parent_tool_call_id"), cut="middle"),
 )
 
 _CALL_COLUMNS: Final = (
-    Column(heading="tool call", cut="id", minimum=14),
-    Column(heading="tool"),
-    Column(heading="deadline", cut="never"),
-    Column(heading="approval", cut="middle"),
+    Column("tool call", cut="id", minimum=14),
+    Column("tool"),
+    Column("deadline", cut="never"),
+    Column("approval", cut="middle"),
 )
 
 _PATH_COLUMNS: Final = (
-    Column(heading="step", cut="never", right=True),
-    Column(heading="checkpoint", cut="middle", minimum=16),
-    Column(heading="source", minimum=6, may_be_empty=True),
-    Column(heading="msgs", cut="never", right=True),
-    Column(heading="created", cut="never"),
+    Column("step", attrgetter("step"), cut="never", right=True),
+    Column("checkpoint", attrgetter("step_id"), cut="middle", minimum=16),
+    Column("source", attrgetter("name"), minimum=6, may_be_empty=True),
+    Column("msgs", attrgetter("count"), cut="never", right=True),
+    Column("created", attrgetter("at"), cut="never"),
 )
 
 _UNREADABLE: Final = Part(kind="other", text="", name="This message cannot be read.")
 
-_POST_COLUMNS: Final = (
-    Column(heading="#", cut="never", right=True),
-    Column(heading="post", cut="middle", minimum=16),
-    Column(heading="author", cut="middle", minimum=6, is_optional=True, may_be_empty=True),
-    Column(heading="due", cut="never"),
-    Column(heading="message", minimum=12, may_be_empty=True),
-)
 
-
-def session_row(tenant: str, head: SessionHead, found: tuple[str, Outline] | None) -> list[Any]:
-    """Return the cells of `SESSION_COLUMNS`. ``found`` is the conversation that an adapter keeps."""
-    return [
-        head.title or None,
-        head.session_id,
-        tenant or None,
-        head.agent_type,
-        head.status.value,
-        head.user_id,
-        head.step_count,
-        head.message_count if found is None else _count(found[1]),
-        head.updated_at,
-    ]
-
-
-def checkpoint_row(head: CheckpointHead) -> list[Any]:
-    """Return the cells of `CHECKPOINT_COLUMNS`."""
-    return [
-        head.checkpoint_id,
-        head.step_id,
-        head.step_count,
-        head.status.value,
-        head.message_count,
-        head.created_at,
-    ]
-
-
-def json_lines(value: Any, *, width: int | None, indent: str = "  ", limit: int | None = None) -> list[str]:
+def json_lines(value: Any, width: int | None, *, indent: str = "  ", limit: int | None = None) -> list[str]:
     """Return a value as indented JSON that is safe in a terminal. It is cut unless ``width`` is ``None``."""
     lines = [indent + visible(line) for line in json.dumps(value, indent=2, ensure_ascii=False).split("\n")]
     if width is None:
@@ -137,85 +116,57 @@ def json_lines(value: Any, *, width: int | None, indent: str = "  ", limit: int 
     return [cut(line, width) for line in capped(lines, limit)]
 
 
-def session_sections(report: SessionReport, *, width: int | None, colours: Colours) -> Iterator[str]:
+def session_sections(report: SessionReport, layout: Layout) -> Iterator[str]:
     """Yield the sections of a session's page. Sections without content are left out."""
     if report.state is not None:
-        yield pairs(_head_pairs(report, report.state), width=width, colours=colours)
-        yield from _json_sections(report.state, width, colours)
+        yield pairs(_head_pairs(report, report.state), layout)
+        yield from _json_sections(report.state, layout)
         calls = report.state.pending_client_tool_calls
         rows = [_call_row(call_id, call) for call_id, call in calls.items()]
-        yield from _table("pending tool calls", _CALL_COLUMNS, rows, width, colours)
+        yield from _table("pending tool calls", _CALL_COLUMNS, rows, layout)
     if report.waiting_posts is not None:
         posts = report.waiting_posts.items
         heading = f"waiting posts, first {len(posts):,} of {report.waiting_posts.total:,}"
-        rows = [[post.sequence, post.post_id, post.author, post.due_at, post.text] for post in posts]
-        yield from _table(heading, _POST_COLUMNS, rows, width, colours)
-    runs = [
-        [
-            run.turn,
-            run.run_id,
-            run.status.value,
-            run.step_count,
-            run.started_at,
-            _reason(run),
-        ]
-        for run in report.runs or ()
-    ]
-    yield from _table("runs, newest first", _RUN_COLUMNS, runs, width, colours)
+        yield from _table(heading, _WAITING_POST_COLUMNS, posts, layout)
+    yield from _table("runs, newest first", _RUN_COLUMNS, report.runs, layout)
     newest = report.runs[0].error if report.runs else None
     if isinstance(newest, dict) and type(newest.get("traceback")) is str:
         trace = f"{newest['traceback']}{newest.get('type')}: {newest.get('message')}"
-        yield _section("error of the newest run", visible(trace, keep="\n"), colours)
-    refs = [
-        [ref.sub_session_id, ref.agent_type, ref.status, ref.location, ref.parent_tool_call_id]
-        for ref in report.sub_sessions or ()
-    ]
-    yield from _table("sub-sessions", _REF_COLUMNS, refs, width, colours)
+        yield _section("error of the newest run", visible(trace, keep="\n"), layout)
+    yield from _table("sub-sessions", _REF_COLUMNS, report.sub_sessions, layout)
     if report.checkpoints is not None:
         items = report.checkpoints.items
         heading = f"checkpoints, newest {len(items):,} of {report.checkpoints.total:,}"
-        rows = [checkpoint_row(item) for item in items]
-        yield from _table(heading, CHECKPOINT_COLUMNS, rows, width, colours)
+        yield from _table(heading, CHECKPOINT_COLUMNS, items, layout)
     if report.usage is not None and report.usage.entry_count:
-        yield _section(
-            "usage",
-            pairs(_usage_pairs(report.usage, report.unpriced or 0), width=width, colours=colours),
-            colours,
-        )
+        yield _section("usage", pairs(_usage_pairs(report.usage, report.unpriced or 0), layout), layout)
     if report.budgets:
-        shown = budgets_table(report.budgets, width=width, colours=colours)
-        yield _section("budgets", shown, colours)
+        yield _section("budgets", budgets_table(report.budgets, layout), layout)
     if report.messages or (report.messages is not None and not report.conversations):
-        blocks = conversation(turns(report.messages), width=width, colours=colours)
         total = report.state.message_count if report.state is not None else "?"
         heading = f"messages, newest {len(report.messages):,} of {total}"
-        yield _section(heading, "\n\n".join(blocks) or NOTHING, colours)
+        yield _section(heading, _blocks(turns(report.messages), layout), layout)
     for name, page in report.conversations.items():
-        yield from _conversation_sections(name, page, width, colours)
+        heading = f"{name}: checkpoints that led to the newest message"
+        yield from _table(heading, _PATH_COLUMNS, page.path, layout)
+        if page.messages:
+            thread = f" of {page.thread}" if page.threads else ""
+            heading = f"{name}: messages{thread}, newest {len(page.messages):,} of {_total(page)}"
+            said = [
+                (each.number, each.role, [_UNREADABLE] if each.parts is None else each.parts)
+                for each in page.messages
+            ]
+            yield _section(cell(heading), _blocks(paired(said), layout), layout)
 
 
-def _conversation_sections(
-    name: str, page: ConversationPage, width: int | None, colours: Colours
-) -> Iterator[str]:
-    rows = [[each.step, each.step_id, each.name, each.count, each.at] for each in page.path]
-    heading = f"{name}: checkpoints that led to the newest message"
-    yield from _table(heading, _PATH_COLUMNS, rows, width, colours)
-    if not page.messages:
-        return
-    blocks = conversation(
-        paired(
-            (each.number, each.role, [_UNREADABLE] if each.parts is None else each.parts)
-            for each in page.messages
-        ),
-        width=width,
-        colours=colours,
-    )
-    thread = f" of {page.thread}" if page.threads else ""
-    heading = f"{name}: messages{thread}, newest {len(page.messages):,} of {_total(page)}"
-    yield _section(cell(heading), "\n\n".join(blocks) or NOTHING, colours)
+def _blocks(shown: Iterable[Turn], layout: Layout) -> str:
+    return "\n\n".join(conversation(shown, layout)) or NOTHING
 
 
-def _count(outline: Outline) -> str:
+def _message_count(listed: ListedSession) -> int | str:
+    if listed.found is None:
+        return listed.head.message_count
+    _, outline = listed.found
     return f"{'>' if outline.is_partial else ''}{outline.count}"
 
 
@@ -223,15 +174,15 @@ def _total(page: ConversationPage) -> str:
     return f"{'more than ' if page.is_partial else ''}{page.total:,}"
 
 
-def _section(heading: str, body: str, colours: Colours) -> str:
-    return f"{colours(heading.upper(), 'bold')}\n{body}"
+def _section(heading: str, body: str, layout: Layout) -> str:
+    return f"{layout.coloured(heading.upper(), 'bold')}\n{body}"
 
 
 def _table(
-    heading: str, columns: Sequence[Column], rows: list[list[Any]], width: int | None, colours: Colours
+    heading: str, columns: Sequence[Column], rows: Sequence[Any] | None, layout: Layout
 ) -> Iterator[str]:
     if rows:
-        yield _section(heading, table(columns, rows, width=width, colours=colours), colours)
+        yield _section(heading, table(columns, rows, layout), layout)
 
 
 def _head_pairs(report: SessionReport, state: SessionState) -> Iterator[tuple[str, Any]]:
@@ -277,7 +228,7 @@ def _head_pairs(report: SessionReport, state: SessionState) -> Iterator[tuple[st
     yield "updated", moment(state.updated_at, seconds=True)
 
 
-def _json_sections(state: SessionState, width: int | None, colours: Colours) -> Iterator[str]:
+def _json_sections(state: SessionState, layout: Layout) -> Iterator[str]:
     # Tracing contexts may contain keys of vendors, so only --format json includes them.
     documents = {
         "custom state": state.custom_state,
@@ -290,8 +241,8 @@ def _json_sections(state: SessionState, width: int | None, colours: Colours) -> 
     }
     for heading, document in documents.items():
         if document not in (None, {}, []):
-            lines = json_lines(document, width=width, limit=_LINES_OF_JSON)
-            yield _section(heading, "\n".join(lines), colours)
+            lines = json_lines(document, layout.width, limit=_LINES_OF_JSON)
+            yield _section(heading, "\n".join(lines), layout)
 
 
 def _reason(run: Run) -> str | None:
@@ -328,7 +279,7 @@ def _cost(usage: UsageRollup, unpriced: int) -> str:
     return f"{known}, {missing}" if usage.cost_usd else f"unknown: {missing}"
 
 
-def tree_lines(root: TreeNode, *, width: int | None, colours: Colours) -> Iterator[str]:
+def tree_lines(root: TreeNode, layout: Layout) -> Iterator[str]:
     """Yield a line for each session of a tree, below its parent session."""
     for way, node in root.walk():
         branches = "".join("   " if is_last else "│  " for is_last in way[:-1])
@@ -336,12 +287,10 @@ def tree_lines(root: TreeNode, *, width: int | None, colours: Colours) -> Iterat
             branches += "└─ " if way[-1] else "├─ "
         status = node.status or NOTHING
         facts = [node.agent_type, status, *_facts(node)]
-        line = f"{branches}{cell(node.session_id)}  {'  '.join(cell(fact) for fact in facts)}"
-        if width is not None:
-            line = cut(line, width)
+        line = layout.fitted(f"{branches}{cell(node.session_id)}  {'  '.join(map(cell, facts))}")
         style = status_style(status)
         shown = cell(status)
-        yield line if style is None else line.replace(f"  {shown}", f"  {colours(shown, style)}", 1)
+        yield line if style is None else line.replace(f"  {shown}", f"  {layout.coloured(shown, style)}", 1)
 
 
 def _facts(node: TreeNode) -> Iterator[str]:

@@ -124,13 +124,8 @@ def _reach(text: str, at: int, width: int) -> int:
 
 
 def _end(text: str, width: int) -> str:
-    used = 0
-    for index in range(len(text) - 1, -1, -1):
-        used += _cells(text[index])
-        if used > width:
-            # Combining characters belong to the character that was left out.
-            rest = text[index + 1 :]
-            while rest and _cells(rest[0]) == 0:
-                rest = rest[1:]
-            return rest
-    return text
+    start = len(text) - len(_start(text[::-1], width))
+    # Combining characters belong to the character that was left out.
+    while 0 < start < len(text) and _cells(text[start]) == 0:
+        start += 1
+    return text[start:]

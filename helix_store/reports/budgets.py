@@ -73,7 +73,16 @@ class BudgetReport:
 
     @property
     def limits(self) -> list[LimitReport]:
-        return list(_limits(self.status))
+        status = self.status
+        amounts: dict[Literal["usd", "tokens"], Sequence[Any]] = {
+            "usd": (status.limit_usd, status.spent_usd, status.held_usd, status.remaining_usd),
+            "tokens": (status.limit_tokens, status.spent_tokens, status.held_tokens, status.remaining_tokens),
+        }
+        return [
+            LimitReport(unit=unit, limit=limit, spent=spent, held=held, remaining=remaining)
+            for unit, (limit, spent, held, remaining) in amounts.items()
+            if limit is not None and remaining is not None
+        ]
 
     @property
     def is_reached(self) -> bool:
@@ -150,22 +159,3 @@ def _report(tenant: str, standing: Standing, value_count: int | None = None) -> 
         value_count=value_count,
         status=status_of(standing),
     )
-
-
-def _limits(status: BudgetStatus) -> Iterator[LimitReport]:
-    if status.limit_usd is not None and status.remaining_usd is not None:
-        yield LimitReport(
-            unit="usd",
-            limit=status.limit_usd,
-            spent=status.spent_usd,
-            held=status.held_usd,
-            remaining=status.remaining_usd,
-        )
-    if status.limit_tokens is not None and status.remaining_tokens is not None:
-        yield LimitReport(
-            unit="tokens",
-            limit=status.limit_tokens,
-            spent=status.spent_tokens,
-            held=status.held_tokens,
-            remaining=status.remaining_tokens,
-        )

@@ -47,18 +47,18 @@ _write_in_pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
 
 class _TextOrUnreadable(TextField):  # type: ignore[type-arg]  # not a generic class at run time
+    errors = "strict"
+
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
         try:
-            text: str | None = value.decode() if isinstance(value, bytes) else value
+            text: str | None = value.decode(errors=self.errors) if isinstance(value, bytes) else value
         except UnicodeDecodeError:
             return _UNREADABLE
         return text
 
 
-class _TextWithReplacements(TextField):  # type: ignore[type-arg]  # not a generic class at run time
-    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
-        text: str | None = value.decode(errors="replace") if isinstance(value, bytes) else value
-        return text
+class _TextWithReplacements(_TextOrUnreadable):
+    errors = "replace"
 
 
 class PayloadText(Func):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db.models import QuerySet
 
@@ -40,9 +39,6 @@ def waiting_posts(posts: QuerySet[Post], *, first: int = 0, limit: int) -> Waiti
     waiting = posts.filter(state=PostState.WAITING)
     columns = ("post_id", "sequence", "author", "key", "posted_at", "due_at")
     rows = waiting.order_by("due_at", "sequence").values(*columns, start=payload_start())
-    items = [_waiting_post(**row) for row in rows[first : first + limit]]
+    page = rows[first : first + limit]
+    items = [WaitingPost(text=said_at_start(row.pop("start") or ""), **row) for row in page]
     return WaitingPosts(items=items, total=waiting.count())
-
-
-def _waiting_post(*, start: str | None, **columns: Any) -> WaitingPost:
-    return WaitingPost(text=said_at_start(start or ""), **columns)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from helix_store.catalogue import ConversationPage
 from helix_store.core.types import (
@@ -31,6 +30,11 @@ from helix_store.usage.reports import unpriced_entries
 __all__ = ["SessionReport", "session_report"]
 
 T = TypeVar("T")
+
+_PARTS: Final = (
+    *("state", "interrupt", "runs", "sub_sessions", "waiting_posts", "checkpoints", "usage"),
+    "budgets",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,20 +62,13 @@ class SessionReport:
     problems: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        parts = (
-            *("state", "interrupt", "runs", "sub_sessions", "waiting_posts", "checkpoints", "usage"),
-            "budgets",
-        )
-        messages = (
-            None
-            if self.messages is None
-            else [{"sequence": sequence, "message": message} for sequence, message in self.messages]
-        )
+        numbered = self.messages or ()
+        messages = [{"sequence": number, "message": message} for number, message in numbered]
         return {
             "tenant": self.tenant,
             "session_id": self.session_id,
-            **{name: _plain(getattr(self, name)) for name in parts},
-            "messages": messages,
+            **{name: _plain(getattr(self, name)) for name in _PARTS},
+            "messages": None if self.messages is None else messages,
             "conversations": {name: _plain_page(page) for name, page in self.conversations.items()},
             "problems": self.problems,
         }
@@ -92,7 +89,7 @@ def _plain_page(page: ConversationPage) -> dict[str, Any]:
             {
                 "number": each.number,
                 "role": each.role,
-                "created_at": _plain_time(each.at),
+                "created_at": each.at and each.at.isoformat(),
                 "step": each.step,
                 "parts": None if each.parts is None else [asdict(part) for part in each.parts],
             }
@@ -104,15 +101,11 @@ def _plain_page(page: ConversationPage) -> dict[str, Any]:
                 "name": each.name,
                 "step": each.step,
                 "message_count": each.count,
-                "created_at": _plain_time(each.at),
+                "created_at": each.at and each.at.isoformat(),
             }
             for each in page.path
         ],
     }
-
-
-def _plain_time(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
 
 
 def session_report(

@@ -58,6 +58,10 @@ SESSION_BY_ID: Final = session_by_id()
 
 # --- Reads -----------------------------------------------------------------------------------------
 
+OWNERSHIP: Final = Statement(
+    f"SELECT root_session_id, client_tool_call_ownership FROM {_SESSION} WHERE {SESSION_BY_ID}"
+)
+
 CURRENT_COLUMNS: Final = (
     *STATE_COLUMNS,
     "next_post_at",

@@ -25,9 +25,9 @@ from helix_store.core.payloads import (
     size_of,
 )
 from helix_store.core.types import (
+    TERMINAL_STATUSES,
     UNSET,
     PendingToolCall,
-    SessionStatus,
     SubmissionOutcome,
 )
 from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload, shown_id
@@ -187,7 +187,7 @@ class ToolCalls:
         entry = _entry(self.pending.get(tool_call_id))
         if tool_call_id in self.completed or "submitted_at" in entry:
             return SubmissionOutcome.ALREADY_COMPLETED
-        if not entry or SessionStatus(status).is_terminal:
+        if not entry or status in TERMINAL_STATUSES:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL
         call, actor = current_call(entry), answer.actor.id
         if not answer.is_default:

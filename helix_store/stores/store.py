@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 from helix_store import conf
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.limits import Limits
+from helix_store.core.signatures import takes_session_filters
+from helix_store.core.types import SessionPage
 from helix_store.engine.async_contexts import BothContexts
 from helix_store.engine.async_twins import async_twin
 from helix_store.exceptions import ConflictError, OutsideTransaction
@@ -20,20 +20,6 @@ from helix_store.stores.handle import OpensSessions
 from helix_store.stores.parts import Parts
 
 __all__ = ["StoreBase", "StoreTransaction"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _of_sessions(
-    call: Callable[Concatenate[StateStoreBase, P], R],
-) -> Callable[Concatenate[StoreBase, P], R]:
-    @functools.wraps(call)
-    def forwarded(self: StoreBase, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return call(self.sessions, *args, **kwargs)
-
-    forwarded.__qualname__ = f"StoreBase.{call.__name__}"
-    return forwarded
 
 
 class StoreBase(Parts, OpensSessions):
@@ -59,16 +45,12 @@ class StoreBase(Parts, OpensSessions):
     def limits(self) -> Limits:
         return self.sessions.limits
 
-    list_sessions = _of_sessions(StateStoreBase.list_sessions)
+    @takes_session_filters
+    def list_sessions(self, **filters: Any) -> SessionPage:
+        """List a page of session heads, as `StateStore.list_sessions` does."""
+        return self.sessions.list_sessions(**filters)
 
     alist_sessions = async_twin(list_sessions)
-
-    def transaction(self) -> StoreTransaction:
-        """Run all calls of a ``with`` or ``async with`` block in one transaction, which commits at its end.
-
-        An exception rolls the transaction back and propagates.
-        """
-        raise NotImplementedError
 
     def commit_step(self, step: StepWrite) -> CommittedStep:
         return step.written_by(self.sessions._commit_step)

@@ -144,9 +144,9 @@ def test_a_column_with_the_key_that_names_a_record_is_refused(monkeypatch: pytes
 
 
 def test_w008_rows_of_sessions_that_nobody_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.check_app_tables() == []
+    assert checks.tables.check_app_tables() == []
     forget(monkeypatch, Page)
-    (message,) = checks.check_app_tables()
+    (message,) = checks.tables.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.W008", Page)
     assert "notebook.Page" in message.msg
 
@@ -164,7 +164,7 @@ def test_e013_a_column_without_a_form_in_an_export(monkeypatch: pytest.MonkeyPat
             return ""
 
     describe(monkeypatch, AppTable(Timed, record="timed"))
-    (message,) = checks.check_app_tables()
+    (message,) = checks.tables.check_app_tables()
     assert (message.id, message.obj) == ("helix_store.E013", Timed)
     assert "DurationField duration" in message.msg
 

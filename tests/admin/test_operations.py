@@ -21,8 +21,7 @@ from helix_store.actions.checkpoints import BRANCH, RESTORE
 from helix_store.actions.sessions import DELETE, INTERRUPT, MARK_FAILED
 from helix_store.actions.upkeep import CLEAN_UP
 from helix_store.admin import SessionAdmin
-from helix_store.admin.operating import list_action
-from helix_store.admin.operations import run
+from helix_store.admin.operating import list_action, run
 from helix_store.admin.sections import SECTIONS
 from helix_store.core.types import RunStatus, SessionState, StepInfo
 from helix_store.models import Session

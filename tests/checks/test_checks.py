@@ -46,7 +46,7 @@ def test_the_test_project_passes_every_check(committed_db: CommittedDatabase) ->
 
 def test_every_message_has_a_hint_and_an_id_of_its_kind() -> None:
     with override_settings(HELIX_STORE={"NOPE": 1, "TABLE_PREFIX": "1", "PAGE_SIZE": 0}):
-        found = checks.check_settings()
+        found = checks.settings.check_settings()
     assert len(found) == 3
     for message in found:
         assert message.hint
@@ -55,9 +55,9 @@ def test_every_message_has_a_hint_and_an_id_of_its_kind() -> None:
 
 def test_e001_unknown_setting() -> None:
     with override_settings(HELIX_STORE={"TABEL_PREFIX": "x_"}):
-        assert ids(checks.check_settings()) == ["helix_store.E001"]
+        assert ids(checks.settings.check_settings()) == ["helix_store.E001"]
     with override_settings(HELIX_STORE={"TABLE_PREFIX": "x_"}):
-        assert checks.check_settings() == []
+        assert checks.settings.check_settings() == []
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_e001_unknown_setting() -> None:
 )
 def test_e002_table_prefix(prefix: object) -> None:
     with override_settings(HELIX_STORE={"TABLE_PREFIX": prefix}):
-        assert ids(checks.check_settings()) == ["helix_store.E002"]
+        assert ids(checks.settings.check_settings()) == ["helix_store.E002"]
 
 
 @pytest.mark.parametrize("prefix", ["a", "_", "Agents2_", "a" * 39])
 def test_e002_keeps_quiet_about_a_good_prefix(prefix: str) -> None:
     with override_settings(HELIX_STORE={"TABLE_PREFIX": prefix}):
-        assert checks.check_settings() == []
+        assert checks.settings.check_settings() == []
 
 
 def test_e003_sessions_routed_to_a_missing_alias() -> None:
     with override_settings(DATABASE_ROUTERS=["tests.checks.test_checks.NowhereRouter"]):
-        assert ids(checks.check_database_alias()) == ["helix_store.E003"]
-    assert checks.check_database_alias() == []
+        assert ids(checks.settings.check_database_alias()) == ["helix_store.E003"]
+    assert checks.settings.check_database_alias() == []
 
 
 class NowhereRouter:
@@ -114,7 +114,7 @@ class NowhereRouter:
 )
 def test_e004_wrong_value(configured: Any) -> None:
     with override_settings(HELIX_STORE=configured):
-        assert ids(checks.check_settings()) == ["helix_store.E004"]
+        assert ids(checks.settings.check_settings()) == ["helix_store.E004"]
 
 
 def test_e004_a_listening_alias_has_to_be_on_postgresql(
@@ -122,12 +122,12 @@ def test_e004_a_listening_alias_has_to_be_on_postgresql(
 ) -> None:
     for alias, expected in ((sqlite_db.alias, ["helix_store.E004"]), (postgres_db.alias, [])):
         with override_settings(HELIX_STORE={"STREAMS": {"listen_database": alias}}):
-            assert ids(checks.check_settings()) == expected
+            assert ids(checks.settings.check_settings()) == expected
 
 
 def test_w001_deferred_transactions_on_sqlite(sqlite_db: CommittedDatabase, options: Any) -> None:
     options(sqlite_db.alias, OPTIONS={"transaction_mode": "DEFERRED"})
-    assert ids(checks.check_sqlite_settings()) == ["helix_store.W001"]
+    assert ids(checks.sqlite.check_sqlite_settings()) == ["helix_store.W001"]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_w002_and_w003_from_the_settings(
     sqlite_db: CommittedDatabase, options: Any, command: str | None, expected: list[str]
 ) -> None:
     options(sqlite_db.alias, OPTIONS={"init_command": command})
-    assert ids(checks.check_sqlite_settings()) == expected
+    assert ids(checks.sqlite.check_sqlite_settings()) == expected
 
 
 def test_w002_and_w003_from_the_database_when_it_may_be_asked(sqlite_db: CommittedDatabase) -> None:
     with sqlite_db.connection.cursor() as cursor:
         cursor.execute("PRAGMA synchronous=NORMAL")
-    assert checks.check_sqlite_settings() == []
-    assert ids(checks.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
+    assert checks.sqlite.check_sqlite_settings() == []
+    assert ids(checks.sqlite.check_sqlite_settings(databases=[sqlite_db.alias])) == ["helix_store.W003"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_w004_sqlite_with_the_wal_reset_bug_under_deploy_only(
     has_the_bug: bool,
 ) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
-    assert ids(checks.check_sqlite_version()) == ["helix_store.W004"] * has_the_bug
+    assert ids(checks.sqlite.check_sqlite_version()) == ["helix_store.W004"] * has_the_bug
     assert ("helix_store.W004" in ids(run_checks(include_deployment_checks=True))) == has_the_bug
     assert "helix_store.W004" not in ids(run_checks())
 
@@ -222,12 +222,12 @@ def test_w004_asks_a_database_for_its_journal_mode_where_it_may(
     options(
         sqlite_db.alias, OPTIONS={"init_command": "PRAGMA journal_mode=TRUNCATE; PRAGMA synchronous=FULL;"}
     )
-    assert checks.check_sqlite_version() == []
-    assert ids(checks.check_sqlite_version(databases=[sqlite_db.alias])) == ["helix_store.W004"]
+    assert checks.sqlite.check_sqlite_version() == []
+    assert ids(checks.sqlite.check_sqlite_version(databases=[sqlite_db.alias])) == ["helix_store.W004"]
 
 
 def sqlite_warnings() -> list[Any]:
-    return [*checks.check_sqlite_settings(), *checks.check_sqlite_version()]
+    return [*checks.sqlite.check_sqlite_settings(), *checks.sqlite.check_sqlite_version()]
 
 
 @pytest.mark.parametrize(("asgi", "expected"), [("project.asgi.app", "W005"), (None, "I005")])
@@ -235,38 +235,38 @@ def test_w005_and_i005_persistent_connections(
     postgres_db: CommittedDatabase, options: Any, asgi: str | None, expected: str
 ) -> None:
     with override_settings(ASGI_APPLICATION=asgi):
-        assert checks.check_connections_under_asgi() == []
+        assert checks.postgresql.check_connections_under_asgi() == []
         for age in (60, None):
             options(postgres_db.alias, CONN_MAX_AGE=age)
-            assert ids(checks.check_connections_under_asgi()) == [f"helix_store.{expected}"]
+            assert ids(checks.postgresql.check_connections_under_asgi()) == [f"helix_store.{expected}"]
 
 
 @pytest.mark.parametrize("permission", [None, ""])
 def test_w006_the_stream_view_without_a_permission(permission: str | None) -> None:
     with override_settings(HELIX_STORE={"STREAM_PERMISSION": permission}):
-        (message,) = checks.check_stream_permission()
+        (message,) = checks.settings.check_stream_permission()
         assert message.id == "helix_store.W006"
         assert "STREAM_PERMISSION" in str(message.hint)
         assert "helix_store.W006" in ids(run_checks(databases=[]))
         with override_settings(ROOT_URLCONF="tests.checks.nested_urls"):
-            assert ids(checks.check_stream_permission()) == ["helix_store.W006"]
+            assert ids(checks.settings.check_stream_permission()) == ["helix_store.W006"]
 
 
 @pytest.mark.parametrize("urls", ["tests.checks.other_urls", None])
 def test_w006_keeps_quiet_where_the_urls_are_not_included(urls: str | None) -> None:
     with override_settings(HELIX_STORE={}, ROOT_URLCONF=urls):
-        assert checks.check_stream_permission() == []
+        assert checks.settings.check_stream_permission() == []
 
 
 def test_w006_keeps_quiet_about_a_project_with_a_permission() -> None:
     with override_settings(HELIX_STORE={"STREAM_PERMISSION": "project.permissions.may_watch"}):
-        assert checks.check_stream_permission() == []
+        assert checks.settings.check_stream_permission() == []
 
 
 def test_w007_row_level_security_on_sqlite(committed_db: CommittedDatabase) -> None:
-    assert checks.check_row_level_security() == []
+    assert checks.sqlite.check_row_level_security() == []
     with override_settings(HELIX_STORE={"ROW_LEVEL_SECURITY": True}):
-        found = checks.check_row_level_security(only=committed_db.alias)
+        found = checks.sqlite.check_row_level_security(only=committed_db.alias)
         assert ids(found) == (["helix_store.W007"] if committed_db.vendor == "sqlite" else [])
         assert all(message.hint for message in found)
         has_sqlite = any(connections[alias].vendor == "sqlite" for alias in connections)
@@ -276,34 +276,36 @@ def test_w007_row_level_security_on_sqlite(committed_db: CommittedDatabase) -> N
 def test_e010_commits_that_are_not_durable(postgres_db: CommittedDatabase) -> None:
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
-    assert checks.check_postgres_durability() == []
-    assert ids(checks.check_postgres_durability(databases=[postgres_db.alias])) == ["helix_store.E010"]
+    assert checks.postgresql.check_postgres_durability() == []
+    assert ids(checks.postgresql.check_postgres_durability(databases=[postgres_db.alias])) == [
+        "helix_store.E010"
+    ]
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = local")
-    assert checks.check_postgres_durability(databases=[postgres_db.alias]) == []
+    assert checks.postgresql.check_postgres_durability(databases=[postgres_db.alias]) == []
 
 
 def test_w011_transactions_that_nothing_ends(postgres_db: CommittedDatabase) -> None:
     alias = postgres_db.alias
     with postgres_db.connection.cursor() as cursor:
         cursor.execute("SET idle_in_transaction_session_timeout = 0")
-        assert checks.check_orphaned_transactions() == []
-        (message,) = checks.check_orphaned_transactions(databases=[alias])
+        assert checks.postgresql.check_orphaned_transactions() == []
+        (message,) = checks.postgresql.check_orphaned_transactions(databases=[alias])
         assert message.id == "helix_store.W011"
         assert "idle_in_transaction_session_timeout" in str(message.hint)
         assert "helix_store.W011" not in ids(run_checks(databases=[alias]))
         assert "helix_store.W011" in ids(run_checks(databases=[alias], include_deployment_checks=True))
         cursor.execute("SET idle_in_transaction_session_timeout = '60s'")
-    assert checks.check_orphaned_transactions(databases=[alias]) == []
+    assert checks.postgresql.check_orphaned_transactions(databases=[alias]) == []
 
 
 def test_e014_a_table_that_a_crash_empties(postgres_db: CommittedDatabase) -> None:
     alias = postgres_db.alias
-    assert checks.check_postgres_durability(databases=[alias]) == []
+    assert checks.postgresql.check_postgres_durability(databases=[alias]) == []
     with transaction.atomic(using=alias):
         with postgres_db.connection.cursor() as cursor:
             cursor.execute("ALTER TABLE helix_store_lock SET UNLOGGED")
-        (message,) = checks.check_postgres_durability(databases=[alias])
+        (message,) = checks.postgresql.check_postgres_durability(databases=[alias])
         transaction.set_rollback(True, using=alias)
     assert message.id == "helix_store.E014"
     assert message.hint == "Run ALTER TABLE helix_store_lock SET LOGGED."

@@ -47,4 +47,4 @@ def test_the_checks_are_clean_with_the_options_of_a_page(
 ) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
     options["init_command"] = documented_command(page)
-    assert [*checks.check_sqlite_settings(), *checks.check_sqlite_version()] == []
+    assert [*checks.sqlite.check_sqlite_settings(), *checks.sqlite.check_sqlite_version()] == []

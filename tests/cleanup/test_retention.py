@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from helix_store import conf
-from helix_store.checks import check_settings
+from helix_store.checks.settings import check_settings
 from helix_store.cleanup.retention import Retention
 from helix_store.core import moments
 from helix_store.core.types import StepInfo, UsageKind

@@ -340,14 +340,14 @@ def test_a_signal_stops_a_prune_after_the_session(
 ) -> None:
     for each in range(4):
         write_steps(empty_db, f"session-{each}", 3)
-    advance = ProgressBar.advance
+    update = ProgressBar.update
 
-    def signal_after_two(bar: ProgressBar, count: int = 1) -> None:
-        advance(bar, count)
+    def signal_after_two(bar: ProgressBar, done: int) -> None:
+        update(bar, done)
         if bar.done == 2:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(ProgressBar, "advance", signal_after_two)
+    monkeypatch.setattr(ProgressBar, "update", signal_after_two)
     ended = checkpoints(empty_db, "prune", "--keep", "1", "--format", "json")
     assert (ended.code, ended.data) == (0, {"sessions": 2, "checkpoints": 4, "dry_run": False})
     assert "Stopped after 2 sessions; run it again to continue." in ended.err

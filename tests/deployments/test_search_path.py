@@ -16,12 +16,12 @@ _SHARD = "-c search_path=shard,\\ public -c statement_timeout=60000"
 
 
 def _found(alias: str) -> list[str | None]:
-    return [message.id for message in checks.check_search_path(databases=[alias])]
+    return [message.id for message in checks.postgresql.check_search_path(databases=[alias])]
 
 
 def test_a_dropped_search_path_is_an_error(postgres_db: CommittedDatabase, pooled_alias: PooledAlias) -> None:
     with pooled_alias(OPTIONS={"options": _SHARD}) as alias:
-        (message,) = checks.check_search_path(databases=[alias])
+        (message,) = checks.postgresql.check_search_path(databases=[alias])
         assert message.id == "helix_store.E015"
         assert "search_path=shard, public" in message.msg
         assert "helix_store.E015" in {each.id for each in run_checks(databases=[alias])}

@@ -6,7 +6,7 @@ from typing import Any
 
 from helix_store.core.transcript import turns
 from helix_store.management.conversation import conversation
-from helix_store.management.output import Colours
+from helix_store.management.output import Layout
 from helix_store.management.text import width_of
 
 MESSAGES: list[dict[str, Any]] = [
@@ -27,8 +27,8 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 
-def blocks(width: int | None = 60, colours: Colours = Colours(is_on=False)) -> list[str]:  # noqa: B008
-    return list(conversation(turns(enumerate(MESSAGES, start=7)), width=width, colours=colours))
+def blocks(width: int | None = 60, *, has_colours: bool = False) -> list[str]:
+    return list(conversation(turns(enumerate(MESSAGES, start=7)), Layout(width, has_colours)))
 
 
 def test_a_conversation_can_be_read() -> None:
@@ -61,12 +61,12 @@ def test_long_results_are_cut_unless_the_output_is_wide() -> None:
 
 
 def test_thinking_is_dimmed() -> None:
-    coloured = blocks(colours=Colours(is_on=True))[1]
+    coloured = blocks(has_colours=True)[1]
     assert "\x1b[2m    I look it up.\x1b[0m" in coloured
     assert "\x1b[1;32m8  assistant\x1b[0m" in coloured
 
 
 def test_wide_characters_fit() -> None:
     messages = [(1, {"role": "user", "content": "日本語の長い文章です。" * 30})]
-    (block,) = conversation(turns(messages), width=40, colours=Colours(is_on=False))
+    (block,) = conversation(turns(messages), Layout(40))
     assert max(map(width_of, block.splitlines())) <= 40

@@ -36,7 +36,7 @@ def enable(alias: str, *, only_of: str | None = None) -> None:
 
 
 def messages(alias: str) -> list[str]:
-    return [f"{message.id} {message.msg}" for message in checks.check_policies(databases=[alias])]
+    return [f"{message.id} {message.msg}" for message in checks.postgresql.check_policies(databases=[alias])]
 
 
 def run(alias: str, statement: str) -> None:
@@ -90,5 +90,5 @@ def test_w010_the_setting_without_any_policy(alias: str) -> None:
 def test_w010_needs_a_database_to_ask(alias: str) -> None:
     enable(alias)
     run(alias, f"DROP POLICY helix_store_tenant ON {Page._meta.db_table}")
-    assert checks.check_policies() == []
+    assert checks.postgresql.check_policies() == []
     assert [message.id for message in checks.check_database(alias)] == ["helix_store.W010"]

@@ -11,8 +11,6 @@ from helix_store.admin.elements import link, printable
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.models import Budget
 
-__all__ = ["Budgets"]
-
 
 class Budgets(Section):
     name = "budgets"

@@ -16,8 +16,6 @@ from helix_store.exceptions import HelixStoreError, InvalidCursor, InvalidPayloa
 from helix_store.models import Checkpoint
 from helix_store.reports.comparison import changes_between, shown_state
 
-__all__ = ["CURRENT", "Checkpoints"]
-
 CURRENT: Final = "current"
 
 _PAGE: Final = 25
@@ -36,7 +34,8 @@ class Checkpoints(Section):
         except InvalidCursor:
             page = view.store.list_checkpoints(session_id, limit=_PAGE)
         a, b = view.text("a"), view.text("b")
-        keys = self._keys(view, page.items)
+        found = view.rows(Checkpoint).filter(checkpoint_id__in=[head.checkpoint_id for head in page.items])
+        keys = dict(found.values_list("checkpoint_id", "pk"))
         newest = page.items[0].checkpoint_id if page.items else ""
         return {
             "rows": [_row(view, head, keys) for head in page.items],
@@ -49,16 +48,10 @@ class Checkpoints(Section):
             "b": b or newest,
             "current": CURRENT,
             "difference": self._difference(view, a, b) if a and b else None,
-            "restore": next(iter(view.buttons(RESTORE)), None),
-            "branch": next(iter(view.buttons(BRANCH)), None),
-            "prune": next(iter(view.buttons(PRUNE_CHECKPOINTS)), None) if page.items else None,
+            "restore": view.button(RESTORE),
+            "branch": view.button(BRANCH),
+            "prune": view.button(PRUNE_CHECKPOINTS) if page.items else None,
         }
-
-    def _keys(self, view: SessionView, heads: list[CheckpointHead]) -> dict[str | None, int]:
-        found = Checkpoint.objects.using(view.alias).filter(
-            session=view.session.pk, checkpoint_id__in=[head.checkpoint_id for head in heads]
-        )
-        return dict(found.values_list("checkpoint_id", "pk"))
 
     def _difference(self, view: SessionView, a: str, b: str) -> dict[str, Any]:
         try:

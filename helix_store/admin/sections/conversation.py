@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from helix_store.admin.elements import printable
-from helix_store.admin.sections.adapter_conversation import adapter_context, adapter_page
-from helix_store.admin.sections.blocks import Block, block
+from helix_store.admin.elements import identifier, link, printable
+from helix_store.admin.sections.blocks import blocks
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import stamp
-from helix_store.catalogue import ConversationPage, conversations
-from helix_store.core.transcript import turns
+from helix_store.catalogue import Conversation as Stored
+from helix_store.catalogue import ConversationPage, ConversationStep, conversations
+from helix_store.core.transcript import ConversationMessage, parts_of
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import rounded_cost
 from helix_store.exceptions import HelixStoreError
-from helix_store.models import Checkpoint, CheckpointKind, Message, UsageEntry
+from helix_store.models import Checkpoint, Message, UsageEntry
 from helix_store.reports.conversations import conversations_of
 from helix_store.reports.previews import payload_start, read_start
-
-__all__ = ["Conversation"]
 
 _PAGE: Final = 40
 _SOURCE: Final = 12_000
@@ -41,14 +43,14 @@ class Conversation(Section):
         asked = view.text("of")
         pages: dict[str, ConversationPage] = {}
         for conversation in conversations_of(view.db, [view.session.pk], view.may_view):
-            page = adapter_page(view, conversation, limit=_PAGE)
+            page = _adapter_page(view, conversation)
             if page is not None:
                 pages[conversation.name] = page
         names = list(pages)
         if not pages or (view.session.message_count and view.may_view(Message)):
             names.insert(0, "")
         chosen = asked if asked in names else names[0]
-        shown = adapter_context(view, chosen, pages[chosen], limit=_PAGE) if chosen else self._own(view)
+        shown = _of_adapter(view, chosen, pages[chosen]) if chosen else self._own(view)
         named = [
             {"name": name or _("Messages"), "url": "" if name == chosen else view.url(of=name)}
             for name in names
@@ -57,22 +59,17 @@ class Conversation(Section):
         return {**shown, "choices": [each for each in choices if each]}
 
     def _own(self, view: SessionView) -> dict[str, Any]:
+        """Return the page of the store's own messages that the address names, by default the newest one."""
         if not view.may_view(Message):
             return {"blocks": []}
         total = view.session.message_count
         first = self._first(view, total)
-        rows = self._rows(view, first)
-        last = rows[-1][1] if rows else first - 1
-        steps = self._steps(view, first) if rows and view.may_view(Checkpoint) else []
+        messages = self._messages(view, first)
+        steps = self._steps(view, first) if messages and view.may_view(Checkpoint) else []
         return {
-            "blocks": self._blocks(view, rows, steps),
-            "first": first,
-            "last": last,
+            "blocks": blocks(view, messages, _finder(steps)),
             "total": total,
-            "oldest_url": view.url(start=1) if first > 1 else "",
-            "older_url": view.url(start=max(1, first - _PAGE)) if first > 1 else "",
-            "newer_url": view.url(start=last + 1) if rows and last < total else "",
-            "newest_url": view.url() if rows and last < total else "",
+            **_pages(view.url, first, messages[-1].number if messages else None, total),
             "may_jump": view.may_view(Checkpoint) and view.session.step_count > 0,
             "list_url": view.list_url(Message),
         }
@@ -86,26 +83,30 @@ class Conversation(Section):
         return newest if asked is None else max(1, min(asked, max(1, total)))
 
     def _first_of_step(self, view: SessionView, step: int) -> int | None:
-        found = _steps_of(view).filter(step_count=step).order_by("-version")
+        found = view.steps.filter(step_count=step).order_by("-version")
         version = found.values_list("version", flat=True).first()
         if version is None:
             return None
-        before = _steps_of(view).filter(version__lt=version).order_by("-version")
+        before = view.steps.filter(version__lt=version).order_by("-version")
         return (before.values_list("message_count", flat=True).first() or 0) + 1
 
-    def _rows(self, view: SessionView, first: int) -> list[tuple[Any, ...]]:
-        messages = Message.objects.using(view.alias).filter(
-            session=view.session.pk, sequence__gte=first, sequence__lt=first + _PAGE
-        )
-        return list(
-            messages.order_by("sequence").values_list(
-                "pk", "sequence", "role", "created_at", payload_start(_SOURCE)
+    def _messages(self, view: SessionView, first: int) -> list[ConversationMessage]:
+        rows = view.rows(Message).filter(sequence__gte=first, sequence__lt=first + _PAGE)
+        columns = ("pk", "sequence", "role", "created_at", payload_start(_SOURCE))
+        messages = []
+        for key, sequence, role, at, start in rows.order_by("sequence").values_list(*columns):
+            message, is_cut = read_start(start, _SOURCE)
+            parts = None if message is None else parts_of(message)
+            messages.append(
+                ConversationMessage(
+                    number=sequence, role=role, parts=parts, at=at, is_cut=is_cut, row=(Message, key)
+                )
             )
-        )
+        return messages
 
     def _steps(self, view: SessionView, first: int) -> list[dict[str, Any]]:
         """Return the steps with a message on the page, each with its last message and tokens, in order."""
-        found = _steps_of(view).filter(message_count__gte=first).order_by("version")
+        found = view.steps.filter(message_count__gte=first).order_by("version")
         columns = ("step_count", "step_id", "message_count", "created_at", "run_id")
         steps = list(found.values(*columns)[: _PAGE + 1])
         spent = self._spent(view, [step["step_count"] for step in steps])
@@ -138,38 +139,81 @@ class Conversation(Section):
             for key, (tokens, cost) in sums.items()
         }
 
-    def _blocks(
-        self, view: SessionView, rows: list[tuple[Any, ...]], steps: list[dict[str, Any]]
-    ) -> list[Block]:
-        read = {
-            sequence: (pk, role, at, *read_start(start, _SOURCE)) for pk, sequence, role, at, start in rows
-        }
-        readable = [(sequence, found[3]) for sequence, found in read.items() if found[3] is not None]
-        spoken = {turn.sequence: turn for turn in turns(readable)}
-        times = {sequence: found[2] for sequence, found in read.items()}
-        blocks, ahead, shown_step = [], iter(steps), None
-        step = next(ahead, None)
-        for sequence, (pk, role, _at, message, is_cut) in read.items():
-            while step is not None and step["message_count"] < sequence:
-                step = next(ahead, None)
-            if message is not None and sequence not in spoken:
-                continue
-            turn = spoken.get(sequence)
-            blocks.append(
-                block(
-                    sequence,
-                    role,
-                    None if turn is None else turn.parts,
-                    times,
-                    url=view.page.page_url(Message, pk),
-                    is_cut=is_cut,
-                    step=step if step is not shown_step else None,
-                )
-            )
-            shown_step = step
-        return blocks
+
+def _finder(
+    steps: list[dict[str, Any]],
+) -> Callable[[ConversationMessage], tuple[Any, dict[str, Any]] | None]:
+    """Return a function that returns the step of a message, for the messages in order."""
+    ahead = iter(steps)
+    step = next(ahead, None)
+
+    def step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
+        nonlocal step
+        while step is not None and step["message_count"] < message.number:
+            step = next(ahead, None)
+        return None if step is None else (step["message_count"], step)
+
+    return step_of
 
 
-def _steps_of(view: SessionView) -> Any:
-    checkpoints = Checkpoint.objects.using(view.alias)
-    return checkpoints.filter(session=view.session.pk, kind=CheckpointKind.STEP, namespace="")
+def _pages(url: Callable[..., str], first: int, last: int | None, total: int) -> dict[str, Any]:
+    """Return the numbers of the page's messages, and links to the other pages."""
+    has_newer = last is not None and last < total
+    return {
+        "first": first,
+        "last": first - 1 if last is None else last,
+        "oldest_url": url(start=1) if first > 1 else "",
+        "older_url": url(start=max(1, first - _PAGE)) if first > 1 else "",
+        "newer_url": url(start=(last or 0) + 1) if has_newer else "",
+        "newest_url": url() if has_newer else "",
+    }
+
+
+# --- Conversations that adapters keep -------------------------------------------------------------
+
+
+def _adapter_page(view: SessionView, conversation: Stored) -> ConversationPage | None:
+    """Return the page that the address names, by default the newest one."""
+    start, thread = view.number("start"), view.request.GET.get("thread")
+    first = None if start is None else max(1, start)
+    return conversation.page(view.db, view.session.pk, first=first, limit=_PAGE, thread=thread)
+
+
+def _of_adapter(view: SessionView, name: str, page: ConversationPage) -> dict[str, Any]:
+    messages = page.messages
+    url = partial(view.url, of=name, thread=page.thread or None)
+    first = messages[0].number if messages else 1
+    return {
+        "blocks": blocks(view, messages, _step_of),
+        "total": f"{page.total}+" if page.is_partial else page.total,
+        **_pages(url, first, messages[-1].number if messages else None, page.total),
+        "threads": [
+            {
+                "name": printable(each) or "-",
+                "url": "" if each == page.thread else view.url(of=name, thread=each),
+            }
+            for each in page.threads
+        ],
+        "path": [_path_step(view, step) for step in page.path],
+    }
+
+
+def _step_of(message: ConversationMessage) -> tuple[Any, dict[str, Any]] | None:
+    if message.step is None:
+        return None
+    return message.step, {"step_count": message.step, "at": _stamp(message.at)}
+
+
+def _path_step(view: SessionView, step: ConversationStep) -> dict[str, Any]:
+    url = "" if step.row is None else view.page.page_url(*step.row)
+    return {
+        "id": link(url, identifier(step.step_id)),
+        "name": printable(step.name),
+        "number": step.step,
+        "count": step.count,
+        "at": _stamp(step.at),
+    }
+
+
+def _stamp(at: datetime | None) -> SafeString | str:
+    return "" if at is None else stamp(at)

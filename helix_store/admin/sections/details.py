@@ -12,8 +12,6 @@ from helix_store.admin.sections.section import DOCUMENT_LIMIT, Section, SessionV
 from helix_store.admin.times import stamp
 from helix_store.reports.payloads import PayloadText
 
-__all__ = ["Details", "current_envelope"]
-
 _IN_ENVELOPE_ONLY: Final = ("output", "error", "workspace_refs")
 _EMPTY: Final = {None, "", "[]", "{}"}
 _LONGEST_LINE: Final = 1_000

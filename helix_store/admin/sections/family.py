@@ -15,8 +15,6 @@ from helix_store.models import SubSessionRef
 from helix_store.reports.tree import session_tree
 from helix_store.stores.directory import TreeNode
 
-__all__ = ["Family"]
-
 _NODES: Final = 200
 _DEEPEST: Final = 8
 _TITLE: Final = 80

@@ -19,8 +19,6 @@ from helix_store.models.posts import PostState
 from helix_store.reports.payloads import without_payloads
 from helix_store.reports.posts import WaitingPost, waiting_posts
 
-__all__ = ["Inbox"]
-
 _PAGE: Final = 25
 
 
@@ -30,13 +28,12 @@ class Inbox(Section):
     needs = (Post,)
 
     def context(self, view: SessionView) -> dict[str, Any]:
-        posts = without_payloads(Post.objects.using(view.alias).filter(session=view.session.pk))
+        posts = without_payloads(view.rows(Post))
         first = view.number("waiting") or 0
         before = view.number("before")
         waiting = waiting_posts(posts, first=first, limit=_PAGE)
         others = posts.exclude(state=PostState.WAITING).order_by("-sequence")
         past = list(others.filter(sequence__lte=MAX_BIGINT if before is None else before)[: _PAGE + 1])
-        post, withdraw = (next(iter(view.buttons(each)), None) for each in (POST, WITHDRAW_POST))
         return {
             "waiting": [_waiting(post) for post in waiting.items],
             "total": waiting.total,
@@ -45,8 +42,8 @@ class Inbox(Section):
             "past": [_past(row) for row in past[:_PAGE]],
             "newest_url": view.url() if before is not None else "",
             "older_url": view.url(before=past[_PAGE].sequence) if len(past) > _PAGE else "",
-            "post": post,
-            "withdraw": withdraw,
+            "post": view.button(POST),
+            "withdraw": view.button(WITHDRAW_POST),
             "form": POST.form(),
             "zone": timezone.get_current_timezone_name(),
             "next": view.url(),

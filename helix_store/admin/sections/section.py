@@ -16,13 +16,12 @@ from django.utils.safestring import SafeString
 from helix_store.actions.action import Action
 from helix_store.admin.base import OF_SESSION
 from helix_store.admin.elements import identifier, link
-from helix_store.admin.lists import OperatedList
-from helix_store.admin.operating import Button
+from helix_store.admin.operating import Button, OperatedAdmin
 from helix_store.core.payloads import decode
 from helix_store.counters.rules import Spender
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
-from helix_store.models import Checkpoint, Session
+from helix_store.models import Checkpoint, CheckpointKind, Session
 from helix_store.models.fields import PayloadField
 from helix_store.reports.budgets import BudgetReport, reports_of_session
 from helix_store.reports.payloads import FreeText, PayloadText
@@ -30,8 +29,6 @@ from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-__all__ = ["DOCUMENT_LIMIT", "TOO_LONG", "UNREADABLE", "Section", "SessionView", "current_row", "decoded"]
 
 DOCUMENT_LIMIT = 200_000
 """The number of characters of a document that a page reads."""
@@ -54,7 +51,7 @@ class SessionView:
     """One session as seen by one user. All reads use the database in which the session was found."""
 
     request: HttpRequest
-    page: OperatedList
+    page: OperatedAdmin
     session: Session
     section: str = ""
     texts: dict[str, Any] = field(default_factory=dict)
@@ -83,11 +80,24 @@ class SessionView:
         spender = Spender(root_id, session.user_id, session.agent_type)
         return reports_of_session(Database(self.alias, session.tenant), spender)
 
+    def rows(self, model: type[Model]) -> QuerySet[Any]:
+        """Return the session's rows of a model."""
+        return model._default_manager.using(self.alias).filter(session=self.session.pk)
+
+    @property
+    def steps(self) -> QuerySet[Any]:
+        """The checkpoints of the session's steps."""
+        return self.rows(Checkpoint).filter(kind=CheckpointKind.STEP, namespace="")
+
     def may_view(self, *models: type[Model]) -> bool:
         return all(self.page.may_view(self.request, model) for model in models)
 
     def buttons(self, *operations: Action) -> list[Button]:
         return self.page.buttons(self.request, self.session, operations)
+
+    def button(self, operation: Action) -> Button | None:
+        """Return the button of an operation if the user may run it and it is possible now."""
+        return next(iter(self.buttons(operation)), None)
 
     def may(self, operation: Action) -> bool:
         return operation.is_permitted(self.request.user)
@@ -153,7 +163,7 @@ class SessionView:
 def current_row(view: SessionView) -> QuerySet[Checkpoint]:
     """Return a queryset of the row with the current state. It is empty if the session has lost the state."""
     key = view.session.current_id or 0
-    return Checkpoint.objects.using(view.alias).filter(session=view.session.pk, pk=key)
+    return view.rows(Checkpoint).filter(pk=key)
 
 
 def _start(column: str) -> PayloadText:

@@ -17,8 +17,6 @@ from helix_store.exceptions import IntegrityFault
 from helix_store.models import Session
 from helix_store.reports.payloads import PayloadText, whole_state
 
-__all__ = ["State", "state_file", "state_text"]
-
 _LARGEST: Final = 4_000_000
 """The number of bytes of a state that a page reads."""
 

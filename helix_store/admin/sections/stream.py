@@ -23,8 +23,6 @@ from helix_store.models import StreamChunk
 from helix_store.reports.payloads import PayloadText
 from helix_store.streams.views import permitted_tenant
 
-__all__ = ["Stream"]
-
 _CHUNKS: Final = 60
 _CHUNK: Final = 1_000
 _TEXT_KEYS: Final = ("delta", "text", "content")

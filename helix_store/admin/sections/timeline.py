@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
@@ -11,15 +10,13 @@ from typing import Any, Final
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.admin.elements import NOTHING, one_line, printable, tone
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.admin.sections.section import Section, SessionView
 from helix_store.admin.times import duration, format_time, stamp
 from helix_store.core import moments
 from helix_store.core.types import SUSPENDED_STATUSES
-from helix_store.models import Checkpoint, CheckpointKind, Message, Run, SubSessionRef
+from helix_store.models import Checkpoint, Message, Run, SubSessionRef
 from helix_store.reports.payloads import said_by, start_of
-
-__all__ = ["Scale", "Timeline"]
 
 _RUNS: Final = 12
 _STEPS: Final = 60
@@ -71,21 +68,6 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     return merged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A bar. ``x`` and ``width`` are texts, because a template would write numbers in the user's language."""
-
-    kind: str
-    label: Any
-    note: str
-    x: str
-    width: str
-    tone: str
-    took: str
-    title: str
-    url: str = ""
-
-
 class Timeline(Section):
     name = "timeline"
     label = _("Timeline")
@@ -117,7 +99,7 @@ class Timeline(Section):
         }
 
     def _runs(self, view: SessionView) -> list[dict[str, Any]]:
-        runs = Run.objects.using(view.alias).filter(session=view.session.pk)
+        runs = view.rows(Run)
         if (before := view.number("before")) is not None:
             runs = runs.filter(turn__lt=before)
         reason = start_of("completion_reason", _REASON)
@@ -126,23 +108,16 @@ class Timeline(Section):
         return list(runs.order_by("-turn").values(*columns, reason=reason, error_start=error)[: _RUNS + 1])
 
     def _steps(self, view: SessionView, runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        steps = Checkpoint.objects.using(view.alias).filter(
-            session=view.session.pk,
-            kind=CheckpointKind.STEP,
-            namespace="",
-            run_id__in=[run["run_id"] for run in runs],
-        )
+        steps = view.steps.filter(run_id__in=[run["run_id"] for run in runs])
         columns = ("run_id", "step_id", "step_count", "created_at", "version")
         return list(steps.order_by("-version").values(*columns)[:_STEPS])[::-1]
 
     def _step_before(self, view: SessionView, first: dict[str, Any]) -> Any:
-        steps = Checkpoint.objects.using(view.alias).filter(
-            session=view.session.pk, kind=CheckpointKind.STEP, namespace="", version__lt=first["version"]
-        )
+        steps = view.steps.filter(version__lt=first["version"])
         return steps.order_by("-version").values("run_id", "created_at").first()
 
     def _sub_agents(self, view: SessionView, since: datetime) -> list[dict[str, Any]]:
-        refs = SubSessionRef.objects.using(view.alias).filter(session=view.session.pk, created_at__gte=since)
+        refs = view.rows(SubSessionRef).filter(created_at__gte=since)
         columns = ("sub_session_id", "agent_type", "status", "created_at", "updated_at")
         return list(refs.order_by("-pk").values(*columns)[:_SUB_AGENTS])[::-1]
 
@@ -154,7 +129,7 @@ class Timeline(Section):
         steps: list[dict[str, Any]],
         sub_agents: list[dict[str, Any]],
         now: datetime,
-    ) -> Iterable[Row]:
+    ) -> Iterable[dict[str, Any]]:
         urls = view.session_urls(ref["sub_session_id"] for ref in sub_agents)
         for run, following in zip(runs, [*runs[1:], None], strict=True):
             end, next_start = run["ended_at"] or now, now if following is None else following["started_at"]
@@ -234,21 +209,22 @@ def _row(
     note: str,
     url: str = "",
     is_known: bool = True,
-) -> Row:
+) -> dict[str, Any]:
     start, end = span
-    return Row(
-        kind=kind,
-        label=printable(str(label)),
-        note=note,
-        tone=tone(status) if status else "plain",
-        took=duration(end - start) if is_known else NOTHING,
-        title=f"{format_time(start)} to {format_time(end)}",
-        url=url,
+    return {
+        "kind": kind,
+        "label": printable(str(label)),
+        "note": note,
+        "tone": tone(status) if status else "plain",
+        "took": duration(end - start) if is_known else NOTHING,
+        "title": f"{format_time(start)} to {format_time(end)}",
+        "url": url,
         **_placed(scale, start, end),
-    )
+    }
 
 
 def _placed(scale: Scale, start: datetime, end: datetime) -> dict[str, str]:
+    """Return the place of a bar as texts, because a template would write numbers in the user's language."""
     x = scale.place(start)
     # A short bar stays visible, even at the end of the axis.
     width = max(scale.place(end) - x, 4.0)

@@ -14,8 +14,6 @@ from helix_store.admin.times import duration
 from helix_store.core.usage import CallStats, TokenCounts, UsageRollup, rounded_cost
 from helix_store.models import UsageEntry
 
-__all__ = ["Usage"]
-
 _ROWS: Final = 50
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from django.contrib.auth import get_user_model
@@ -13,10 +13,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from helix_store.actions.answers import ANSWER
-from helix_store.actions.shown_input import WHOLE, CallInput, InputPart
+from helix_store.actions.shown_input import WHOLE, CallInput
 from helix_store.admin.documents import difference, tree, whole_tree
 from helix_store.admin.elements import NOTHING, json_block, printable
-from helix_store.admin.names import name_of_status
+from helix_store.admin.labels import name_of_status
 from helix_store.admin.operating import Button
 from helix_store.admin.sections.section import TOO_LONG, Section, SessionView, decoded
 from helix_store.admin.times import distance, moment_of_epoch
@@ -34,8 +34,6 @@ from helix_store.sessions.approvals import (
     require_permitted,
 )
 
-__all__ = ["Waits", "open_calls"]
-
 _CALLS: Final = 50
 _STAGED: Final = 20
 _SHOWN: Final = 60_000
@@ -45,52 +43,6 @@ _REFUSALS: Final = {
     "permission": _("You may not answer it: it needs an active user with its permission."),
     "requester": _("You may not answer it: somebody other than the requester must answer it."),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """The people who may answer a call or have approved it, and why this user may not answer it."""
-
-    requester: str = ""
-    permission: str = ""
-    approvals: int = 1
-    approved_by: str = ""
-    approved: int = 0
-    refusal: str = ""
-    has_approved: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A call, answered or not. ``approval`` is the raw approval id, for the form.
-
-    A long input is shown as a ``part`` on a page of its own, ``read_url``.
-    """
-
-    id: str
-    shown_id: str
-    tool: str
-    input: SafeString | str
-    requested: SafeString | str
-    deadline: SafeString | str
-    is_overdue: bool
-    default: str
-    approval: str | None
-    answer: str
-    answer_value: SafeString | str
-    answered: SafeString | str
-    answered_by: str
-    used_by: str
-    digest: str
-    demands: Demands
-    button: Button | None
-    may_approve: bool = False
-    editor: str = ""
-    changes: dict[str, Any] = field(default_factory=dict)
-    part: InputPart | None = None
-    read_url: str = ""
-    previous_url: str = ""
-    next_url: str = ""
 
 
 def open_calls(document: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -115,8 +67,7 @@ class Waits(Section):
         )
         pending = _whole(view, "pending_client_tool_calls")
         completed = view.document("completed_client_tool_calls")
-        buttons = view.buttons(ANSWER)
-        button = buttons[0] if buttons else None
+        button = view.button(ANSWER)
         answered = completed.items() if isinstance(completed, dict) else ()
         newest = list(answered)[-_CALLS:][::-1]
         people = _People.of([*_items(pending), *newest])
@@ -156,8 +107,7 @@ class Waits(Section):
         return [links[owner] for owner in others]
 
     def _staged(self, view: SessionView) -> dict[str, Any]:
-        rows = StagedChange.objects.using(view.alias).filter(session=view.session.pk).order_by("pk")
-        found = list(with_payloads(rows)[: _STAGED + 1])
+        found = list(with_payloads(view.rows(StagedChange).order_by("pk"))[: _STAGED + 1])
         return {
             "has_more": len(found) > _STAGED,
             "rows": [
@@ -183,7 +133,7 @@ def _whole(view: SessionView, column: str) -> Any:
 
 def _open(
     view: SessionView, document: Any, button: Button | None, people: _People, used: dict[str, Any]
-) -> list[Call]:
+) -> list[dict[str, Any]]:
     """Return the pending calls, or only the one that the address names."""
     calls = dict(_items(document))
     named = view.text("call")
@@ -195,27 +145,19 @@ def _open(
         entry = call if isinstance(call, dict) else {"input": call}
         text, is_cut = json_start(entry.get("input"), min(room, WHOLE))
         shown = _call(key, call, button, people, used.get(key))
-        if shown.answer:
-            found.append(shown)
+        found.append(shown)
+        if "answer" in shown:
             continue
-        shown = replace(shown, demands=_demands(view, key, entry, people))
+        shown["demands"] = _demands(view, key, entry, people)
         if not is_cut:
             room -= len(text)
-            tree = "" if entry.get("input") is None else whole_tree(entry["input"])
             changes = changes_between(entry[EDITED_FROM], entry.get("input")) if EDITED_FROM in entry else ()
-            found.append(
-                replace(
-                    shown,
-                    input=tree,
-                    may_approve=True,
-                    editor=_editable_text(entry),
-                    changes=difference(changes),
-                )
-            )
+            shown["input"] = "" if entry.get("input") is None else whole_tree(entry["input"])
+            shown |= {"may_approve": True, "editor": _editable_text(entry), "changes": difference(changes)}
         elif key == named:
-            found.append(replace(shown, input="", **_part(view, key, entry)))
+            shown |= {"input": "", **_part(view, key, entry)}
         else:
-            found.append(replace(shown, input="", read_url=_url(view, key)))
+            shown |= {"input": "", "read_url": _url(view, key)}
     return found
 
 
@@ -253,7 +195,8 @@ def _shown(view: SessionView, column: str) -> SafeString | str:
     return "" if view.texts[column] is None else json_block(view.texts[column])
 
 
-def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People) -> Demands:
+def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People) -> dict[str, Any]:
+    """Return who may answer a call or has approved it, and why this user may not answer it."""
     call, user = current_call(entry), checked_actor(view.request.user)
     refusal = ""
     try:
@@ -261,15 +204,15 @@ def _demands(view: SessionView, key: str, entry: dict[str, Any], people: _People
     except NotPermitted as exc:
         refusal = str(_REFUSALS[exc.reason])
     approved_by = call.get("approved_by", [])
-    return Demands(
-        requester=people.named(call.get("requester")),
-        permission=printable(str(call.get("permission") or "")),
-        approvals=number_of_approvals(call),
-        approved=len(approved_by),
-        approved_by=people.names(approved_by),
-        refusal=refusal,
-        has_approved=user.id in approved_by,
-    )
+    return {
+        "requester": people.named(call.get("requester")),
+        "permission": printable(str(call.get("permission") or "")),
+        "approvals": number_of_approvals(call),
+        "approved": len(approved_by),
+        "approved_by": people.names(approved_by),
+        "refusal": refusal,
+        "has_approved": user.id in approved_by,
+    }
 
 
 def _editable_text(entry: dict[str, Any]) -> str:
@@ -322,30 +265,34 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _call(key: str, call: Any, button: Button | None, people: _People, approved: Any = None) -> Call:
+def _call(
+    key: str, call: Any, button: Button | None, people: _People, approved: Any = None
+) -> dict[str, Any]:
+    """Return a call, answered or not. ``approval`` is the raw approval id, for the form."""
     entry = call if isinstance(call, dict) else {"input": call}
     deadline, approval = moment_of_epoch(entry.get("deadline")), entry.get("approval_id")
-    is_answered = "submitted_at" in entry
+    shown = {
+        "id": key,
+        "shown_id": printable(key),
+        "tool": _text(entry.get("tool_name")),
+        "input": tree(entry["input"]) if entry.get("input") is not None else "",
+        "requested": _time(entry.get("requested_at")),
+        "deadline": "" if deadline is None else distance(deadline),
+        "default": _default(entry.get("on_expiry")),
+        "approval": approval if isinstance(approval, str) else None,
+        "used_by": _text(approved["used_by"]) if isinstance(approved, dict) and "used_by" in approved else "",
+    }
+    if "submitted_at" not in entry:
+        is_overdue = deadline is not None and deadline < moments.now()
+        return {**shown, "is_overdue": is_overdue, "digest": current_call(entry)["digest"], "button": button}
     answer = next((name for name in ("approved", "error", "result") if name in entry), "")
-    return Call(
-        id=key,
-        shown_id=printable(key),
-        tool=_text(entry.get("tool_name")),
-        input=tree(entry["input"]) if entry.get("input") is not None else "",
-        requested=_time(entry.get("requested_at")),
-        deadline="" if deadline is None else distance(deadline),
-        is_overdue=not is_answered and deadline is not None and deadline < moments.now(),
-        default=_default(entry.get("on_expiry")),
-        approval=approval if isinstance(approval, str) else None,
-        answer=_answer_word(answer, entry) if is_answered else "",
-        answer_value=_answer_value(answer, entry) if is_answered else "",
-        answered=_time(entry.get("submitted_at")),
-        answered_by=people.names(entry.get("actors")) if is_answered else "",
-        used_by=_text(approved["used_by"]) if isinstance(approved, dict) and "used_by" in approved else "",
-        digest="" if is_answered else current_call(entry)["digest"],
-        demands=Demands(),
-        button=None if is_answered else button,
-    )
+    return {
+        **shown,
+        "answer": _answer_word(answer, entry),
+        "answer_value": _answer_value(answer, entry),
+        "answered": _time(entry["submitted_at"]),
+        "answered_by": people.names(entry.get("actors")),
+    }
 
 
 def _text(value: Any) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
@@ -14,13 +14,8 @@ from helix_store import conf
 from helix_store.cleanup import CleanupDetails, CleanupSummary, expired_session_cleanup_batches
 from helix_store.cleanup.outcomes import SessionKey
 from helix_store.core.types import PendingToolCall
-from helix_store.management.base import (
-    PROBLEMS_FOUND,
-    USAGE,
-    StoreCommand,
-    at_least,
-)
-from helix_store.management.output import Column, table
+from helix_store.management.base import StoreCommand, WrongUsage, at_least
+from helix_store.management.output import Column
 from helix_store.sessions.approvals import default_answer
 
 __all__ = ["Command"]
@@ -58,7 +53,7 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if (options["delete_after"] or 0) > _LONGEST_AGE_DAYS:
-            raise CommandError(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.", returncode=USAGE)
+            raise WrongUsage(f"--delete-after is at most {_LONGEST_AGE_DAYS} days.")
         with_problems = self._with_problems[options["database"]]
         not_swept = self._not_swept[options["database"]]
         details = CleanupDetails(with_problems=with_problems, not_swept=not_swept)
@@ -69,9 +64,7 @@ class Command(StoreCommand):
         problems = [f"{len(with_problems)} sessions had a problem"] if with_problems else []
         problems += [f"expired rows of {record} were not deleted" for record in sorted(not_swept)]
         if problems:
-            raise CommandError(
-                f"{', '.join(problems)}; see the log of helix_store.cleanup.", returncode=PROBLEMS_FOUND
-            )
+            raise CommandError(f"{', '.join(problems)}; see the log of helix_store.cleanup.")
 
     def rounds(self, options: Mapping[str, Any]) -> Iterator[None]:
         # Collect them over all rounds, so that a session with the same problem in every round counts once.
@@ -85,7 +78,15 @@ class Command(StoreCommand):
         """Run one round, or its batches until a signal stops the command."""
         summary = CleanupSummary()
         said = None
-        for summary in self._batches(options, details):
+        batches = expired_session_cleanup_batches(
+            using=options["database"],
+            page_size=options["batch_size"],
+            limit=options["limit"],
+            dry_run=options["dry_run"],
+            delete_after=options["delete_after"],
+            details=details,
+        )
+        for summary in batches:
             if self.stop.is_set():
                 self.progress(f"Stopped after {summary.detected} sessions; run it again to continue.")
                 break
@@ -98,32 +99,20 @@ class Command(StoreCommand):
     def _write(self, summary: CleanupSummary, details: CleanupDetails, options: dict[str, Any]) -> None:
         data = summary.to_dict()
         if not options["dry_run"]:
-            self.write_data(data, form=options["format"])
+            self.write_data(data)
             return
         sessions = [{"tenant": key.tenant, "session_id": key.session_id} for key in details.expired]
         calls = [_overdue(key, call) for key, call in details.overdue]
-        if options["format"] == "json":
-            self.write_data({**data, "expired_sessions": sessions, "overdue_calls": calls}, form="json")
+        if self.is_json:
+            self.write_data({**data, "expired_sessions": sessions, "overdue_calls": calls})
             return
         for heading, rows in (("expired sessions", sessions), ("overdue calls", calls)):
             if rows:
-                columns = [Column(heading=name.replace("_", " "), cut="middle") for name in rows[0]]
-                cells = table(columns, [list(row.values()) for row in rows], width=self.width)
-                self.write_text(f"{heading}:\n{cells}\n\n")
-        self.write_data(data, form="table")
-
-    def _batches(self, options: dict[str, Any], details: CleanupDetails) -> Any:
-        try:
-            return expired_session_cleanup_batches(
-                using=options["database"],
-                page_size=options["batch_size"],
-                limit=options["limit"],
-                dry_run=options["dry_run"],
-                delete_after=options["delete_after"],
-                details=details,
-            )
-        except ImproperlyConfigured as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+                columns = [Column(name.replace("_", " "), itemgetter(name), cut="middle") for name in rows[0]]
+                self.write_text(f"{heading}:")
+                self.write_table(columns, rows)
+                self.write_text("\n")
+        self.write_data(data)
 
 
 def _overdue(key: SessionKey, call: PendingToolCall) -> dict[str, Any]:

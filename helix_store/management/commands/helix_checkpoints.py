@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 from helix_store.actions.checkpoints import BRANCH, RESTORE
 from helix_store.core import moments
-from helix_store.management.acting import ActingCommand
 from helix_store.management.base import at_least
 from helix_store.management.checkpoint_argument import (
     CHECKPOINT_FORMS,
@@ -17,10 +18,11 @@ from helix_store.management.checkpoint_argument import (
     chosen_checkpoint,
     chosen_state,
 )
-from helix_store.management.output import Style, pairs, table
+from helix_store.management.output import Style, pairs
+from helix_store.management.parts import ActingCommand
 from helix_store.management.session_argument import chosen_session, directory_of
-from helix_store.management.session_page import CHECKPOINT_COLUMNS, checkpoint_row, json_lines
-from helix_store.management.text import cut, visible
+from helix_store.management.session_page import CHECKPOINT_COLUMNS, json_lines
+from helix_store.management.text import visible
 from helix_store.management.times import age_in_days
 from helix_store.reports.comparison import changes_between, comparable, shown_state
 from helix_store.reports.times import moment
@@ -34,22 +36,16 @@ _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}
 class Command(ActingCommand):
     help = "List, read and compare the checkpoints of sessions; restore, branch and prune."
 
-    def add_parts(self, parts: Any) -> None:
-        self._add_list(parts)
-        self._add_show(parts)
-        self._add_diff(parts)
-        self._add_restore(parts)
-        self._add_branch(parts)
-        self._add_prune(parts)
+    def add_parts(self) -> None:
+        self._add_list()
+        self._add_show()
+        self._add_diff()
+        self._add_restore()
+        self._add_branch()
+        self._add_prune()
 
-    def _add_list(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "list",
-            self._list,
-            help="List the checkpoints of a session, newest first.",
-            epilog="example: manage.py helix_checkpoints list trip-1",
-        )
+    def _add_list(self) -> None:
+        parser = self.add_part("list", self._list, example="trip-1")
         parser.add_argument("session_id", metavar="SESSION")
         parser.add_argument(
             "--limit",
@@ -60,32 +56,27 @@ class Command(ActingCommand):
         parser.add_argument("--cursor", help="Continue after a list of the same session.")
 
     def _list(self, options: dict[str, Any]) -> None:
+        """List the checkpoints of a session, newest first."""
         store, session_id = chosen_session(options["session_id"], options)
         page = store.list_checkpoints(session_id, limit=options["limit"], cursor=options["cursor"])
-        if options["format"] == "json":
+        if self.is_json:
             data = {"tenant": store.tenant, "session_id": session_id, **page.to_dict()}
             self.write_text(json.dumps(data))
             return
-        rows = [checkpoint_row(item) for item in page.items]
-        self.write_text(table(CHECKPOINT_COLUMNS, rows, width=self.width, colours=self.colours))
+        self.write_table(CHECKPOINT_COLUMNS, page.items)
         if page.next_cursor is not None:
             self.progress(
                 f"{len(page.items):,} of {page.total:,} checkpoints; more follow: --cursor {page.next_cursor}"
             )
 
-    def _add_show(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "show",
-            self._show,
-            help="Show a checkpoint and its state.",
-            epilog="example: manage.py helix_checkpoints show trip-1@latest",
-        )
+    def _add_show(self) -> None:
+        parser = self.add_part("show", self._show, example="trip-1@latest")
         parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
 
     def _show(self, options: dict[str, Any]) -> None:
+        """Show a checkpoint and its state."""
         store, found = chosen_checkpoint(options["checkpoint"], options)
-        if options["format"] == "json":
+        if self.is_json:
             self.write_text(json.dumps({"tenant": store.tenant, **found.to_dict()}))
             return
         values = {
@@ -99,27 +90,22 @@ class Command(ActingCommand):
             "stream": f"sequence {found.stream_sequence:,}",
             "created": moment(found.created_at, seconds=True),
         }
-        self.write_text(pairs(values.items(), width=self.width, colours=self.colours))
+        self.write_text(pairs(values.items(), self.layout))
         # Only --format json includes the tracing context.
         state = shown_state(found.state)
         shown = {name: value for name, value in state.items() if value not in (None, {}, [], "")}
-        self.write_text("\n".join(["", *json_lines(shown, width=self.width, indent="")]))
+        self.write_text("\n".join(["", *json_lines(shown, self.layout.width, indent="")]))
 
-    def _add_diff(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "diff",
-            self._diff,
-            help="Compare the states of two checkpoints, of one session or of two.",
-            epilog="example: manage.py helix_checkpoints diff trip-1@latest~1 trip-1@latest",
-        )
+    def _add_diff(self) -> None:
+        parser = self.add_part("diff", self._diff, example="trip-1@latest~1 trip-1@latest")
         forms = CHECKPOINT_FORMS + " SESSION@current is the current state."
         parser.add_argument("a", metavar="A", help=forms)
         parser.add_argument("b", metavar="B")
 
     def _diff(self, options: dict[str, Any]) -> None:
+        """Compare the states of two checkpoints, of one session or of two."""
         before, after = chosen_state(options["a"], options), chosen_state(options["b"], options)
-        if options["format"] == "json":
+        if self.is_json:
             old, new = comparable(before.state), comparable(after.state)
             changes = [change.to_dict() for change in changes_between(old, new)]
             data = {"a": before.to_dict(), "b": after.to_dict(), "changes": changes}
@@ -130,18 +116,11 @@ class Command(ActingCommand):
         self.write_text("\n".join(self._coloured(line) for line in lines))
 
     def _coloured(self, line: str) -> str:
-        text = line if self.width is None else cut(line, self.width)
-        style = _STYLES.get(line[:1])
-        return text if style is None else self.colours(text, style)
+        text, style = self.layout.fitted(line), _STYLES.get(line[:1])
+        return text if style is None else self.layout.coloured(text, style)
 
-    def _add_restore(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "restore",
-            self._restore,
-            help="Rewind a session to a checkpoint, deleting later checkpoints, messages and staged changes.",
-            epilog="example: manage.py helix_checkpoints restore trip-1@latest~1 --no-input",
-        )
+    def _add_restore(self) -> None:
+        parser = self.add_part("restore", self._restore, example="trip-1@latest~1 --no-input")
         parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_FORMS)
         parser.add_argument(
             "--expected-version",
@@ -152,6 +131,7 @@ class Command(ActingCommand):
         self.add_confirmation_argument(parser)
 
     def _restore(self, options: dict[str, Any]) -> None:
+        """Rewind a session to a checkpoint, deleting later checkpoints, messages and staged changes."""
         is_whole = not options["interactive"]
         store, found = chosen_checkpoint(options["checkpoint"], options, is_whole=is_whole)
         data = self.act(
@@ -161,16 +141,10 @@ class Command(ActingCommand):
             {**options, "checkpoint": found.checkpoint_id},
             is_interactive=options["interactive"],
         )
-        self.write_data({**data, "message_count": found.message_count}, form=options["format"])
+        self.write_data({**data, "message_count": found.message_count})
 
-    def _add_branch(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "branch",
-            self._branch,
-            help="Start a new session from a checkpoint, or with the first messages of a session.",
-            epilog="example: manage.py helix_checkpoints branch trip-1@latest~1 --new-id trip-1-again",
-        )
+    def _add_branch(self) -> None:
+        parser = self.add_part("branch", self._branch, example="trip-1@latest~1 --new-id trip-1-again")
         parser.add_argument(
             "checkpoint",
             metavar="CHECKPOINT",
@@ -186,6 +160,7 @@ class Command(ActingCommand):
         )
 
     def _branch(self, options: dict[str, Any]) -> None:
+        """Start a new session from a checkpoint, or with the first messages of a session."""
         if options["message_index"] is None:
             store, found = chosen_checkpoint(options["checkpoint"], options)
             session_id, checkpoint_id = found.session_id, found.checkpoint_id
@@ -193,16 +168,10 @@ class Command(ActingCommand):
             store, session_id = chosen_session(options["checkpoint"], options)
             checkpoint_id = None
         data = self.act(BRANCH, store, session_id, {**options, "checkpoint": checkpoint_id})
-        self.write_data(data, form=options["format"])
+        self.write_data(data)
 
-    def _add_prune(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "prune",
-            self._prune,
-            help="Delete all but the newest checkpoints of each session, or of one. The current state stays.",
-            epilog="example: manage.py helix_checkpoints prune --keep 20 --older-than 30 --dry-run",
-        )
+    def _add_prune(self) -> None:
+        parser = self.add_part("prune", self._prune, example="--keep 20 --older-than 30 --dry-run")
         parser.add_argument("session_id", metavar="SESSION", nargs="?", help="Only this session.")
         parser.add_argument(
             "--keep", type=at_least(0), required=True, metavar="N", help="Keep the newest N of each session."
@@ -213,6 +182,7 @@ class Command(ActingCommand):
         parser.add_argument("--dry-run", action="store_true", help="Only count what would be deleted.")
 
     def _prune(self, options: dict[str, Any]) -> None:
+        """Delete all but the newest checkpoints of each session, or of one. The current state stays."""
         age, session_id = options["older_than"], options["session_id"]
         directory = directory_of(options)
         if session_id is not None:
@@ -220,22 +190,16 @@ class Command(ActingCommand):
             is_whole = not options["dry_run"]
             store, session_id = chosen_session(session_id, options, is_whole=is_whole)
             directory = directory_of({**options, "tenant": store.tenant})
-        summary = PruneSummary()
         sums = directory.prune_checkpoints(
             keep=options["keep"],
             before=None if age is None else moments.now() - age,
             session_id=session_id,
             dry_run=options["dry_run"],
         )
-        with self.progress_bar("sessions") as progress:
-            for so_far in sums:
-                summary = so_far
-                progress.advance()
-                if self.stop.is_set():
-                    break
+        summary = self.run_batches(sums, PruneSummary(), unit="sessions", done=attrgetter("sessions"))
         if self.stop.is_set():
-            self.progress(f"Stopped after {progress.done:,} sessions; run it again to continue.")
-        self.write_data({**summary.to_dict(), "dry_run": options["dry_run"]}, form=options["format"])
+            self.progress(f"Stopped after {summary.sessions:,} sessions; run it again to continue.")
+        self.write_data({**summary.to_dict(), "dry_run": options["dry_run"]})
 
 
 def _heading(mark: str, chosen: ChosenState) -> str:
@@ -246,11 +210,8 @@ def _heading(mark: str, chosen: ChosenState) -> str:
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a unified diff, without its headings."""
-    old, new = _document(before), _document(after)
-    difference = difflib.unified_diff(old, new, n=3, lineterm="")
-    for number, line in enumerate(difference):
-        if number > 1:
-            yield visible(line)
+    difference = difflib.unified_diff(_document(before), _document(after), n=3, lineterm="")
+    yield from map(visible, islice(difference, 2, None))
 
 
 def _document(state: dict[str, Any]) -> list[str]:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from helix_store.doctor import Diagnosis, Fault, Finding, Listener, all_checks, diagnose
+from helix_store.doctor import Diagnosis, Fault, Listener, all_checks, diagnose
 from helix_store.doctor.checks import Check
-from helix_store.exceptions import InvalidQuery
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
-from helix_store.management.output import Column, ProgressBar, Style, pairs, table
+from helix_store.management.base import StoreCommand
+from helix_store.management.output import Column, ProgressBar, Style, pairs
 from helix_store.management.text import visible
 
 __all__ = ["Command"]
 
 _STYLES: dict[str, Style] = {"error": "red", "warning": "yellow", "info": "cyan"}
+_COLUMNS = (
+    Column("severity", attrgetter("severity.value"), cut="never", style=_STYLES.get),
+    Column("finding", attrgetter("id"), cut="never"),
+    Column("table", attrgetter("table")),
+    Column("count", attrgetter("count"), cut="never", right=True),
+    Column("fixed", attrgetter("fixed"), cut="never", right=True),
+    Column("samples", lambda finding: ", ".join(map(str, finding.samples)) or None, minimum=6),
+)
+_SIZE_COLUMNS = (
+    Column("table", attrgetter("table"), minimum=16),
+    Column("rows, estimated", lambda size: _number(size.rows), cut="never", right=True),
+    Column("table bytes", lambda size: _number(size.table_bytes), cut="never", right=True),
+    Column("index bytes", lambda size: _number(size.index_bytes), cut="never", right=True),
+)
 
 
 class Command(StoreCommand):
@@ -43,56 +57,38 @@ class Command(StoreCommand):
         parser.epilog = "example: manage.py helix_doctor --session trip-1"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            with self.progress_bar("checks", total=len(all_checks())) as bar:
-                diagnosis = diagnose(
-                    using=options["database"],
-                    tenant=options["tenant"],
-                    session_id=options["session"],
-                    fix=options["fix"],
-                    dry_run=options["dry_run"],
-                    deploy=options["deploy"],
-                    listener=_Reporter(self, bar, dry_run=options["dry_run"]),
-                )
-        except InvalidQuery as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
-        if options["format"] == "json":
-            self.write_data(diagnosis.to_dict(), form="json")
+        with self.progress_bar("checks", total=len(all_checks())) as bar:
+            diagnosis = diagnose(
+                using=options["database"],
+                tenant=options["tenant"],
+                session_id=options["session"],
+                fix=options["fix"],
+                dry_run=options["dry_run"],
+                deploy=options["deploy"],
+                listener=_Reporter(self, bar, dry_run=options["dry_run"]),
+            )
+        if self.is_json:
+            self.write_data(diagnosis.to_dict())
         else:
             self._write(diagnosis)
         if diagnosis.stopped_at is not None:
             self.progress(f"Stopped at {diagnosis.stopped_at}. Run it again to examine the rest.")
         problems = sum(finding.is_problem for finding in diagnosis.findings)
         if problems:
-            raise CommandError(f"Findings that are problems: {problems}.", returncode=PROBLEMS_FOUND)
+            raise CommandError(f"Findings that are problems: {problems}.")
 
     def _write(self, diagnosis: Diagnosis) -> None:
         self.write_text(f"database {visible(diagnosis.database)}, schema version {diagnosis.schema_version}")
         if diagnosis.findings:
-            columns = [
-                Column(heading="severity", cut="never", style=_STYLES.get),
-                Column(heading="finding", cut="never"),
-                Column(heading="table"),
-                Column(heading="count", cut="never", right=True),
-                Column(heading="fixed", cut="never", right=True),
-                Column(heading="samples", minimum=6),
-            ]
-            rows = [_row(finding) for finding in diagnosis.findings]
-            self.write_text("\n" + table(columns, rows, width=self.width, colours=self.colours))
+            self.write_text("")
+            self.write_table(_COLUMNS, diagnosis.findings)
             advice = {finding.id: f"{finding.what} {finding.advice}" for finding in diagnosis.findings}
-            self.write_text("\n" + pairs(advice.items(), width=self.width, colours=self.colours))
+            self.write_text("\n" + pairs(advice.items(), self.layout))
         else:
             self.write_text("No findings.")
         if diagnosis.tables:
-            columns = [Column(heading="table", minimum=16)] + [
-                Column(heading=heading, cut="never", right=True)
-                for heading in ("rows, estimated", "table bytes", "index bytes")
-            ]
-            sizes = [
-                (size.table, _number(size.rows), _number(size.table_bytes), _number(size.index_bytes))
-                for size in diagnosis.tables
-            ]
-            self.write_text("\n" + table(columns, sizes, width=self.width, colours=self.colours))
+            self.write_text("")
+            self.write_table(_SIZE_COLUMNS, diagnosis.tables)
 
 
 class _Reporter(Listener):
@@ -119,11 +115,6 @@ class _Reporter(Listener):
 def _place(fault: Fault) -> str:
     tenant = f" of tenant {visible(fault.sample.tenant)}" if fault.sample.tenant else ""
     return f"{fault.rule_id} of {fault.table} {visible(str(fault.sample))}{tenant}"
-
-
-def _row(finding: Finding) -> tuple[Any, ...]:
-    samples = ", ".join(map(str, finding.samples))
-    return finding.severity.value, finding.id, finding.table, finding.count, finding.fixed, samples or None
 
 
 def _number(value: int | None) -> str | None:

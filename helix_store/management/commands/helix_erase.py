@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.cleanup.erasure import Erasure
 from helix_store.cleanup.receipt import ErasureReceipt
-from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
-from helix_store.management.output import Column, cell, pairs, table
+from helix_store.exceptions import InvalidPayload
+from helix_store.management.base import StoreCommand, WrongUsage
+from helix_store.management.output import Column, cell
 
 __all__ = ["Command"]
 
 _SUBJECTS = ("user", "session", "tenant")
+_COLUMNS = (Column("table"), Column("change"), Column("rows", right=True))
 _FLAGS = ("keep_branches", "leave_snapshots", "force")
 
 
@@ -25,6 +26,8 @@ class Command(StoreCommand):
         "locks, usage and workspace snapshots. Prints a receipt with numbers of rows, which can be stored. "
         "Safe to repeat, and to stop at any time."
     )
+
+    usage_errors = (*StoreCommand.usage_errors, InvalidPayload)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -52,14 +55,14 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if all(options[name] is None for name in _SUBJECTS):
-            raise CommandError("Pass --user, --session or --tenant.", returncode=USAGE)
+            raise WrongUsage("Pass --user, --session or --tenant.")
         if options["dry_run"]:
             self._write(self._run(self._erasure(options, dry_run=True)), options)
             return
         if not options["no_input"]:
             self._ask(self._run(self._erasure(options, dry_run=True)), options)
             if self.stop.is_set():
-                raise CommandError("Stopped; nothing was erased.", returncode=PROBLEMS_FOUND)
+                raise CommandError("Stopped; nothing was erased.")
         erasure = self._erasure(options, dry_run=False)
         self._write(self._run(erasure), options)
         for key, reason in erasure.left:
@@ -69,32 +72,20 @@ class Command(StoreCommand):
         if self.stop.is_set() and receipt.finished_at is None:
             self.progress(f"Stopped after {receipt.trees} session trees; run it again to continue.")
         if not receipt.complete:
-            raise CommandError(
-                "The erasure is not complete; run it again when nothing is in use.", returncode=PROBLEMS_FOUND
-            )
+            raise CommandError("The erasure is not complete; run it again when nothing is in use.")
 
     def _erasure(self, options: dict[str, Any], *, dry_run: bool) -> Erasure:
-        try:
-            return Erasure(
-                using=options["database"],
-                user_id=options["user"],
-                session_id=options["session"],
-                tenant=options["tenant"],
-                dry_run=dry_run,
-                **{flag: options[flag] for flag in _FLAGS},
-            )
-        except (ImproperlyConfigured, InvalidQuery, InvalidPayload) as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+        return Erasure(
+            using=options["database"],
+            user_id=options["user"],
+            session_id=options["session"],
+            tenant=options["tenant"],
+            dry_run=dry_run,
+            **{flag: options[flag] for flag in _FLAGS},
+        )
 
     def _run(self, erasure: Erasure) -> ErasureReceipt:
-        with self.progress_bar("session trees") as progress:
-            try:
-                for receipt in erasure.batches():
-                    progress.update(receipt.trees)
-                    if self.stop.is_set():
-                        break
-            except InvalidQuery as exc:
-                raise CommandError(str(exc), returncode=USAGE) from exc
+        self.run_batches(erasure.batches(), erasure.receipt, unit="session trees", done=attrgetter("trees"))
         return erasure.receipt
 
     def _ask(self, said: ErasureReceipt, options: dict[str, Any]) -> None:
@@ -102,22 +93,20 @@ class Command(StoreCommand):
         rows = sum(said.deleted.values())
         self.confirm(
             f"This erases {said.trees} session trees, {rows} rows in all, of the {subject} "
-            f"{cell(options[subject])!r} in the database {options['database']!r}. It cannot be undone.",
-            is_interactive=True,
+            f"{cell(options[subject])!r} in the database {options['database']!r}. It cannot be undone."
         )
 
     def _write(self, receipt: ErasureReceipt, options: dict[str, Any]) -> None:
         data = receipt.to_dict()
-        if options["format"] == "json":
-            self.write_data(data, form="json")
+        if self.is_json:
+            self.write_data(data)
             return
         rows = [
             (name, change, f"{count:,}")
             for change in ("deleted", "changed")
             for name, count in data.pop(change).items()
         ]
-        columns = [Column(heading="table"), Column(heading="change"), Column(heading="rows", right=True)]
         if rows:
-            self.write_text(f"{table(columns, rows, width=self.width, colours=self.colours)}\n\n")
-        shown = ((name.replace("_", " "), value) for name, value in data.items())
-        self.write_text(pairs(shown, width=self.width, colours=self.colours))
+            self.write_table(_COLUMNS, rows)
+            self.write_text("\n")
+        self.write_data(data)

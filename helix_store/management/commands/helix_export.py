@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
 from typing import IO, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.session_argument import whole_id
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
@@ -25,13 +26,10 @@ class Command(StoreCommand):
         "the database; writers do not wait. helix_import reads it into any database."
     )
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = "example: manage.py helix_export --session trip-1 --tree"
-        return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
-
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         self.add_tenant_argument(parser)
+        parser.epilog = "example: manage.py helix_export --session trip-1 --tree"
         parser.add_argument(
             "--session",
             action="append",
@@ -52,9 +50,7 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["tree"] and options["session"] is None:
-            raise CommandError(
-                "--tree needs --session; without it, all sessions are exported.", returncode=USAGE
-            )
+            raise WrongUsage("--tree needs --session; without it, all sessions are exported.")
         given = options["session"]
         source = DatabaseSource(
             options["database"],
@@ -74,11 +70,9 @@ class Command(StoreCommand):
         self._write_summary(summary, options, to_stdout=output is not None)
         if summary.sha256 is None:
             left = "The output has no trailer." if output is None else f"{output} is unchanged."
-            raise CommandError(
-                f"Stopped after {summary.sessions} sessions. {left}", returncode=PROBLEMS_FOUND
-            )
+            raise CommandError(f"Stopped after {summary.sessions} sessions. {left}")
         if summary.problems:
-            raise CommandError(f"{len(summary.problems)} problems were found.", returncode=PROBLEMS_FOUND)
+            raise CommandError(f"{len(summary.problems)} problems were found.")
 
     def _export(self, source: DatabaseSource, file: Any) -> ExportSummary:
         with self.progress_bar("sessions", total=source.session_count) as bar:
@@ -91,11 +85,11 @@ class Command(StoreCommand):
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()
-        if to_stdout and options["format"] == "json":
-            self.write_data(data, form="json")
+        if to_stdout and self.is_json:
+            self.write_data(data)
         elif to_stdout:
-            self.write_data({**data["records"], "sha256": summary.sha256}, form="table")
-        elif options["format"] == "json":
+            self.write_data({**data["records"], "sha256": summary.sha256})
+        elif self.is_json:
             self.progress(json.dumps(data))
         else:
             self.progress(f"{summary.sessions} sessions, {sum(summary.counts.values())} records")
@@ -104,7 +98,7 @@ class Command(StoreCommand):
     def _to_stdout(self) -> Iterator[Any]:
         buffer = getattr(self.stdout, "buffer", None)
         if buffer is None:
-            yield _AsText(self.stdout.write)
+            yield SimpleNamespace(write=lambda data: self.stdout.write(data.decode(), ending=""))
             return
         try:
             yield buffer
@@ -112,19 +106,7 @@ class Command(StoreCommand):
         except BrokenPipeError as exc:
             # Otherwise Python would fail at exit, when it flushes the bytes that the pipe did not accept.
             os.dup2(os.open(os.devnull, os.O_WRONLY), buffer.fileno())
-            raise CommandError(
-                "The reader of stdout has exited; the export is not complete.", returncode=PROBLEMS_FOUND
-            ) from exc
-
-
-class _AsText:
-    """A text stream that looks like a file of bytes."""
-
-    def __init__(self, write: Callable[..., Any]) -> None:
-        self._write = write
-
-    def write(self, data: bytes) -> None:
-        self._write(data.decode(), ending="")
+            raise CommandError("The reader of stdout has exited; the export is not complete.") from exc
 
 
 @contextmanager
@@ -133,7 +115,7 @@ def _replaced(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
     try:
         file = NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
     except OSError as exc:
-        raise CommandError(f"{path} cannot be written: {exc.strerror}.", returncode=USAGE) from exc
+        raise WrongUsage(f"{path} cannot be written: {exc.strerror}.") from exc
 
     def keep() -> None:
         file.flush()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Final
 
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand
+from helix_store.management.base import StoreCommand, WrongUsage, refuse_options
 from helix_store.management.output import ProgressBar
 from helix_store.transfer import ExportFile, ImportSummary, import_units
 from helix_store.transfer.records import Counts, Unit
@@ -36,16 +36,13 @@ class Command(StoreCommand):
         "and is skipped if it is identical. May be run again after a stop."
     )
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = (
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.formatter_class = _LineFormatter
+        parser.epilog = (
             "example: manage.py helix_import sessions.jsonl\n"
             "example: manage.py helix_import --from obsku service=agents"
         )
-        kwargs = {"epilog": epilog, "formatter_class": _LineFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **kwargs)
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
         parser.add_argument(
             "--tenant",
             help="Import only this tenant of a file (default: every tenant). With --from, the tenant that "
@@ -87,20 +84,18 @@ class Command(StoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["source"] is None:
-            _refuse(options, "--from is missing for", *_OF_A_STORE)
+            refuse_options(options, _OF_A_STORE, "--from is missing for")
             summary, was_stopped = self._import_file(options)
             counts: dict[str, Counts] = {}
         else:
-            _refuse(options, "--from does not take", "file")
+            if options["file"]:
+                raise WrongUsage("--from does not take FILE.")
             summary, was_stopped, counts = self._import_store(options)
         self._write(summary, options, counts)
         if was_stopped:
-            raise CommandError(
-                f"Stopped after {summary.sessions} sessions; run it again to continue.",
-                returncode=PROBLEMS_FOUND,
-            )
+            raise CommandError(f"Stopped after {summary.sessions} sessions; run it again to continue.")
         if summary.problems:
-            raise CommandError(f"{len(summary.problems)} problems were found.", returncode=PROBLEMS_FOUND)
+            raise CommandError(f"{len(summary.problems)} problems were found.")
 
     def _import_file(self, options: dict[str, Any]) -> tuple[ImportSummary, bool]:
         with _opened(options["file"]) as stream, self.progress_bar("sessions") as bar:
@@ -120,7 +115,7 @@ class Command(StoreCommand):
     def _import_store(self, options: dict[str, Any]) -> tuple[ImportSummary, bool, dict[str, Counts]]:
         name, dsn = options["source"]
         if name not in SOURCES:
-            raise CommandError(f"--from reads {' and '.join(SOURCES)}, not {name!r}.", returncode=USAGE)
+            raise WrongUsage(f"--from reads {' and '.join(SOURCES)}, not {name!r}.")
         source = SOURCES[name](
             Origin(
                 dsn=dsn,
@@ -166,7 +161,7 @@ class Command(StoreCommand):
         for problem in summary.problems:
             self.progress(str(problem))
         data = summary.to_dict()
-        if options["format"] == "table":
+        if not self.is_json:
             data = {
                 "imported sessions": summary.imported["session"],
                 "identical sessions": summary.identical["session"],
@@ -177,26 +172,13 @@ class Command(StoreCommand):
                 data |= {f"{table} ({title})": count for table, count in sorted(rows.items())}
         else:
             data |= {title: dict(sorted(rows.items())) for title, rows in counts.items()}
-        self.write_data(data, form=options["format"])
+        self.write_data(data)
 
 
-def _refuse(options: dict[str, Any], reason: str, *names: str) -> None:
-    """Raise a usage error if one of the options is given."""
-    for name in names:
-        if options[name]:
-            shown = name.upper() if name == "file" else f"--{name.replace('_', '-')}"
-            raise CommandError(f"{reason} {shown}.", returncode=USAGE)
-
-
-@contextmanager
-def _opened(path: str | Path | None) -> Iterator[IO[bytes]]:
+def _opened(path: str | Path | None) -> AbstractContextManager[IO[bytes]]:
     if path is None:
-        yield sys.stdin.buffer
-        return
-    path = Path(path)
+        return nullcontext(sys.stdin.buffer)
     try:
-        file = path.open("rb")
+        return Path(path).open("rb")
     except OSError as exc:
-        raise CommandError(f"{path} cannot be read: {exc.strerror}.", returncode=USAGE) from exc
-    with file:
-        yield file
+        raise WrongUsage(f"{path} cannot be read: {exc.strerror}.") from exc

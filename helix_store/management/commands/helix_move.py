@@ -7,7 +7,7 @@ from typing import Any, Final
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store.exceptions import InvalidQuery
-from helix_store.management.base import PROBLEMS_FOUND, StoreCommand
+from helix_store.management.base import StoreCommand, add_format_argument
 from helix_store.transfer.moves import MoveSummary, TenantMove, find_move
 
 __all__ = ["Command"]
@@ -58,19 +58,17 @@ class Command(StoreCommand):
             help="Do not ask the router: the project passes using= itself. An abort does not compare, and "
             "works even if the target cannot be reached.",
         )
-        parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="Format of the data on stdout."
-        )
+        add_format_argument(parser)
         parser.epilog = "example: manage.py helix_move acme"
 
     def handle(self, *args: Any, **options: Any) -> None:
         summary = self._run(options)
-        self.write_data(summary.to_dict(), form=options["format"])
+        self.write_data(summary.to_dict())
         for problem in summary.problems:
             self.progress(problem)
         self.progress(_NEXT[summary.phase].format(target=summary.target))
         if summary.problems or summary.phase in ("copying", "fenced", "deleting", "aborting"):
-            raise CommandError("The move is not complete.", returncode=PROBLEMS_FOUND)
+            raise CommandError("The move is not complete.")
 
     def _run(self, options: dict[str, Any]) -> MoveSummary:
         tenant, found = options["tenant"], find_move(options["tenant"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from helix_store import conf
 from helix_store.cleanup.retention import Retention, RetentionSummary
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommand, at_least
-from helix_store.management.output import Column, pairs, table
+from helix_store.management.base import StoreCommand, at_least
+from helix_store.management.output import Column
 
 __all__ = ["Command"]
 
@@ -42,20 +41,17 @@ class Command(StoreCommand):
         parser.epilog = "example: manage.py helix_retention --dry-run"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            retention = Retention(
-                using=options["database"],
-                tenant=options["tenant"],
-                page_size=options["batch_size"],
-                dry_run=options["dry_run"],
-            )
-        except ImproperlyConfigured as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+        retention = Retention(
+            using=options["database"],
+            tenant=options["tenant"],
+            page_size=options["batch_size"],
+            dry_run=options["dry_run"],
+        )
         if conf.retention().keeps_everything:
             self.progress('HELIX_STORE["RETENTION"] has no rule: everything is kept.')
-        is_stopped = self._apply(retention)
-        self._write(retention.summary, form=options["format"])
-        if is_stopped:
+        self.run_batches(retention.batches(), retention.summary, unit="rows", done=_row_count)
+        self._write(retention.summary)
+        if self.stop.is_set():
             trees = retention.summary.trees
             self.progress(
                 f"Stopped between two batches, after {trees} session trees; run it again to continue."
@@ -63,22 +59,12 @@ class Command(StoreCommand):
         if retention.summary.errors:
             raise CommandError(
                 f"{retention.summary.errors} sessions or tenants had a problem and were left unchanged; see "
-                "the log of helix_store.cleanup.",
-                returncode=PROBLEMS_FOUND,
+                "the log of helix_store.cleanup."
             )
 
-    def _apply(self, retention: Retention) -> bool:
-        """Apply the policy, and return whether a signal stopped it."""
-        with self.progress_bar("rows") as progress:
-            for summary in retention.batches():
-                progress.update(sum(sum(getattr(summary, rule).values()) for rule in _RULES))
-                if self.stop.is_set():
-                    return True
-        return False
-
-    def _write(self, summary: RetentionSummary, *, form: str) -> None:
-        if form == "json":
-            self.write_data(summary.to_dict(), form=form)
+    def _write(self, summary: RetentionSummary) -> None:
+        if self.is_json:
+            self.write_data(summary.to_dict())
             return
         rows = [
             (text, name, f"{count:,}")
@@ -86,8 +72,11 @@ class Command(StoreCommand):
             for name, count in getattr(summary, rule).items()
         ]
         heading = "rows that would change" if summary.dry_run else "rows"
-        columns = [Column(heading="rule"), Column(heading="table"), Column(heading=heading, right=True)]
         if rows:
-            self.write_text(f"{table(columns, rows, width=self.width, colours=self.colours)}\n\n")
-        counts = ((name.replace("_", " "), getattr(summary, name)) for name in _COUNTS)
-        self.write_text(pairs(counts, width=self.width, colours=self.colours))
+            self.write_table((Column("rule"), Column("table"), Column(heading, right=True)), rows)
+            self.write_text("\n")
+        self.write_data({name: getattr(summary, name) for name in _COUNTS})
+
+
+def _row_count(summary: RetentionSummary) -> int:
+    return sum(sum(getattr(summary, rule).values()) for rule in _RULES)

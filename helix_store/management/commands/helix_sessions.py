@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Final, get_args
 
@@ -15,25 +16,24 @@ from helix_store.actions import SESSION_ACTIONS
 from helix_store.actions.action import SessionAction
 from helix_store.actions.answers import ANSWER, APPROVE, ERROR, REJECT, RESULT, json_value
 from helix_store.actions.posts import POST
-from helix_store.catalogue import Outline
 from helix_store.core.posts import Post, PostState
 from helix_store.core.signatures import SESSION_FILTERS
-from helix_store.core.types import UNSET, SessionHead, SessionStatus
+from helix_store.core.types import UNSET, SessionStatus
 from helix_store.engine.database import Database
-from helix_store.exceptions import InvalidPayload
-from helix_store.management.acting import ActingCommand
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, at_least
-from helix_store.management.call_argument import chosen_call
+from helix_store.management.base import WrongUsage, add_limit_argument, at_least
 from helix_store.management.output import Column
+from helix_store.management.parts import ActingCommand
 from helix_store.management.session_argument import (
+    chosen_call,
     chosen_session,
     directory_of,
     time_argument,
     whole_id,
 )
 from helix_store.management.session_page import (
+    POST_COLUMNS,
     SESSION_COLUMNS,
-    session_row,
+    ListedSession,
     session_sections,
     tree_lines,
 )
@@ -51,38 +51,31 @@ _STATUSES = [status.value for status in SessionStatus]
 _POST_STATES: Final = get_args(PostState)
 _POSTS_AT_ONCE: Final = 200
 _POST_COLUMNS: Final = (
-    Column(heading="#", cut="never", right=True),
-    Column(heading="post", cut="middle", minimum=16),
-    Column(heading="state", cut="never"),
-    Column(heading="author", cut="middle", minimum=6, is_optional=True, may_be_empty=True),
-    Column(heading="due", cut="never"),
-    Column(heading="message", minimum=12, may_be_empty=True),
+    *POST_COLUMNS[:2],
+    Column("state", attrgetter("state"), cut="never"),
+    *POST_COLUMNS[2:],
+    Column("due", lambda post: post.not_before or post.posted_at, cut="never"),
+    Column("message", lambda post: _content(post), minimum=12, may_be_empty=True),
 )
 
 
 class Command(ActingCommand):
     help = "List, read and manage sessions."
 
-    def add_parts(self, parts: Any) -> None:
-        self._add_list(parts)
-        self._add_show(parts)
-        self._add_tree(parts)
+    def add_parts(self) -> None:
+        self._add_list()
+        self._add_show()
+        self._add_tree()
         for action in SESSION_ACTIONS:
             if action.help:
-                self.add_action(parts, action)
-        self._add_posts(parts)
-        self._add_wake(parts)
+                self.add_action(action)
+        self._add_posts()
+        self._add_wake()
 
     # --- list
 
-    def _add_list(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "list",
-            self._list,
-            help="List sessions, the most recently updated first. Filters are combined with AND.",
-            epilog="example: manage.py helix_sessions list --status active --user user-1",
-        )
+    def _add_list(self) -> None:
+        parser = self.add_part("list", self._list, example="--status active --user user-1")
         parser.add_argument("--agent-type", help="Only sessions of this agent type.")
         parser.add_argument(
             "--status",
@@ -131,51 +124,30 @@ class Command(ActingCommand):
         )
         parser.add_argument("--order-by", choices=["updated_at", "created_at"], default="updated_at")
         parser.add_argument("--direction", choices=["desc", "asc"], default="desc")
-        parser.add_argument(
-            "--limit", type=at_least(1), default=50, help="At most this many sessions (default: %(default)s)."
-        )
+        add_limit_argument(parser, "sessions", default=50)
         parser.add_argument("--offset", type=at_least(0), default=0, help="Skip this many sessions first.")
         parser.add_argument("--cursor", help="Continue after a list with the same filters.")
         parser.add_argument("--count", action="store_true", help="Count all sessions that match.")
 
     def _list(self, options: dict[str, Any]) -> None:
+        """List sessions, the most recently updated first. Filters are combined with AND."""
         for name in ("parent_session_id", "root_session_id"):
             if options[name] and options[name] is not UNSET:
                 options[name] = whole_id(options[name], options)
         options["metadata"] = dict(options["metadata"] or ())
-        pages = _pages_of_sessions(options)
-        try:
-            self.write_list(
-                "sessions",
-                pages,
-                columns=SESSION_COLUMNS,
-                row=lambda listed: session_row(*listed),
-                to_dict=_session_dict,
-                form=options["format"],
-            )
-        except InvalidPayload as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
+        self.write_list(
+            "sessions", _pages_of_sessions(options), columns=SESSION_COLUMNS, to_dict=_session_dict
+        )
 
     # --- show and tree
 
-    def _add_show(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "show",
-            self._show,
-            help="Show a session: its state, posts, runs, sub-sessions, checkpoints, usage and conversation.",
-            epilog="example: manage.py helix_sessions show trip-1 --messages 20",
-        )
+    def _add_show(self) -> None:
+        parser = self.add_part("show", self._show, example="trip-1 --messages 20")
         parser.add_argument("session_id", metavar="ID")
         parser.add_argument(
             "--messages", type=at_least(1), metavar="N", help="Also print the newest N messages."
         )
-        parser.add_argument(
-            "--limit",
-            type=at_least(1),
-            default=10,
-            help="At most this many posts, runs and checkpoints (default: %(default)s).",
-        )
+        add_limit_argument(parser, "posts, runs and checkpoints", default=10)
         parser.add_argument(
             "--markdown",
             action="store_true",
@@ -183,53 +155,42 @@ class Command(ActingCommand):
         )
 
     def _show(self, options: dict[str, Any]) -> None:
+        """Show a session: its state, posts, runs, sub-sessions, checkpoints, usage and conversation."""
         store, session_id = chosen_session(options["session_id"], options)
         if options["markdown"]:
             for block in conversation_as_markdown(store, session_id):
                 self.write_text(visible(f"{block}\n\n", keep="\n\t"))
             return
         report = session_report(store, session_id, limit=options["limit"], messages=options["messages"])
-        if options["format"] == "json":
+        if self.is_json:
             self.write_text(json.dumps(report.to_dict()))
         else:
-            sections = session_sections(report, width=self.width, colours=self.colours)
-            self.write_text("\n\n".join(sections))
+            self.write_text("\n\n".join(session_sections(report, self.layout)))
         if report.problems:
-            raise CommandError("; ".join(report.problems), returncode=PROBLEMS_FOUND)
+            raise CommandError("; ".join(report.problems))
 
-    def _add_tree(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "tree",
-            self._tree,
-            help="Show a session and all sub-sessions below it, including remote ones.",
-            epilog="example: manage.py helix_sessions tree trip-1",
-        )
+    def _add_tree(self) -> None:
+        parser = self.add_part("tree", self._tree, example="trip-1")
         parser.add_argument("session_id", metavar="ID")
         parser.add_argument(
             "--from-root", action="store_true", help="Begin at the root of the tree that the session is in."
         )
 
     def _tree(self, options: dict[str, Any]) -> None:
+        """Show a session and all sub-sessions below it, including remote ones."""
         store, session_id = chosen_session(options["session_id"], options)
         tree = session_tree(store, session_id)
         if options["from_root"] and tree.head is not None:
             tree = session_tree(store, session_id, root_id=tree.head.root_session_id)
-        if options["format"] == "json":
+        if self.is_json:
             self.write_text(json.dumps({"tenant": store.tenant, "nodes": nodes_of(tree)}))
         else:
-            self.write_text("\n".join(tree_lines(tree, width=self.width, colours=self.colours)))
+            self.write_text("\n".join(tree_lines(tree, self.layout)))
 
     # --- posts and wake
 
-    def _add_posts(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "posts",
-            self._posts,
-            help="List the posts of a session, the first one first.",
-            epilog="example: manage.py helix_sessions posts trip-1 --state waiting --state received",
-        )
+    def _add_posts(self) -> None:
+        parser = self.add_part("posts", self._posts, example="trip-1 --state waiting --state received")
         parser.add_argument("session_id", metavar="ID")
         parser.add_argument(
             "--state",
@@ -238,42 +199,29 @@ class Command(ActingCommand):
             choices=_POST_STATES,
             help="Only posts in this state (default: waiting); may be repeated.",
         )
-        parser.add_argument(
-            "--limit", type=at_least(1), default=50, help="At most this many posts (default: %(default)s)."
-        )
+        add_limit_argument(parser, "posts", default=50)
         parser.add_argument("--cursor", help="Continue after a list with the same states.")
 
     def _posts(self, options: dict[str, Any]) -> None:
+        """List the posts of a session, the first one first."""
         store, session_id = chosen_session(options["session_id"], options)
         self.write_list(
             "posts",
             _pages_of_posts(store, session_id, options),
             columns=_POST_COLUMNS,
-            row=_post_row,
             to_dict=lambda post: {"tenant": store.tenant, **post.to_dict()},
-            form=options["format"],
         )
 
-    def _add_wake(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "wake",
-            self._wake,
-            help="Send the signal session_posted for each session whose due posts nobody has picked up.",
-            epilog="example: manage.py helix_sessions wake",
-        )
-        parser.add_argument(
-            "--limit",
-            type=at_least(1),
-            default=200,
-            help="At most this many sessions (default: %(default)s).",
-        )
+    def _add_wake(self) -> None:
+        parser = self.add_part("wake", self._wake, example="")
+        add_limit_argument(parser, "sessions", default=200)
 
     def _wake(self, options: dict[str, Any]) -> None:
+        """Send the signal session_posted for each session whose due posts nobody has picked up."""
         announced = announce_due_posts(
             using=options["database"], tenant=options["tenant"], limit=options["limit"]
         )
-        self.write_data({"announced": announced}, form=options["format"])
+        self.write_data({"announced": announced})
 
     def target(
         self, action: SessionAction, options: Mapping[str, Any], *, is_whole: bool
@@ -298,15 +246,15 @@ def _check_answer(options: Mapping[str, Any]) -> None:
     """Refuse a value or a reason that does not apply to the answer."""
     answer = options["answer"]
     if options["value"] is not None and answer in (APPROVE, REJECT):
-        raise CommandError(f"{answer} takes no VALUE; use --reason.", returncode=USAGE)
+        raise WrongUsage(f"{answer} takes no VALUE; use --reason.")
     if options["value"] is None and answer == ERROR:
-        raise CommandError("error needs a VALUE.", returncode=USAGE)
+        raise WrongUsage("error needs a VALUE.")
     if options["input"] is not None and answer != APPROVE:
-        raise CommandError(f"{answer} takes no --input.", returncode=USAGE)
+        raise WrongUsage(f"{answer} takes no --input.")
     if options["user"] is not None and options["actor"] is not None:
-        raise CommandError("Pass either --as or --actor.", returncode=USAGE)
+        raise WrongUsage("Pass either --as or --actor.")
     if options["reason"] is not None and answer in (RESULT, ERROR):
-        raise CommandError(f"{answer} takes no --reason.", returncode=USAGE)
+        raise WrongUsage(f"{answer} takes no --reason.")
 
 
 def _user(name: str) -> Any:
@@ -314,7 +262,7 @@ def _user(name: str) -> Any:
     try:
         return model._default_manager.get_by_natural_key(name)
     except model.DoesNotExist:
-        raise CommandError(f"There is no user with the name {visible(name)}.", returncode=USAGE) from None
+        raise WrongUsage(f"There is no user with the name {visible(name)}.") from None
 
 
 def _pages_of_sessions(options: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
@@ -322,17 +270,16 @@ def _pages_of_sessions(options: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     db = Database(options["database"], options["tenant"] or "")
     for page in directory_of(options).pages(**{name: options[name] for name in SESSION_FILTERS}):
         outlined = zip(page.sessions, outlines_of_heads(db, page.sessions), strict=True)
-        sessions = [(tenant, head, outline) for (tenant, head), outline in outlined]
+        sessions = [ListedSession(tenant, head, outline) for (tenant, head), outline in outlined]
         yield SimpleNamespace(sessions=sessions, total=page.total, next_cursor=page.next_cursor)
 
 
-def _session_dict(listed: tuple[str, SessionHead, tuple[str, Outline] | None]) -> dict[str, Any]:
-    tenant, head, found = listed
+def _session_dict(listed: ListedSession) -> dict[str, Any]:
     conversation = None
-    if found is not None:
-        name, outline = found
+    if listed.found is not None:
+        name, outline = listed.found
         conversation = {"framework": name, "message_count": outline.count, "is_partial": outline.is_partial}
-    return {"tenant": tenant, **head.to_dict(), "conversation": conversation}
+    return {"tenant": listed.tenant, **listed.head.to_dict(), "conversation": conversation}
 
 
 def _pages_of_posts(
@@ -348,25 +295,23 @@ def _pages_of_posts(
             return
 
 
-def _post_row(post: Post) -> tuple[Any, ...]:
+def _content(post: Post) -> str:
     content = "" if post.message is None else post.message.get("content", "")
-    text = content if isinstance(content, str) else json.dumps(content)
-    due_at = post.not_before or post.posted_at
-    return (post.sequence, post.post_id, post.state, post.author, due_at, text)
+    return content if isinstance(content, str) else json.dumps(content)
 
 
 def _time(text: str) -> Any:
     try:
         return time_argument(text)
     except argparse.ArgumentTypeError as exc:
-        raise CommandError(f"argument --not-before: {exc}", returncode=USAGE) from exc
+        raise WrongUsage(f"argument --not-before: {exc}") from exc
 
 
 def _input(text: str) -> Any:
     try:
         return json_value(text)
     except ValueError:
-        raise CommandError("--input takes JSON.", returncode=USAGE) from None
+        raise WrongUsage("--input takes JSON.") from None
 
 
 def _key_and_value(text: str) -> tuple[str, str]:

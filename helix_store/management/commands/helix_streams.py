@@ -8,19 +8,24 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from django.core.management.base import CommandError
 
-from helix_store.core import validation
 from helix_store.core.streams import PrunedStreams, StoredChunk
 from helix_store.core.types import StreamStatus
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, StreamNotFound, StreamTruncated
-from helix_store.management.base import PROBLEMS_FOUND, USAGE, StoreCommandWithParts, at_least
+from helix_store.management.base import (
+    WrongUsage,
+    add_limit_argument,
+    at_least,
+)
 from helix_store.management.output import Column, status_style
-from helix_store.management.session_argument import only_tenant
-from helix_store.management.text import cut, visible
+from helix_store.management.parts import StoreCommandWithParts
+from helix_store.management.session_argument import only_tenant, tenant_argument
+from helix_store.management.text import visible
 from helix_store.management.times import moment_of, project_zone, time_or_age
 from helix_store.stores import DatabaseStreamManager
 from helix_store.streams.listing import ListedStream, StreamList, WriterState, list_streams, tenants_of_stream
@@ -32,14 +37,20 @@ __all__ = ["Command"]
 
 _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (
-    Column(heading="tenant", cut="middle"),
-    Column(heading="stream", cut="id", minimum=36),
-    Column(heading="status", cut="never", style=status_style),
-    Column(heading="chunks", cut="never", right=True),
-    Column(heading="last", cut="never", right=True),
-    Column(heading="age", cut="never", right=True),
-    Column(heading="writer", cut="middle", is_optional=True),
-    Column(heading="lease", cut="never", is_optional=True, style=lambda text: _LEASE_STYLES.get(text)),
+    Column("tenant", attrgetter("tenant"), cut="middle"),
+    Column("stream", attrgetter("stream_id"), cut="id", minimum=36),
+    Column("status", attrgetter("status.value"), cut="never", style=status_style),
+    Column("chunks", lambda stream: f"{stream.chunk_count:,}", cut="never", right=True),
+    Column("last", lambda stream: f"{stream.last_sequence:,}", cut="never", right=True),
+    Column("age", lambda stream: _age(stream.age_seconds), cut="never", right=True),
+    Column("writer", lambda stream: f"{stream.agent_name} {stream.run_id}", cut="middle", is_optional=True),
+    Column(
+        "lease",
+        lambda stream: "" if stream.writer is WriterState.NONE else stream.writer.value,
+        cut="never",
+        is_optional=True,
+        style=lambda text: _LEASE_STYLES.get(text),
+    ),
 )
 _LEASE_STYLES: Final[dict[str, Any]] = {WriterState.ALIVE.value: "cyan", WriterState.LOST.value: "red"}
 _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
@@ -48,56 +59,29 @@ _END_KEYS: Final = ("stream_id", "status", "last_sequence", "output", "error")
 class Command(StoreCommandWithParts):
     help = "List streams, follow a stream, and remove old chunks."
 
-    def add_parts(self, parts: Any) -> None:
-        self._add_list(parts)
-        self._add_tail(parts)
-        self._add_prune(parts)
+    def add_parts(self) -> None:
+        self._add_list()
+        self._add_tail()
+        self._add_prune()
 
-    # --- list
-
-    def _add_list(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "list",
-            self._list,
-            help="List streams, the newest first. The age is the time since the last change.",
-            epilog="example: manage.py helix_streams list --status ended --limit 20",
-        )
+    def _add_list(self) -> None:
+        parser = self.add_part("list", self._list, example="--status ended --limit 20")
         parser.add_argument(
             "--status",
             choices=[status.value for status in StreamStatus],
             help="Only streams with this status.",
         )
-        parser.add_argument(
-            "--limit", type=at_least(1), default=50, help="At most this many streams (default: %(default)s)."
-        )
+        add_limit_argument(parser, "streams", default=50)
         parser.add_argument("--cursor", help="Continue after a list with the same filters.")
 
     def _list(self, options: dict[str, Any]) -> None:
+        """List streams, the newest first. The age is the time since the last change."""
         # If the tenant was specified, it needs no column.
         first = 0 if options["tenant"] is None else 1
-        self.write_list(
-            "streams",
-            _pages(options),
-            columns=_COLUMNS[first:],
-            row=lambda stream: _row(stream)[first:],
-            to_dict=ListedStream.to_dict,
-            form=options["format"],
-        )
+        self.write_list("streams", _pages(options), columns=_COLUMNS[first:], to_dict=ListedStream.to_dict)
 
-    # --- tail
-
-    def _add_tail(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "tail",
-            self._tail,
-            help=(
-                "Print the chunks of a stream as they arrive, until it ends, fails or pauses. "
-                "Ctrl-C prints the position to continue from."
-            ),
-            epilog="example: manage.py helix_streams tail trip-1 --from 1",
-        )
+    def _add_tail(self) -> None:
+        parser = self.add_part("tail", self._tail, example="trip-1 --from 1")
         parser.add_argument("stream_id", metavar="ID")
         parser.add_argument(
             "--from",
@@ -111,6 +95,9 @@ class Command(StoreCommandWithParts):
         )
 
     def _tail(self, options: dict[str, Any]) -> None:
+        """Print the chunks of a stream as they arrive, until it ends, fails or pauses. Ctrl-C prints the
+        position to continue from.
+        """
         stream_id = options["stream_id"]
         tenant = _tenant_of(stream_id, options)
         streams = DatabaseStreamManager(options["database"], tenant=tenant)
@@ -124,14 +111,18 @@ class Command(StoreCommandWithParts):
         if tail.removed and options["after"] is None:
             self.progress(f"The first {tail.removed:,} chunks were removed.")
         try:
-            await self._print_chunks(tail, options)
+            chunks = tail.chunks(follow=options["follow"], is_stopped=self.stop.is_set)
+            async with aclosing(chunks):
+                async for stored in chunks:
+                    text = json.dumps(stored.to_dict()) if self.is_json else self.layout.fitted(_line(stored))
+                    self.write_text(text)
         except StreamTruncated as exc:
             what = f"Chunks up to {exc.oldest - 1} were removed" if exc.oldest > 1 else "The stream was reset"
-            raise CommandError(f"{what}; {again} {exc.oldest - 1}", returncode=PROBLEMS_FOUND) from exc
+            raise CommandError(f"{what}; {again} {exc.oldest - 1}") from exc
         except BaseException:
             self.progress(f"Stopped after sequence {tail.position}; {again} {tail.position}")
             raise
-        if options["format"] == "json":
+        if self.is_json:
             end = {name: value for name, value in tail.info.to_dict().items() if name in _END_KEYS}
             self.write_text(json.dumps({"tenant": streams.tenant, "position": tail.position, **end}))
         is_at_end = tail.position >= tail.info.last_sequence
@@ -139,40 +130,13 @@ class Command(StoreCommandWithParts):
             self.progress(f"Stopped after sequence {tail.position}; {again} {tail.position}")
         elif tail.info.status is StreamStatus.FAILED:
             error = visible(json.dumps(tail.info.error))
-            raise CommandError(
-                f"The stream failed after sequence {tail.position}: {error}", returncode=PROBLEMS_FOUND
-            )
+            raise CommandError(f"The stream failed after sequence {tail.position}: {error}")
         else:
             self.progress(f"The stream is {tail.info.status.value}, after sequence {tail.position}.")
 
-    async def _print_chunks(self, tail: StreamTail, options: Mapping[str, Any]) -> None:
-        write = self._write_chunk_as_json if options["format"] == "json" else self._write_chunk
-        async with aclosing(tail.chunks(follow=options["follow"], is_stopped=self.stop.is_set)) as chunks:
-            async for stored in chunks:
-                write(stored)
-
-    def _write_chunk(self, stored: StoredChunk) -> None:
-        rest = {name: value for name, value in stored.chunk.items() if name != "type"}
-        values = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest.items())
-        line = visible(f"{stored.sequence:>6}  {stored.chunk['type']}  {values}".rstrip())
-        self.write_text(line if self.width is None else cut(line, self.width))
-
-    def _write_chunk_as_json(self, stored: StoredChunk) -> None:
-        self.write_text(json.dumps(stored.to_dict()))
-
-    # --- prune
-
-    def _add_prune(self, parts: Any) -> None:
-        parser = self.add_part(
-            parts,
-            "prune",
-            self._prune,
-            help=(
-                "Fail streams with a lost writer, and remove chunks of streams that ended too long ago, "
-                "chunks whose retention is over, and surplus chunks. The streams stay."
-            ),
-            epilog="example: manage.py helix_streams prune --older-than 7d --keep-chunks 10000 --dry-run",
-        )
+    def _add_prune(self) -> None:
+        example = "--older-than 7d --keep-chunks 10000 --dry-run"
+        parser = self.add_part("prune", self._prune, example=example)
         parser.add_argument(
             "--older-than",
             type=time_or_age,
@@ -188,7 +152,10 @@ class Command(StoreCommandWithParts):
         parser.add_argument("--dry-run", action="store_true", help="Only count.")
 
     def _prune(self, options: dict[str, Any]) -> None:
-        tenant = _tenant(options)
+        """Fail streams with a lost writer, and remove chunks of streams that ended too long ago, chunks whose
+        retention is over, and surplus chunks. The streams stay.
+        """
+        tenant = tenant_argument(options)
         older_than = options["older_than"]
         if isinstance(older_than, datetime):
             # An age is measured by the database's clock.
@@ -198,15 +165,12 @@ class Command(StoreCommandWithParts):
             keep_chunks=options["keep_chunks"],
             dry_run=options["dry_run"],
         )
-        pruned = PrunedStreams(streams=0, chunks=0, failed=0)
-        with self.progress_bar("chunks") as progress:
-            for pruned in prune_batches(Database(options["database"], tenant or "", None), tenant, request):
-                progress.update(pruned.chunks)
-                if self.stop.is_set():
-                    break
+        batches = prune_batches(Database(options["database"], tenant or "", None), tenant, request)
+        empty = PrunedStreams(streams=0, chunks=0, failed=0)
+        pruned = self.run_batches(batches, empty, unit="chunks", done=attrgetter("chunks"))
         if self.stop.is_set():
             self.progress(f"Stopped after {pruned.streams:,} streams; run it again to continue.")
-        self.write_data(pruned.to_dict(), form=options["format"])
+        self.write_data(pruned.to_dict())
 
 
 def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
@@ -214,7 +178,7 @@ def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
     while left > 0:
         page = list_streams(
             using=options["database"],
-            tenant=_tenant(options),
+            tenant=tenant_argument(options),
             status=options["status"],
             limit=min(left, _LONGEST_PAGE),
             cursor=cursor,
@@ -225,25 +189,15 @@ def _pages(options: Mapping[str, Any]) -> Iterator[StreamList]:
             return
 
 
-def _tenant(options: Mapping[str, Any]) -> str | None:
-    tenant: str | None = options["tenant"]
-    try:
-        return None if tenant is None else validation.tenant(tenant)
-    except InvalidPayload as exc:
-        raise CommandError(f"--tenant: {exc.reason}.", returncode=USAGE) from exc
-
-
 def _tenant_of(stream_id: str, options: Mapping[str, Any]) -> str:
     """Return the specified tenant, or the only one with such a stream. Raise `StreamNotFound`."""
-    given = _tenant(options)
+    given = tenant_argument(options)
     if given is not None:
         return given
     try:
         tenants = tenants_of_stream(stream_id, using=options["database"])
     except InvalidPayload as exc:
-        raise CommandError(
-            f"{visible(stream_id)!r} is not a stream id: {exc.reason}.", returncode=USAGE
-        ) from exc
+        raise WrongUsage(f"{visible(stream_id)!r} is not a stream id: {exc.reason}.") from exc
     if not tenants:
         raise StreamNotFound(stream_id)
     return only_tenant(tenants, f"stream {visible(stream_id)}")
@@ -255,17 +209,10 @@ def _name(stream_id: str, tenant: str) -> str:
     return f"{named} --tenant {shlex.quote(visible(tenant))}" if tenant else named
 
 
-def _row(stream: ListedStream) -> list[Any]:
-    return [
-        stream.tenant,
-        stream.stream_id,
-        stream.status.value,
-        f"{stream.chunk_count:,}",
-        f"{stream.last_sequence:,}",
-        _age(stream.age_seconds),
-        f"{stream.agent_name} {stream.run_id}",
-        "" if stream.writer is WriterState.NONE else stream.writer.value,
-    ]
+def _line(stored: StoredChunk) -> str:
+    rest = {name: value for name, value in stored.chunk.items() if name != "type"}
+    values = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest.items())
+    return visible(f"{stored.sequence:>6}  {stored.chunk['type']}  {values}".rstrip())
 
 
 def _age(seconds: float) -> str:

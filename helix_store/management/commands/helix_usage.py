@@ -8,18 +8,16 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from helix_store.core.usage import UsageReport, UsageReportGrouping
 from helix_store.exceptions import InvalidPayload
-from helix_store.management.base import USAGE, StoreCommand, at_least
-from helix_store.management.budget_tables import budgets_table
+from helix_store.management.base import StoreCommand, WrongUsage, at_least, refuse_options
+from helix_store.management.spending_tables import budgets_table, days_table, groups_table
 from helix_store.management.times import moment_of, project_zone, time_or_age
-from helix_store.management.usage_tables import days_table, groups_table
 from helix_store.reports.budgets import all_reports
 from helix_store.usage.reports import csv_rows, time_zone, usage_report
 
@@ -35,6 +33,8 @@ class Command(StoreCommand):
         "Report tokens and costs by session, tree, model, agent type, user or day. The highest costs come "
         "first; days are in order, with bars. Or list the budgets."
     )
+
+    usage_errors = (*StoreCommand.usage_errors, InvalidPayload)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -74,30 +74,11 @@ class Command(StoreCommand):
         return bool(options["csv"])
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["csv"] and options["format"] == "json":
-            raise CommandError("Choose --csv or --format json.", returncode=USAGE)
+        if options["csv"] and self.is_json:
+            raise WrongUsage("Choose --csv or --format json.")
         if options["budgets"]:
             self._list_budgets(options)
             return
-        try:
-            self._report(options)
-        except InvalidPayload as exc:
-            raise CommandError(str(exc), returncode=USAGE) from exc
-
-    def _list_budgets(self, options: dict[str, Any]) -> None:
-        for name in _NOT_FOR_BUDGETS:
-            if options[name]:
-                raise CommandError(f"--budgets does not take --{name.replace('_', '-')}.", returncode=USAGE)
-        reports = list(all_reports(using=options["database"], tenant=options["tenant"]))
-        if options["format"] == "json":
-            plain = {"tenant": options["tenant"], "budgets": [report.to_dict() for report in reports]}
-            self.write_text(json.dumps(plain))
-        elif reports:
-            self.write_text(budgets_table(reports, width=self.width, colours=self.colours))
-        else:
-            self.write_text("No budgets.")
-
-    def _report(self, options: dict[str, Any]) -> None:
         zone = project_zone() if options["zone"] is None else time_zone(options["zone"])
         since, until = (
             None if options[name] is None else moment_of(options[name], zone) for name in ("since", "until")
@@ -117,11 +98,26 @@ class Command(StoreCommand):
             )
         if options["csv"]:
             self.write_text(_csv(report))
-        elif options["format"] == "json":
-            asked = {"tenant": options["tenant"], "since": _text(since), "until": _text(until)}
+        elif self.is_json:
+            asked = {
+                "tenant": options["tenant"],
+                "since": since and since.isoformat(),
+                "until": until and until.isoformat(),
+            }
             self.write_text(json.dumps({**asked, "zone": zone.key, **report.to_dict()}))
         else:
             self.write_text(self._table(report, zone))
+
+    def _list_budgets(self, options: dict[str, Any]) -> None:
+        refuse_options(options, _NOT_FOR_BUDGETS, "--budgets does not take")
+        reports = list(all_reports(using=options["database"], tenant=options["tenant"]))
+        if self.is_json:
+            plain = {"tenant": options["tenant"], "budgets": [report.to_dict() for report in reports]}
+            self.write_text(json.dumps(plain))
+        elif reports:
+            self.write_text(budgets_table(reports, self.layout))
+        else:
+            self.write_text("No budgets.")
 
     @contextmanager
     def _telling_what_takes_long(self) -> Iterator[None]:
@@ -138,9 +134,9 @@ class Command(StoreCommand):
         if not report.groups:
             return "No usage."
         if report.by is UsageReportGrouping.DAY:
-            lines = [days_table(report, zone=zone.key, width=self.width, colours=self.colours)]
+            lines = [days_table(report, self.layout, zone=zone.key)]
         else:
-            lines = [groups_table(report, width=self.width, colours=self.colours)]
+            lines = [groups_table(report, self.layout)]
         hidden = report.group_count - len(report.groups)
         if hidden:
             lines.append(f"Groups in the total that are not shown: {hidden:,}.")
@@ -159,7 +155,3 @@ def _csv(report: UsageReport) -> str:
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(csv_rows(report))
     return written.getvalue()
-
-
-def _text(value: datetime | None) -> str | None:
-    return None if value is None else value.isoformat()

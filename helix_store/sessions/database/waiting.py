@@ -21,6 +21,7 @@ from helix_store.core.validation import datetime_to_milliseconds
 from helix_store.engine.database import (
     Database,
     DatabaseOperations,
+    Rows,
     reads,
     writes,
 )
@@ -33,6 +34,7 @@ from helix_store.sessions.approvals import Answer
 from helix_store.sessions.database.locking import (
     advance,
     check_guard,
+    lock_known_session,
     lock_session,
     lock_sessions_of_tree,
     missing_session,
@@ -46,7 +48,7 @@ from helix_store.sessions.rules import (
     require_suspended,
     resumed_state,
 )
-from helix_store.sessions.sql import CURRENT_COLUMNS
+from helix_store.sessions.sql import CURRENT_COLUMNS, OWNERSHIP
 from helix_store.sessions.tool_calls import (
     ToolCalls,
     claimed_ownership,
@@ -93,7 +95,7 @@ class DatabaseWaiting(DatabaseOperations):
         self, session_id: str, tool_call_id: str, answer: Answer, *, submitted_at: int
     ) -> Submission:
         owner_id, root_id = self._owner_of(session_id, tool_call_id)
-        owner = lock_sessions_of_tree(self.db, {owner_id}, *_ANSWER_COLUMNS).get(owner_id)
+        owner = lock_known_session(self.db, owner_id, None, *_ANSWER_COLUMNS)
         if owner is None or tree_of(owner_id, owner.root_session_id) != root_id:
             return Submission(outcome=SubmissionOutcome.UNKNOWN_TOOL_CALL, tool_call_id=tool_call_id)
         calls = ToolCalls.stored(
@@ -180,15 +182,15 @@ class DatabaseWaiting(DatabaseOperations):
         No lock is needed: the owner of a call never changes, and later checks use the owner's locked row,
         including the check that the owner is in the tree.
         """
-        columns = ("root_session_id", "client_tool_call_ownership")
-        own = first_row(session_with_id(self.db, session_id).values_list(*columns))
-        if own is None:
-            raise missing_session(self.db, session_id)
-        root_id, recorded = tree_of(session_id, own[0]), own[1]
-        if root_id != session_id:
-            root = first_row(session_with_id(self.db, root_id).values_list(*columns))
-            recorded = recorded if root is None else root[1]
-        return owner_of(recorded, tool_call_id) or session_id, root_id
+        for own_root_id, recorded in self._ownership(session_id):
+            root_id = tree_of(session_id, own_root_id)
+            if root_id != session_id:
+                recorded = next((record for _, record in self._ownership(root_id)), recorded)
+            return owner_of(recorded, tool_call_id) or session_id, root_id
+        raise missing_session(self.db, session_id)
+
+    def _ownership(self, session_id: str) -> Rows:
+        return self.db.execute(OWNERSHIP, {"tenant": self.db.tenant, "session_id": session_id})
 
     @writes
     def suspend(self, session_id: str, suspension: Suspension, guard: Guard) -> int:

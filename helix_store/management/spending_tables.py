@@ -1,17 +1,21 @@
-"""A usage report as a table of groups, or of days with bars."""
+"""Tables of what agents have spent: usage in groups, or by day with bars, and budgets with their limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
+from helix_store.core.budgets import BudgetScope
 from helix_store.core.usage import TokenCounts, UsageGroup, UsageReport, UsageTotal, rounded_cost
-from helix_store.management.output import Colours, Column, bar, table
+from helix_store.management.output import Column, Layout, Style, bar, table
 from helix_store.management.text import width_of
+from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, LimitReport, budget_that_stopped
+from helix_store.reports.session import SessionReport
+from helix_store.reports.times import moment
 
-__all__ = ["days_table", "groups_table"]
+__all__ = ["budgets_table", "days_table", "groups_table", "stopped"]
 
 _NUMBERS: Final = ("cost USD", "tokens")
 _MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
@@ -22,9 +26,10 @@ _LONGEST_GAP: Final = 31
 """The longest run of days without usage that is drawn. A longer one becomes a single line."""
 _BAR_WITHOUT_END: Final = 40
 _SMALLEST_BAR: Final = 5
+_BUDGET_BAR: Final = 12
 
 
-def groups_table(report: UsageReport, *, width: int | None, colours: Colours) -> str:
+def groups_table(report: UsageReport, layout: Layout) -> str:
     """Return a row for each group, and the total."""
     headings, names = _names(report)
     totals: list[UsageTotal] = [*report.groups, report.total]
@@ -35,10 +40,10 @@ def groups_table(report: UsageReport, *, width: int | None, colours: Colours) ->
         *(Column(heading=heading, cut="never", right=True, is_optional=True) for heading in _MORE_NUMBERS),
     ]
     rows = [[*name, cost, *_counts(total)] for name, cost, total in zip(names, costs, totals, strict=True)]
-    return table(columns, rows, width=width, colours=colours)
+    return table(columns, rows, layout)
 
 
-def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Colours) -> str:
+def days_table(report: UsageReport, layout: Layout, *, zone: str) -> str:
     """Return a row for each day, with a bar for its cost, or for its tokens if no entry has a cost."""
     days = list(_without_gaps(report.groups))
     costs = iter(_aligned(total.known_cost for total in (*filter(None, days), report.total)))
@@ -49,7 +54,7 @@ def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Co
     texts.append(["total", next(costs), *_short_counts(report.total)])
     headings = [f"day ({zone})", "cost USD", "tokens", "entries"]
     used = sum(_widths([headings, *texts])) + len(headings) * _GAP
-    room = _BAR_WITHOUT_END if width is None else max(width - used, _SMALLEST_BAR)
+    room = _BAR_WITHOUT_END if layout.width is None else max(layout.width - used, _SMALLEST_BAR)
     bars = [*_bars(days, room, by_cost=bool(report.total.cost_usd)), ""]
     columns = [
         Column(heading=headings[0], cut="never"),
@@ -57,7 +62,7 @@ def days_table(report: UsageReport, *, zone: str, width: int | None, colours: Co
         Column(heading="", cut="never", style=lambda text: "cyan"),
     ]
     rows = [[*row, drawn] for row, drawn in zip(texts, bars, strict=True)]
-    return table(columns, rows, width=width, colours=colours)
+    return table(columns, rows, layout)
 
 
 def _names(report: UsageReport) -> tuple[list[str], list[list[str]]]:
@@ -128,3 +133,74 @@ def _empty_day(day: date) -> UsageGroup:
         tokens=TokenCounts(),
         cost_usd=Decimal(0),
     )
+
+
+def _bar_style(text: str) -> Style | None:
+    return "red" if text.startswith("reached") else "cyan"
+
+
+_BUDGET_COLUMNS: Final = (
+    Column(heading="tenant", cut="middle", minimum=6, may_be_empty=True),
+    Column(heading="budget", cut="middle", minimum=10),
+    Column(heading="caps", cut="middle", minimum=10),
+    Column(heading="period", cut="never"),
+    Column(heading="unit", cut="never"),
+    Column(heading="spent", cut="never", right=True),
+    Column(heading="held", cut="never", right=True),
+    Column(heading="limit", cut="never", right=True),
+    Column(heading="left", cut="never", right=True),
+    Column(heading="", cut="never", style=_bar_style),
+    Column(heading="resets", cut="never", is_optional=True, may_be_empty=True),
+)
+
+
+def budgets_table(reports: Sequence[BudgetReport], layout: Layout) -> str:
+    rows = [row for report in reports for row in _limit_rows(report)]
+    return table(_BUDGET_COLUMNS, rows, layout)
+
+
+def _limit_rows(report: BudgetReport) -> Iterator[list[Any]]:
+    names: list[Any] = [report.tenant or None, report.status.name, _capped(report), report.period.value]
+    for limit in report.limits:
+        figures = (limit.spent, limit.held, limit.limit, limit.remaining)
+        amounts = [limit.amount(each).removeprefix("$") for each in figures]
+        unit = "USD" if limit.unit == "usd" else "tokens"
+        yield [*names, unit, *amounts, _limit_bar(limit), report.status.resets_at]
+        names = [None if name is None else "" for name in names]
+
+
+def _limit_bar(limit: LimitReport) -> str:
+    if limit.is_reached:
+        return "reached"
+    return bar(float(limit.limit - limit.remaining), maximum=float(limit.limit), width=_BUDGET_BAR)
+
+
+def _capped(report: BudgetReport) -> str:
+    kind = report.scope.value.replace("_", " ")
+    if report.scope is BudgetScope.TENANT:
+        return "the tenant"
+    if not report.is_for_each:
+        return f"{kind} {report.status.value}"
+    if report.value_count is None:
+        return f"each {kind}: {report.status.value}"
+    if report.status.value is None:
+        return f"each {kind}"
+    count = f"{min(report.value_count, MOST_COUNTERS):,}"
+    return f"each {kind}, highest of {count}: {report.status.value}"
+
+
+def stopped(report: SessionReport) -> str | None:
+    """Return why the newest run ended, if a budget did not allow its next step."""
+    name = budget_that_stopped(report.runs[0].completion_reason) if report.runs else None
+    if name is None:
+        return None
+    found = next((each for each in report.budgets or () if each.status.name == name), None)
+    why = f"the budget {name} did not allow the last step"
+    if found is None:
+        return f"{why}; it no longer applies, and the next turn continues"
+    spent = ", ".join(
+        f"{each.amount(each.spent)} of {each.amount(each.limit)}{' tokens' * (each.unit == 'tokens')}"
+        for each in found.limits
+    )
+    resets = "" if found.status.resets_at is None else f", it resets {moment(found.status.resets_at)}"
+    return f"{why}; spent now: {spent}{resets}; the next turn tries again"
