@@ -16,8 +16,6 @@ from helix_store.engine.statement import Statement
 from helix_store.locks import sql
 from helix_store.locks.rules import Term
 
-__all__ = ["DatabaseLocks", "hold_fence"]
-
 
 class DatabaseLocks(DatabaseOperations):
     """The back end in a database. Arguments have already been checked, and no operation waits for a lock.
@@ -55,14 +53,14 @@ class DatabaseLocks(DatabaseOperations):
             recorded = {**parameters, "call_id": call.id}
             for statement in statements:
                 for token, expires_at in call.write(statement, recorded):
-                    return Term(token, as_utc(expires_at))
+                    return Term(token, expires_at)
             return None
 
         def begin_again(call: Call) -> Term | None:
             if self.db.is_postgresql:
                 self.db.execute(sql.WAIT_FOR_CONTENDERS, {"key": parameters["key"]})
             for token, expires_at in self.db.execute(sql.BEGUN, {**parameters, "call_id": call.id}):
-                return Term(token, as_utc(expires_at))
+                return Term(token, expires_at)
             return begin(alone, call)
 
         return self.db.committed_once(

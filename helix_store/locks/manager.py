@@ -18,6 +18,7 @@ from django.db import connections
 from helix_store import conf
 from helix_store.core import validation
 from helix_store.core.locks import LockInfo
+from helix_store.core.moments import as_utc
 from helix_store.core.types import Duration
 from helix_store.engine.async_twins import async_twin
 from helix_store.engine.database import Database
@@ -26,16 +27,6 @@ from helix_store.exceptions import HelixStoreError, LockLostError, StoreBusy
 from helix_store.locks.database import DatabaseLocks
 from helix_store.locks.memory import MemoryLocks, NoOpLocks
 from helix_store.locks.rules import Term, process_owner, retry_pauses, ttl_milliseconds
-
-__all__ = [
-    "DatabaseLockManager",
-    "InMemoryLockManager",
-    "KeepAlive",
-    "Lock",
-    "LockManagerBase",
-    "NoOpLockManager",
-    "trust_ends",
-]
 
 LockBackend = DatabaseLocks | MemoryLocks | NoOpLocks
 
@@ -254,8 +245,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
         self.name: Final = name
         self.owner: Final = owner
         self.fencing_token: Final = term.fencing_token
-        self.expires_at = term.expires_at
-        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
+        self._expires_at = term.expires_at
         self.ttl_ms = ttl_ms
         """The TTL of the last successful request, in milliseconds."""
         self._trusted_until = trust_ends(requested_at, ttl_ms)
@@ -265,6 +255,11 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} token {self.fencing_token} of {self.owner!r}>"
+
+    @property
+    def expires_at(self) -> datetime:
+        """The end of the term on the database's clock; a worker should check `is_trusted` instead."""
+        return as_utc(self._expires_at)
 
     def is_trusted(self) -> bool:
         """Return whether the term is certain to be active, without querying the database. It is true until
@@ -296,7 +291,7 @@ class Lock(AbstractContextManager["Lock"], AbstractAsyncContextManager["Lock"]):
                 trusted_until = min(trusted_until, self._trusted_until)
             self._changes += 1
             self._trusted_until = trusted_until
-            self.expires_at = expires_at
+            self._expires_at = expires_at
             self.ttl_ms = ttl_ms
         return expires_at
 

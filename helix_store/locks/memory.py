@@ -14,8 +14,6 @@ from helix_store.core.locks import LockInfo
 from helix_store.engine.memory import MemoryRows, MemoryWorld
 from helix_store.locks.rules import Term
 
-__all__ = ["LockTable", "MemoryLocks", "NoOpLocks", "StoredLock"]
-
 _RELEASED: Final = float("-inf")
 
 

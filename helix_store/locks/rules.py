@@ -14,14 +14,6 @@ from typing import Final
 
 from helix_store.core.validation import milliseconds
 
-__all__ = [
-    "MAX_TTL_MS",
-    "Term",
-    "process_owner",
-    "retry_pauses",
-    "ttl_milliseconds",
-]
-
 MAX_TTL_MS: Final = 7 * 24 * 60 * 60 * 1000
 """Seven days, because a crashed holder keeps the name for the rest of the term."""
 
@@ -38,7 +30,8 @@ class Term:
     """One period of holding a name. Its token is larger than the tokens of all earlier terms of the name."""
 
     fencing_token: int
-    expires_at: datetime
+    expires_at: datetime | str
+    """As the database returns it, for `core.moments.as_utc`."""
 
 
 def process_owner(nonce: str) -> str:

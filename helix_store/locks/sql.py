@@ -17,22 +17,6 @@ from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock, Session
 
-__all__ = [
-    "ACQUIRE",
-    "ACQUIRE_AFTER_SESSION",
-    "ACTIVE",
-    "BEGUN",
-    "FORCE_RELEASE",
-    "IS_LOCKED",
-    "NEWEST_TOKEN",
-    "REFRESH",
-    "RELEASE",
-    "TAKE_OVER",
-    "TAKE_OVER_AFTER_SESSION",
-    "WAIT_FOR_CONTENDERS",
-    "WAS_RELEASED",
-]
-
 _TABLE: Final = table(Lock)
 _ROW: Final = "tenant = %(tenant)s AND name = %(name)s"
 _IS_FREE: Final = "(expires_at IS NULL OR expires_at <= {now})"

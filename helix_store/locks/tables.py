@@ -5,8 +5,6 @@ from typing import Final
 from helix_store.catalogue import Table
 from helix_store.models import Lock
 
-__all__ = ["TABLES"]
-
 _LEASE: Final = "The lease belongs to a process that writes to the other database. Only the token must grow."
 
 TABLES: Final = (

@@ -36,8 +36,6 @@ from helix_store.stores.store import StoreBase, StoreTransaction
 from helix_store.streams.manager import DatabaseStreamManager
 from helix_store.usage.store import DatabaseUsageStore
 
-__all__ = ["DatabaseStateStore", "Store"]
-
 
 class DatabaseStateStore(OpensSessions, StateStoreBase):
     """Durable agent sessions in a Django database.

@@ -18,8 +18,6 @@ from helix_store.sessions.database.directory import DatabaseDirectory
 from helix_store.sessions.queries import after_cursor, checked_query, next_cursor
 from helix_store.stores.database import DatabaseStateStore
 
-__all__ = ["DirectoryPage", "PruneSummary", "SessionDirectory", "TreeNode"]
-
 _LARGEST_PAGE: Final = 200
 
 

@@ -26,8 +26,6 @@ from helix_store.stores.store import StoreBase, StoreTransaction
 from helix_store.streams.manager import InMemoryStreamManager
 from helix_store.usage.store import InMemoryUsageStore
 
-__all__ = ["InMemoryStateStore", "InMemoryStore"]
-
 
 class InMemoryStateStore(OpensSessions, StateStoreBase):
     """Sessions in the memory of this process, with the contract of the database store; for tests and trials.

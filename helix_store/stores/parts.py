@@ -18,8 +18,6 @@ from helix_store.sessions.requests import (
     default_step_id,
 )
 
-__all__ = ["Parts"]
-
 
 class Parts:
     """The stores of one database and tenant, and their common transaction."""
@@ -88,4 +86,13 @@ class Parts:
 
         Raises `ConflictError` if any change that the step staged is gone.
         """
+        raise NotImplementedError
+
+
+class HasParts:
+    """A store that belongs to the stores of its database and tenant."""
+
+    @property
+    def _parts(self) -> Parts:
+        """The stores of the same database and tenant."""
         raise NotImplementedError

@@ -11,8 +11,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.core.types import SessionState
 
-__all__ = ["Progress", "ProvisionalSteps", "may_wait_here"]
-
 
 class Progress(NamedTuple):
     """How far a turn has come: the state, and whether a step has ended the run or the turn."""

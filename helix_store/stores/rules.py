@@ -13,19 +13,6 @@ from helix_store.exceptions import InvalidPayload, TurnInterrupted
 from helix_store.sessions.layout import SUSPENSION_FIELDS
 from helix_store.sessions.tool_calls import ToolCalls, checked_calls, claimed_calls
 
-__all__ = [
-    "Standing",
-    "ask",
-    "calls_of",
-    "end_of_run",
-    "is_suspended",
-    "new_calls",
-    "other_root",
-    "outcome_of",
-    "standing_of",
-    "take",
-]
-
 _END_TURN: Final = "end_turn"
 _SUSPENDED: Final = frozenset({SessionStatus.PAUSED, SessionStatus.INTERRUPTED})
 

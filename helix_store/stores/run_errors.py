@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from helix_store import conf
 
-__all__ = ["described_error"]
-
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TRACEBACK: Final = 8_000
 _MOST_FRAMES: Final = 30

@@ -17,8 +17,6 @@ from helix_store.stores.parts import Parts
 from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.store import UsageStoreBase
 
-__all__ = ["Spending"]
-
 
 class Spending:
     """The usage entries of one turn, and its hold in the budgets of the session.

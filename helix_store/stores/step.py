@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
@@ -52,11 +52,7 @@ from helix_store.sessions.requests import (
 )
 from helix_store.sessions.tool_calls import claimed_calls
 from helix_store.stores import rules
-
-if TYPE_CHECKING:
-    from helix_store.stores.handle import SessionHandle
-
-__all__ = ["Step"]
+from helix_store.stores.bound import BoundSession
 
 _NOT_OURS: Final = (FencedOutError, LockLostError)
 """After these errors, another worker may be in the step and own its staged changes."""
@@ -83,7 +79,7 @@ class Step(BothContexts):
 
     def __init__(
         self,
-        session: SessionHandle,
+        session: BoundSession,
         step_id: str | None = None,
         *,
         run_id: str | None = None,

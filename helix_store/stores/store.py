@@ -19,8 +19,6 @@ from helix_store.sessions.store import StateStoreBase
 from helix_store.stores.handle import OpensSessions
 from helix_store.stores.parts import Parts
 
-__all__ = ["StoreBase", "StoreTransaction"]
-
 
 class StoreBase(Parts, OpensSessions):
     """The stores of one database and tenant, and the most common calls."""

@@ -15,8 +15,6 @@ from helix_store.exceptions import InvalidPayload, NotSupportedOnBackend
 from helix_store.sessions.requests import CommittedStep, StepWrite, are_stored, dropped_staging
 from helix_store.stores.parts import Parts
 
-__all__ = ["ThirdPartyStore"]
-
 
 class ThirdPartyStore(Parts):
     """A state store that has only the calls of the contract.

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from helix_store.budgets.rules import NOTHING, Amounts, checked_estimate
 from helix_store.core import validation
@@ -38,15 +38,11 @@ from helix_store.exceptions import (
 )
 from helix_store.sessions.requests import OpenedStep
 from helix_store.stores import rules
+from helix_store.stores.bound import BoundSession
 from helix_store.stores.provisional import Progress, ProvisionalSteps, may_wait_here
 from helix_store.stores.run_errors import described_error
 from helix_store.stores.spending import Spending
 from helix_store.stores.step import Step
-
-if TYPE_CHECKING:
-    from helix_store.stores.handle import SessionHandle
-
-__all__ = ["Turn"]
 
 _LONGEST_HOST_NAME: Final = 150
 _ATTEMPTS: Final = 5
@@ -67,7 +63,7 @@ class Turn(BothContexts):
 
     def __init__(
         self,
-        session: SessionHandle,
+        session: BoundSession,
         *,
         locks: LockManager | None = None,
         owner: str | None = None,
