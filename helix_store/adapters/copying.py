@@ -7,8 +7,6 @@ from django.db.models import Model
 from helix_store.catalogue import Branch, declared
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["copy_rows"]
-
 
 def copy_rows(model: type[Model], branch: Branch) -> None:
     """Copy all rows of the source to the branch, in one statement.

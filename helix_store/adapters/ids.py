@@ -10,8 +10,6 @@ from typing import Final
 from helix_store.core import validation
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["session_id_for"]
-
 _LONGEST_NAME: Final = 80
 _NOT_READABLE: Final = re.compile(r"[^A-Za-z0-9._:@/+-]+")
 _DERIVED: Final = re.compile(r".*~[0-9a-f]{32}", re.DOTALL)

@@ -22,8 +22,6 @@ from helix_store.sessions.database.sessions import lock_or_insert_session, name_
 from helix_store.sessions.database.trees import delete_tree
 from helix_store.sessions.requests import NewSession, root_session
 
-__all__ = ["LockedSession", "SessionAdapter"]
-
 R = TypeVar("R")
 
 _UNGUARDED = Guard()

@@ -37,14 +37,6 @@ from helix_store.models import BudgetCounter, Session, UsageEntry
 from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.rows import first_row
 
-__all__ = [
-    "DatabaseBudgets",
-    "count_again",
-    "counters_of",
-    "standing_of",
-    "sums_of",
-]
-
 _LOCK_TIMEOUT: Final = "2s"
 """While a call waits for the ledger, other writers also wait. PostgreSQL cancels an autovacuum of the ledger
 for it, but only after ``deadlock_timeout``, by default one second.

@@ -26,8 +26,6 @@ from helix_store.locks.memory import LockTable
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.usage.memory import StoredEntry, UsageLedger
 
-__all__ = ["BudgetTable", "MemoryBudgets"]
-
 _Counter = tuple[str, str, str]
 """The name of a budget, the value that is counted, and the period."""
 

@@ -15,20 +15,6 @@ from helix_store.counters.rules import start_of
 from helix_store.exceptions import BudgetExceeded, InvalidPayload, NotFoundError, shown_id
 from helix_store.usage.entries import checked_cost
 
-__all__ = [
-    "NOTHING",
-    "Amounts",
-    "Definition",
-    "Hold",
-    "Standing",
-    "checked_amounts",
-    "checked_definition",
-    "checked_estimate",
-    "require_allowed",
-    "status_of",
-    "unknown_budget",
-]
-
 _EACH = frozenset({BudgetScope.USER, BudgetScope.AGENT_TYPE})
 """The scopes whose budgets may have no value: each user or agent type then has its own counter."""
 

@@ -12,21 +12,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Budget, BudgetCounter, Lock, Session, UsageEntry
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = [
-    "CREATE_COUNTERS",
-    "LOCK_COUNTERS",
-    "LOCK_LEDGER",
-    "LOCK_TIMEOUT",
-    "MOST_COUNTERS",
-    "RELEASE_HOLDS",
-    "SET_HOLDS",
-    "SET_LOCK_TIMEOUT",
-    "STANDINGS_OF_KEYS",
-    "STANDINGS_OF_ROWS",
-    "STANDINGS_OF_VALUES",
-    "STANDING_OF_NAME",
-]
-
 _BUDGET: Final = table(Budget)
 _COUNTER: Final = table(BudgetCounter)
 

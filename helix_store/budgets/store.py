@@ -18,8 +18,6 @@ from helix_store.engine.database import Database
 from helix_store.engine.memory import MemoryWorld
 from helix_store.sessions.memory.scope import TenantScope
 
-__all__ = ["BudgetStoreBase", "DatabaseBudgetStore", "InMemoryBudgetStore"]
-
 
 class BudgetStoreBase:
     """The budget store of the contract; a subclass provides the back end."""

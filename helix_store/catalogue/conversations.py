@@ -20,15 +20,6 @@ from django.db.models import Model
 from helix_store.core.transcript import ConversationMessage
 from helix_store.engine.database import Database
 
-__all__ = [
-    "Conversation",
-    "ConversationPage",
-    "ConversationStep",
-    "Outline",
-    "conversations",
-    "register_conversation",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:

@@ -12,8 +12,6 @@ from django.db.models import CASCADE, AutoField, ForeignKey, Model, UniqueConstr
 from helix_store.catalogue.table import Table
 from helix_store.models import Session, Stream
 
-__all__ = ["RECORD_KEY", "UNIT_RECORDS", "declared", "register_table", "registered_tables", "tables"]
-
 Owner = Literal["session", "stream", "tenant"]
 
 RECORD_KEY: Final = "record"

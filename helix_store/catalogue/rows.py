@@ -18,17 +18,6 @@ from helix_store.engine.statement import Statement
 from helix_store.engine.statement import table as table_name
 from helix_store.models import Session
 
-__all__ = [
-    "Sweep",
-    "branch_rows",
-    "cascades_of",
-    "children_of_sessions",
-    "children_with_rows",
-    "let_go",
-    "sweeps",
-    "tenants_with_rows",
-]
-
 
 def branch_rows(branch: Branch) -> None:
     """Create the rows that each table has for a branch in the new session. Call in its transaction."""

@@ -15,8 +15,6 @@ from helix_store.engine.statement import Statement
 from helix_store.models import Session
 from helix_store.models.fields import CallIdField, CallIdsField
 
-__all__ = ["APP", "AppTable", "Branch", "Part", "Table", "copied_by"]
-
 APP: Final = Session._meta.app_label
 
 Counts = Mapping[type[Model], int]

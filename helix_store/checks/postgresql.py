@@ -16,15 +16,6 @@ from helix_store.engine.aliases import app_aliases, app_connections
 from helix_store.engine.entry_nodes import citus_problems, has_citus
 from helix_store.engine.poolers import dropped_search_path
 
-__all__ = [
-    "check_citus",
-    "check_connections_under_asgi",
-    "check_orphaned_transactions",
-    "check_policies",
-    "check_postgres_durability",
-    "check_search_path",
-]
-
 Databases = Sequence[str] | None
 
 _DURABILITY: Final = """

@@ -14,8 +14,6 @@ from django.urls import URLResolver, get_resolver
 from helix_store import conf
 from helix_store.engine.aliases import alias_of
 
-__all__ = ["check_database_alias", "check_settings", "check_stream_permission"]
-
 
 @register("helix_store")
 def check_settings(**kwargs: Any) -> list[CheckMessage]:

@@ -13,8 +13,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from helix_store import conf
 from helix_store.engine.aliases import app_connections
 
-__all__ = ["check_row_level_security", "check_sqlite_settings", "check_sqlite_version"]
-
 Databases = Sequence[str] | None
 
 _FIRST_SAFE_SQLITE: Final = (3, 51, 3)

@@ -15,8 +15,6 @@ from helix_store.catalogue.rows import children_of_sessions
 from helix_store.engine.aliases import app_connections
 from helix_store.transfer.layout import format_of
 
-__all__ = ["check_app_tables", "check_table_prefix"]
-
 Databases = Sequence[str] | None
 
 _FIRST_TABLES: Final = ("session", "message", "checkpoint", "run", "lock", "usage_entry")

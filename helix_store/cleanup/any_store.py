@@ -23,8 +23,6 @@ from helix_store.core.validation import datetime_to_milliseconds, milliseconds_t
 from helix_store.exceptions import StaleStateError
 from helix_store.sessions.tool_calls import due_calls
 
-__all__ = ["StateStoreCleanup"]
-
 
 class StateStoreCleanup:
     """`DatabaseCleanup` for a store without row locks, which checks the expected version instead."""

@@ -21,8 +21,6 @@ from helix_store.exceptions import LimitExceeded
 from helix_store.sessions.approvals import default_answer
 from helix_store.sessions.store import StateStoreBase
 
-__all__ = ["Cleaner", "CleanupBackend"]
-
 logger = logging.getLogger("helix_store.cleanup")
 
 _MAX_ATTEMPTS: Final = 10

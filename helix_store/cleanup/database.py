@@ -32,8 +32,6 @@ from helix_store.sessions.tool_calls import due_calls
 from helix_store.signals import EXPIRY_SIGNALS, announce
 from helix_store.stores.database import DatabaseStateStore
 
-__all__ = ["DatabaseCleanup"]
-
 _MARK: Final = f"""UPDATE {table(Session)}
     SET status = '{SessionStatus.FAILED.value}', failure_reason = '{SESSION_EXPIRED}',
         version = version + 1, updated_at = %(marked_at)s

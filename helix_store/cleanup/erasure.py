@@ -33,8 +33,6 @@ from helix_store.models import Lock, Post, Session, Stream, SubSessionRef, Usage
 from helix_store.sessions.database.trees import delete_locked_sessions, lock_tree, tree_keys
 from helix_store.streams.database import delete_orphaned_streams
 
-__all__ = ["Erasure", "erase"]
-
 logger = logging.getLogger("helix_store.cleanup")
 
 _ROWS_PER_PAGE: Final = 1_000

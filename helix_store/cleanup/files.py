@@ -14,8 +14,6 @@ from django.core.files.storage import InMemoryStorage, Storage
 
 from helix_store.exceptions import InvalidPayload, LimitExceeded
 
-__all__ = ["files_below", "files_of", "portable_parts"]
-
 Parts = tuple[str, ...]
 
 _ERRORS_OF_A_LINK: Final = (errno.ELOOP, errno.ENOTDIR)

@@ -15,8 +15,6 @@ from helix_store import conf
 from helix_store.core.serialization import Serializable
 from helix_store.core.types import PendingToolCall
 
-__all__ = ["CleanupDetails", "CleanupOutcome", "CleanupSummary", "Counts", "ExpiryCandidate", "SessionKey"]
-
 _PREFIX: Final = conf.table_name("")
 
 

@@ -8,8 +8,6 @@ from datetime import datetime
 
 from helix_store.cleanup.outcomes import Counts
 
-__all__ = ["ErasureReceipt", "digest_of"]
-
 
 def digest_of(identifier: str) -> str:
     """Return the SHA-256 of an id. The owner of the id can find the receipt by it."""

@@ -15,19 +15,6 @@ from helix_store.models import Budget, BudgetCounter, Post, PostState, Session, 
 from helix_store.sessions.database.locking import advance, lock_session, lock_sessions
 from helix_store.sessions.post_sql import SET_NEXT_POST
 
-__all__ = [
-    "branches_of",
-    "budgets_of_trees",
-    "budgets_of_user",
-    "foreign_refs",
-    "forget_author",
-    "forget_branching_point",
-    "kept_usage",
-    "posts_of",
-    "remove_foreign_refs",
-    "usage_of_sub_sessions",
-]
-
 
 def branches_of(db: Database, session_ids: Collection[str]) -> list[str]:
     """Return the sessions branched from one of these. Each holds a copy of a part of its history."""

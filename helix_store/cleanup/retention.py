@@ -37,8 +37,6 @@ from helix_store.stores.database import DatabaseStateStore
 from helix_store.streams.pruning import prune_batches, would_empty
 from helix_store.streams.rules import PruneRequest
 
-__all__ = ["Retention", "RetentionSummary", "apply_retention"]
-
 logger = logging.getLogger("helix_store.cleanup")
 
 _LARGEST_PAGE: Final = 1_000

@@ -20,8 +20,6 @@ from helix_store.exceptions import InvalidQuery, StoreUnavailable
 from helix_store.models import Session
 from helix_store.stores.database import DatabaseStateStore
 
-__all__ = ["expired_session_cleanup", "expired_session_cleanup_batches"]
-
 _LARGEST_PAGE: Final = 1_000
 
 

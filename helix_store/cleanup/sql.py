@@ -22,17 +22,6 @@ from helix_store.models import (
     UsageEntry,
 )
 
-__all__ = [
-    "ANONYMISE_USAGE",
-    "IN_USE",
-    "LINKS_INTO",
-    "NOT_IDLE",
-    "STREAMS_OF_NO_OTHER",
-    "SURPLUS_CHECKPOINTS",
-    "TOO_MANY_CHECKPOINTS",
-    "row_counts",
-]
-
 _SESSION: Final = table(Session)
 _REF: Final = table(SubSessionRef)
 _STREAM: Final = table(Stream)

@@ -19,21 +19,6 @@ from helix_store.engine.expressions import list_parameter
 from helix_store.models import Lock, Session, Stream, StreamChunk
 from helix_store.sessions.database.trees import forest_keys
 
-__all__ = [
-    "DoomedStream",
-    "Forecast",
-    "doomed_streams",
-    "ids_of",
-    "in_use",
-    "is_in_use",
-    "links_into",
-    "locks_of",
-    "row_counts",
-    "sessions_with_keys",
-    "snapshots_of_tree",
-    "tenants_of",
-]
-
 Rows = Counter[type[Model]]
 
 

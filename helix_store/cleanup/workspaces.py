@@ -24,15 +24,6 @@ from helix_store.cleanup.files import files_below, files_of, portable_parts
 from helix_store.cleanup.outcomes import SessionKey
 from helix_store.core import validation
 
-__all__ = [
-    "MissingProvider",
-    "Snapshot",
-    "StorageWorkspaceProvider",
-    "WorkspaceProvider",
-    "configured_workspace_providers",
-    "owned_snapshots",
-]
-
 _FOLDER_OF_DEFAULT_STORAGE: Final = "helix_store_workspaces"
 _LONGEST_NAME: Final = 200
 """The longest name, in characters. File systems allow 255 bytes."""

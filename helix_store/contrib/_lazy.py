@@ -7,8 +7,6 @@ from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
-__all__ = ["lazily"]
-
 
 def lazily(
     package: str, framework: str, extra: str, *, within: str = "", **homes: str

@@ -21,17 +21,6 @@ from helix_store.items import ItemLog
 from helix_store.items.rules import encode_item, item_key
 from helix_store.models import Item, Session
 
-__all__ = [
-    "Document",
-    "ItemStorage",
-    "LockedItems",
-    "as_payload",
-    "built",
-    "document_of",
-    "from_payload",
-    "with_numbers_as_text",
-]
-
 R = TypeVar("R")
 Document = dict[str, Any]
 

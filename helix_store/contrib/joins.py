@@ -6,8 +6,6 @@ from django.db.models import Model
 
 from helix_store.engine.statement import table
 
-__all__ = ["looked_up"]
-
 
 def looked_up(model: type[Model], alias: str, condition: str, *, end: str = "LIMIT 1") -> tuple[str, str]:
     """Return a join with the row that meets a condition on the tables before it, for each database.

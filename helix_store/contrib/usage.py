@@ -11,8 +11,6 @@ from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.usage.store import DatabaseUsageStore
 
-__all__ = ["count_of", "record_usage", "response_entry"]
-
 
 def count_of(value: Any) -> int:
     """Return a number of tokens, or 0 for a value that cannot be one."""

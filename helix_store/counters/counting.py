@@ -17,8 +17,6 @@ from helix_store.engine.expressions import summed
 from helix_store.engine.statement import Statement
 from helix_store.models import UsageEntry
 
-__all__ = ["add_usage", "change_counters", "change_usage", "delete_usage"]
-
 R = TypeVar("R")
 
 _HAS_BUDGETS: Final = Statement(f"SELECT {has_budgets('%(tenant)s')}")

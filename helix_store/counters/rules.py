@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 from helix_store.core.budgets import BudgetPeriod, BudgetScope
 from helix_store.core.limits import MAX_BIGINT
 
-__all__ = ["Key", "Spender", "Spent", "amounts_by_key", "bounded", "keys_of", "period_of", "start_of"]
-
 _LENGTHS: Final = {BudgetPeriod.TOTAL: 0, BudgetPeriod.MONTH: 7, BudgetPeriod.DAY: 10}
 
 

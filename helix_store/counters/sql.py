@@ -13,16 +13,6 @@ from helix_store.core.limits import MAX_BIGINT
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Budget, BudgetCounter, Session
 
-__all__ = [
-    "CHANGE_COUNTERS",
-    "COUNT_INSERTED",
-    "deletion",
-    "has_budgets",
-    "may_be_stopped",
-    "period",
-    "sums_of_entries",
-]
-
 _BUDGET: Final = table(Budget)
 _COUNTER: Final = table(BudgetCounter)
 _DAY: Final = ("to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD')", "substr({0}, 1, 10)")

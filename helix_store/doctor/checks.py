@@ -17,20 +17,6 @@ from helix_store.engine.paging import keyset_pages
 from helix_store.engine.statement import Statement
 from helix_store.models import Session, Stream
 
-__all__ = [
-    "Check",
-    "Scope",
-    "Stopped",
-    "by_statement",
-    "each",
-    "fault",
-    "fetched",
-    "for_keys",
-    "over",
-    "read_keys",
-    "table_of",
-]
-
 
 class Stopped(Exception):
     """Raised by the caller to end the examination after the current page."""

@@ -20,9 +20,6 @@ from helix_store.engine.expressions import list_parameter
 from helix_store.engine.poolers import loses_prepared_statements
 from helix_store.engine.statement import Statement
 
-__all__ = ["APP", "ENVIRONMENT", "check_findings", "schema_faults", "table_sizes"]
-
-
 # --- Schema and settings -----------------------------------------------------------------------------
 
 

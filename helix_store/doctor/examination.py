@@ -20,8 +20,6 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidQuery, SessionNotFound
 from helix_store.sessions.database.rows import session_with_id
 
-__all__ = ["Listener", "all_checks", "diagnose"]
-
 _SAMPLES: Final = 10
 _Place = tuple[str, str | None]
 _NOTHING_TO_EXAMINE: Final = frozenset(

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from helix_store.core.serialization import Serializable
 
-__all__ = ["Diagnosis", "Fault", "Finding", "Sample", "Severity", "TableSize"]
-
 
 class Severity(StrEnum):
     """Errors lose data or break calls, and warnings may become errors. Only these two are problems."""

@@ -19,8 +19,6 @@ from helix_store.sessions.layout import earliest_deadline
 from helix_store.sessions.post_sql import SET_NEXT_POST
 from helix_store.streams.notifications import notify_after_commit
 
-__all__ = ["FIXES", "fix"]
-
 Fix = Callable[[Database, Any], None]
 """A function that fixes a locked row, or leaves it alone if a fix is not safe."""
 

@@ -23,9 +23,6 @@ from helix_store.models import Budget, Lock, Session, Stream, UsageEntry
 from helix_store.sessions.layout import earliest_deadline
 from helix_store.sessions.tool_calls import tree_of
 
-__all__ = ["CHILDREN", "INVARIANTS", "SUSPICIONS"]
-
-
 # --- Sessions ----------------------------------------------------------------------------------------
 
 

@@ -50,8 +50,6 @@ from helix_store.sessions.deltas import decode_with_deltas
 from helix_store.sessions.layout import HEAD_FIELDS, JSON_COLUMNS
 from helix_store.sessions.reading import checkpoint_state, current_state
 
-__all__ = ["READABLE", "WORDS", "declared_checks"]
-
 _PAGE: Final = 50
 """The number of rows with payloads in memory at once. Each payload may be as long as the limits allow."""
 

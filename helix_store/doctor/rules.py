@@ -10,8 +10,6 @@ from typing import Final
 
 from helix_store.doctor.findings import Severity
 
-__all__ = ["RULES", "Rule"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:

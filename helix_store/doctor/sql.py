@@ -24,29 +24,6 @@ from helix_store.models import (
 )
 from helix_store.sessions.layout import JSON_COLUMNS
 
-__all__ = [
-    "BASE_MISSING",
-    "BASE_NAMED",
-    "BASE_UNNEEDED",
-    "BASE_UNSOUND",
-    "CHECKPOINT_BEYOND_HISTORY",
-    "CHECKPOINT_FROM_THE_FUTURE",
-    "CURRENT_MISSING",
-    "CURRENT_MISTAKEN",
-    "HEAD_TEXTS",
-    "HISTORIES",
-    "NEXT_POST_OFF",
-    "OPERATION_MISFIT",
-    "PARENT_MISSING",
-    "ROOT_OF_ANOTHER_TREE",
-    "RUNS_RUNNING",
-    "STATE_UNNEEDED",
-    "STREAMS",
-    "UNKNOWN_CHECKPOINT_STATUS",
-    "USAGE_OF_UNKNOWN_SESSION",
-    "VERSION_ZERO",
-]
-
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(Checkpoint)
 _IsIn = Callable[[str], str]

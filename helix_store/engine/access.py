@@ -36,21 +36,6 @@ from helix_store.engine.forks import used_aliases
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import OutcomeUnknown
 
-__all__ = [
-    "Access",
-    "Call",
-    "Parameters",
-    "Rows",
-    "connect",
-    "connect_first",
-    "form_of",
-    "new_call_id",
-    "postgres_module",
-    "reading_moments",
-    "release_unless_kept",
-    "run",
-]
-
 R = TypeVar("R")
 
 Rows = list[tuple[Any, ...]]

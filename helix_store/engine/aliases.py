@@ -7,8 +7,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store.models import Session
 
-__all__ = ["alias_of", "app_aliases", "app_connections"]
-
 
 def alias_of(tenant: str) -> str:
     """Return the database of a tenant, to which the routers send writes with the hint ``tenant``."""

@@ -9,8 +9,6 @@ from typing import Self, TypeVar
 
 from helix_store.engine.async_twins import in_thread_to_the_end
 
-__all__ = ["BothContexts"]
-
 R = TypeVar("R")
 
 

@@ -22,8 +22,6 @@ from helix_store.core.processes import PerProcess
 from helix_store.engine.connections import keep_open, note_transactions_of, return_to_pool_after
 from helix_store.engine.djangos_thread import find_djangos_thread
 
-__all__ = ["async_iterator_twin", "async_twin", "in_thread", "in_thread_to_the_end"]
-
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")

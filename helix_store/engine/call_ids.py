@@ -9,8 +9,6 @@ from typing import Final
 
 from helix_store.exceptions import OutcomeUnknown
 
-__all__ = ["CALL_IDS_LENGTH", "CALL_ID_BYTES", "CALL_ID_LENGTH", "recorded", "recorded_value"]
-
 CALL_ID_BYTES: Final = 9
 CALL_ID_LENGTH: Final = 12
 CALL_IDS_LENGTH: Final = 255

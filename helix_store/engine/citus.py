@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from helix_store.engine.clocks import POSTGRESQL
 
-__all__ = ["run_in_order"]
-
 _MOMENT: Final = re.compile(r"%\((clock(?:_plus_(\w+))?)\)s")
 
 

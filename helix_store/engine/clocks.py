@@ -11,15 +11,6 @@ from typing import Final
 
 from helix_store.engine.statement import Statement
 
-__all__ = [
-    "CITUS",
-    "NOW",
-    "POSTGRESQL",
-    "SQLITE",
-    "Clock",
-    "with_clock",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Clock:

@@ -18,8 +18,6 @@ from helix_store.engine.errors import mapped_errors
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import OutcomeUnknown, StoreBusy, StoreTimeout, StoreUnavailable
 
-__all__ = ["END_SESSION", "NO_ANSWER", "WAIT_BRIEFLY", "Mark", "has_committed", "patient_pauses"]
-
 Mark: TypeAlias = tuple[str, str]
 """The number of a transaction, and the server that assigned it."""
 

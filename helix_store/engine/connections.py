@@ -25,20 +25,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from helix_store.engine.forks import opened_connections
 from helix_store.exceptions import OutsideTransaction
 
-__all__ = [
-    "is_kept_open",
-    "keep_open",
-    "note_opened_by_call",
-    "note_transactions_of",
-    "open_blocks",
-    "release",
-    "release_once",
-    "require_thread_of_caller",
-    "return_to_pool",
-    "return_to_pool_after",
-    "watch_requests",
-]
-
 # Not a context variable: a thread that copies the context of a request does not serve that request.
 _requests: Final = threading.local()
 _opened_by_calls: Final[WeakKeyDictionary[BaseDatabaseWrapper, ref[Any]]] = WeakKeyDictionary()

@@ -10,8 +10,6 @@ from django.core import signing
 
 from helix_store.exceptions import InvalidCursor
 
-__all__ = ["read_cursor", "write_cursor"]
-
 _SALT = "helix_store.cursor"
 _LONGEST = 4_096
 

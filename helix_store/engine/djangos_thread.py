@@ -20,8 +20,6 @@ from typing import Any, Final, NamedTuple, cast
 from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync, SyncToAsync
 
-__all__ = ["DjangosThread", "find_djangos_thread"]
-
 # asgiref has no API that reports what its threads do, but it is known which code they run.
 _RUNS_A_CALL: Final = SyncToAsync.thread_handler.__code__
 _IS_PARKED: Final = CurrentThreadExecutor.run_until_future.__code__

@@ -10,8 +10,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from helix_store import conf
 
-__all__ = ["CitusProblem", "citus_problems", "has_citus"]
-
 
 class CitusProblem(NamedTuple):
     alias: str

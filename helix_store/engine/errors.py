@@ -24,19 +24,6 @@ from helix_store.exceptions import (
     TenantMoved,
 )
 
-__all__ = [
-    "TENANT_MOVED",
-    "is_retryable_transaction",
-    "is_serialization_failure",
-    "is_stale_prepared_statement",
-    "is_unavailable",
-    "is_unique_violation",
-    "mapped_errors",
-    "raise_mapped",
-    "translate",
-    "violated_constraint",
-]
-
 TENANT_MOVED: Final = "TM001"
 """The SQLSTATE of the triggers that refuse writes to a tenant while it is being moved. An SQLite trigger can
 only raise a text, which begins with this code.

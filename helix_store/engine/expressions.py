@@ -26,22 +26,6 @@ from django.db.models.lookups import GreaterThan, LessThan
 from helix_store.engine.database import Database
 from helix_store.models.fields import MomentField
 
-__all__ = [
-    "ExactSum",
-    "NoIndexHint",
-    "StartInUTC",
-    "after_keyset",
-    "exact_sum",
-    "has_metadata",
-    "has_tag",
-    "is_in_list",
-    "list_parameter",
-    "local_day",
-    "rows_parameter",
-    "summed",
-    "tenant_parameter",
-]
-
 
 def tenant_parameter(tenant: str) -> Func:
     """Return the value of a tenant, hidden from PostgreSQL's planner. ``(SELECT …)``.

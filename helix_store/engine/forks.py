@@ -19,8 +19,6 @@ from django.db.backends.signals import connection_created
 
 from helix_store.core.processes import after_fork
 
-__all__ = ["opened_connections", "used_aliases", "watch_connections"]
-
 _CLOSE_TIMEOUT_SECONDS: Final = 1.0
 
 _opened: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()

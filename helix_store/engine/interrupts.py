@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from helix_store.engine.database import Database
 
-__all__ = ["interruptible"]
-
 _OPERATIONS: Final = 100_000
 """Instructions of SQLite's virtual machine, which take a few milliseconds."""
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["MemoryRows", "MemoryTable", "MemoryWorld"]
-
 
 class MemoryTable:
     """The data of one kind and one tenant. Hold the world's lock to change it."""

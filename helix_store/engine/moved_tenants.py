@@ -14,8 +14,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.exceptions import TenantMoved
 from helix_store.models import Session
 
-__all__ = ["digest_of_names", "refuse_moved", "trigger_name"]
-
 # Every role may read the catalog, even without rights on the table of the fences. A removed fence may have
 # left a disabled trigger.
 _IS_FENCED: Final = Statement(

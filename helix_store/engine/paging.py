@@ -11,8 +11,6 @@ from django.db.models import QuerySet
 from helix_store.engine.database import Database
 from helix_store.engine.expressions import after_keyset
 
-__all__ = ["keyset_pages"]
-
 
 def keyset_pages(
     db: Database, rows: QuerySet[Any], order: tuple[str, ...], *columns: str, sizes: Iterable[int]

@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["dropped_search_path", "loses_prepared_statements"]
-
 _ROUNDS: Final = 6
 _SEARCH_PATH: Final = re.compile(r"(?:^|\s)(?:-c\s*|--)search_path=((?:\\.|[^\s\\])*)")
 """The value in the ``options`` of libpq, where a backslash escapes a space."""

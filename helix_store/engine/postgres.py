@@ -35,8 +35,6 @@ from helix_store.engine.errors import is_stale_prepared_statement
 from helix_store.engine.statement import PreparedForm, Statement
 from helix_store.exceptions import OutcomeUnknown
 
-__all__ = ["WatchedTransaction", "fetch_prepared", "read_committed", "read_moments"]
-
 Rows = list[tuple[Any, ...]]
 
 _SAVE: Final = b"SAVEPOINT helix_store_statement"

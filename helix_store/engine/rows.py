@@ -16,8 +16,6 @@ from django.db.models import JSONField, Model
 from helix_store.engine.database import Database
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["insert_row", "insert_rows", "lock_row", "update_row"]
-
 _DOCUMENTS: Final = frozenset({dict, list})
 _STATEMENTS: Final = 512
 """The number of statements to keep, one for each set of columns that is written together."""

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from django.db.models import Model
 
-__all__ = ["PreparedForm", "Statement", "table"]
-
 _NAMED_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 

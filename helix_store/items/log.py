@@ -34,8 +34,6 @@ from helix_store.sessions.database.locking import lock_session
 from helix_store.sessions.database.sessions import lock_or_insert_session, name_user, user_columns
 from helix_store.sessions.requests import root_session
 
-__all__ = ["ItemLog"]
-
 Row = tuple[Any, ...]
 """Id, key, payload as text, and time."""
 

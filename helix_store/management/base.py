@@ -35,16 +35,6 @@ from helix_store.exceptions import (
 from helix_store.management.output import Column, Layout, ProgressBar, Table, pairs, table, terminal_width
 from helix_store.management.text import encodable, visible
 
-__all__ = [
-    "StoreCommand",
-    "WrongUsage",
-    "add_format_argument",
-    "add_limit_argument",
-    "add_output_arguments",
-    "at_least",
-    "refuse_options",
-]
-
 T = TypeVar("T")
 
 _USAGE: Final = 2

@@ -18,8 +18,6 @@ from helix_store.management.session_argument import chosen_session
 from helix_store.management.text import visible
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["CHECKPOINT_FORMS", "ChosenState", "chosen_checkpoint", "chosen_state"]
-
 CHECKPOINT_FORMS: Final = (
     "A checkpoint id; or SESSION@latest, the newest one, SESSION@latest~2, the second before it; "
     "SESSION alone means SESSION@latest."

@@ -9,8 +9,6 @@ from helix_store.core.transcript import Part, Turn
 from helix_store.management.output import Layout, Style, cell
 from helix_store.management.text import wrapped
 
-__all__ = ["capped", "conversation"]
-
 _INDENT: Final = "    "
 _RESULT_INDENT: Final = "      "
 _LINES_OF_RESULT: Final = 12

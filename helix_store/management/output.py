@@ -15,21 +15,6 @@ from typing import Any, ClassVar, Final, Literal, Self
 from helix_store.management.text import cut, cut_middle, padded, visible, width_of, wrapped
 from helix_store.reports.times import NOTHING, moment
 
-__all__ = [
-    "NOTHING",
-    "Column",
-    "Layout",
-    "ProgressBar",
-    "Style",
-    "Table",
-    "bar",
-    "cell",
-    "pairs",
-    "status_style",
-    "table",
-    "terminal_width",
-]
-
 _GAP: Final = "  "
 _SMALLEST_WIDTH: Final = 40
 _LONGEST_ID: Final = 40

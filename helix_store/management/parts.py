@@ -16,8 +16,6 @@ from helix_store.management.session_argument import chosen_session
 from helix_store.management.text import visible
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["ActingCommand", "StoreCommandWithParts"]
-
 
 class StoreCommandWithParts(StoreCommand):
     """A command with sub-commands. The common options are allowed before and after the sub-command's name."""

@@ -18,16 +18,6 @@ from helix_store.sessions.tool_calls import ToolCalls
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory
 
-__all__ = [
-    "chosen_call",
-    "chosen_session",
-    "directory_of",
-    "only_tenant",
-    "tenant_argument",
-    "time_argument",
-    "whole_id",
-]
-
 _TENANTS_NAMED = 5
 _SHORTEST_START = 4
 """The fewest characters that may select a session, as in git."""

@@ -12,22 +12,12 @@ from helix_store.core.transcript import Part, Turn, paired, turns
 from helix_store.core.types import Run, SessionHead, SessionState
 from helix_store.core.usage import UsageRollup
 from helix_store.management.conversation import capped, conversation
-from helix_store.management.output import NOTHING, Column, Layout, cell, pairs, status_style, table
+from helix_store.management.output import Column, Layout, cell, pairs, status_style, table
 from helix_store.management.spending_tables import budgets_table, stopped
 from helix_store.management.text import cut, visible
 from helix_store.reports.session import SessionReport
-from helix_store.reports.times import epoch_moment, moment
+from helix_store.reports.times import NOTHING, epoch_moment, moment
 from helix_store.stores.directory import TreeNode
-
-__all__ = [
-    "CHECKPOINT_COLUMNS",
-    "POST_COLUMNS",
-    "SESSION_COLUMNS",
-    "ListedSession",
-    "json_lines",
-    "session_sections",
-    "tree_lines",
-]
 
 _LINES_OF_JSON: Final = 40
 

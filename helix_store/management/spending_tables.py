@@ -15,8 +15,6 @@ from helix_store.reports.budgets import MOST_COUNTERS, BudgetReport, LimitReport
 from helix_store.reports.session import SessionReport
 from helix_store.reports.times import moment
 
-__all__ = ["budgets_table", "days_table", "groups_table", "stopped"]
-
 _NUMBERS: Final = ("cost USD", "tokens")
 _MORE_NUMBERS: Final = ("prompt", "completion", "entries", "tools")
 """If the terminal is too narrow, the last of these columns are left out."""

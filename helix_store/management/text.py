@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-__all__ = ["ELLIPSIS", "cut", "cut_middle", "encodable", "padded", "visible", "width_of", "wrapped"]
-
 ELLIPSIS: Final = "…"
 
 _EMOJI_FORM: Final = "\ufe0f"

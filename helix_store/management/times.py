@@ -12,8 +12,6 @@ from django.utils import timezone
 
 from helix_store.core import moments, validation
 
-__all__ = ["age_in_days", "moment_of", "project_zone", "time_or_age"]
-
 _AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _EXPECTED: Final = "expected an age (90s, 30m, 12h, 7d, 2w) or a date (2026-11-20, 2026-11-20T09:00+09:00)"

@@ -12,15 +12,6 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import StateApps
 from django.db.models import Q
 
-__all__ = [
-    "RefuseToLose",
-    "WholeMigration",
-    "WithoutEffect",
-    "compress_quickly",
-    "index_documents",
-    "keep_pages",
-]
-
 _HOW_TO_REMOVE: Final = {
     "session": "Resume or finish these sessions, or delete them with delete_session().",
     "run": "Delete their sessions with delete_session().",

@@ -19,8 +19,6 @@ from django.db.migrations.state import ProjectState, StateApps
 
 from helix_store.migrations._operations import RefuseToLose, WithoutEffect
 
-__all__ = ["prepare_plan"]
-
 Plan = list[tuple[Any, bool]]
 """Migrations, and whether each is reversed. Each migration has its own list of operations."""
 

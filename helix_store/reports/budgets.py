@@ -19,17 +19,6 @@ from helix_store.engine.expressions import list_parameter, tenant_parameter
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Budget
 
-__all__ = [
-    "MOST_COUNTERS",
-    "BudgetReport",
-    "LimitReport",
-    "all_reports",
-    "budget_that_stopped",
-    "reports_of_budgets",
-    "reports_of_session",
-    "reports_of_values",
-]
-
 MOST_COUNTERS: Final = sql.MOST_COUNTERS
 _COLUMNS: Final = 12
 """The columns of `standing_of`; a statement's own columns follow."""

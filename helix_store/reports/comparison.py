@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 from helix_store.core.payload_faults import join_path
 from helix_store.core.types import SessionState
 
-__all__ = ["Change", "changes_between", "comparable", "shown_state"]
-
 _OF_EACH_WRITE: Final = frozenset({"version", "message_count", "created_at", "updated_at"})
 _MISSING: Final = object()
 

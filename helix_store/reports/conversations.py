@@ -17,8 +17,6 @@ from helix_store.engine.database import Database
 from helix_store.models import Message, Session
 from helix_store.reports.previews import payload_start, read_start
 
-__all__ = ["conversations_of", "line_of", "outlined", "outlines", "outlines_of_heads"]
-
 _PLACE: Final = ("tenant", "session_id", "pk")
 
 

@@ -19,8 +19,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Item
 from helix_store.reports.previews import PREVIEW_SOURCE, payload_start, read_start, start_text
 
-__all__ = ["ItemConversation", "Said"]
-
 _MOST_COUNTED: Final = 1_000
 _MOST_THREADS: Final = 50
 _LAST_CHARACTER: Final = "\U0010ffff"

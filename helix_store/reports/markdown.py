@@ -15,8 +15,6 @@ from helix_store.reports.times import moment
 from helix_store.sessions.database.rows import session_with_id
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["conversation_as_markdown"]
-
 _AT_ONCE: Final = 100
 
 

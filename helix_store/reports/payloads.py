@@ -20,19 +20,6 @@ from helix_store.models import Session
 from helix_store.models.fields import PayloadField
 from helix_store.sessions.deltas import apply_deltas
 
-__all__ = [
-    "FreeText",
-    "PayloadText",
-    "json_start",
-    "payload_of",
-    "said_by",
-    "start_of",
-    "traceback_of",
-    "whole_state",
-    "with_payloads",
-    "without_payloads",
-]
-
 _UNREADABLE: Final = ""
 """The replacement for text that is not valid UTF-8.
 

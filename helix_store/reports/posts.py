@@ -12,8 +12,6 @@ from helix_store.models import Post
 from helix_store.models.posts import PostState
 from helix_store.reports.previews import payload_start, said_at_start
 
-__all__ = ["WaitingPost", "WaitingPosts", "waiting_posts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPost(Serializable):

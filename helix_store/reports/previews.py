@@ -13,16 +13,6 @@ from helix_store.core.transcript import CutText
 from helix_store.exceptions import IntegrityFault
 from helix_store.reports.payloads import PayloadText
 
-__all__ = [
-    "PREVIEW_SOURCE",
-    "message_parts",
-    "message_start",
-    "payload_start",
-    "read_start",
-    "said_at_start",
-    "start_text",
-]
-
 PREVIEW_SOURCE: Final = 1_500
 """The number of characters of the stored text that are read for a preview."""
 

@@ -27,8 +27,6 @@ from helix_store.sessions.database.rows import pk_of, session_with_id
 from helix_store.stores import DatabaseStateStore, DatabaseUsageStore
 from helix_store.usage.reports import unpriced_entries
 
-__all__ = ["SessionReport", "session_report"]
-
 T = TypeVar("T")
 
 _PARTS: Final = (

@@ -7,8 +7,6 @@ from typing import Final
 
 from django.utils import timezone
 
-__all__ = ["NOTHING", "epoch_moment", "moment"]
-
 NOTHING: Final = "-"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -8,8 +8,6 @@ from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseStateStore
 from helix_store.stores.directory import SessionDirectory, TreeNode
 
-__all__ = ["nodes_of", "session_tree"]
-
 
 def session_tree(store: DatabaseStateStore, session_id: str, *, root_id: str | None = None) -> TreeNode:
     """Return the tree below the root, or below the session itself if the root is deleted.

@@ -6,6 +6,4 @@ guard is checked before anything is written.
 from helix_store.streams.database import DatabaseStreams
 from helix_store.streams.memory import MemoryStreams
 
-__all__ = ["StreamBackend"]
-
 StreamBackend = DatabaseStreams | MemoryStreams

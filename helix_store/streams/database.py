@@ -48,8 +48,6 @@ from helix_store.streams.rules import (
 from helix_store.streams.watchers import Watch
 from helix_store.streams.watching import watch_stream
 
-__all__ = ["DatabaseStreams", "delete_orphaned_streams", "streams_of"]
-
 R = TypeVar("R")
 
 

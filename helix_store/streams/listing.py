@@ -17,8 +17,6 @@ from helix_store.engine.database import Database
 from helix_store.models import Stream
 from helix_store.streams import sql
 
-__all__ = ["ListedStream", "StreamList", "WriterState", "list_streams", "tenants_of_stream"]
-
 
 class WriterState(StrEnum):
     """The state of a stream's newest writer, according to its lease.

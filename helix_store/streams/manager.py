@@ -34,8 +34,6 @@ from helix_store.streams.rules import (
 )
 from helix_store.streams.writer import StreamWriter, append_chunks
 
-__all__ = ["DatabaseStreamManager", "InMemoryStreamManager", "StreamManagerBase"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -32,8 +32,6 @@ from helix_store.streams.rules import (
 )
 from helix_store.streams.watchers import Watch, Watcher, Watchers
 
-__all__ = ["MemoryStreams", "StreamTable"]
-
 R = TypeVar("R")
 
 _KEYS: Final = itertools.count(1)

@@ -20,8 +20,6 @@ from helix_store.engine.connections import keep_open, return_to_pool
 from helix_store.engine.database import Database
 from helix_store.streams import sql
 
-__all__ = ["Listener", "Notifier", "channel", "notify", "notify_after_commit", "uses_notify"]
-
 _LINGER_SECONDS: Final = 1.0
 _SHORTEST_GAP_SECONDS: Final = 0.005
 """Commits with notifications wait for a server-wide lock, so notifications are collected for this long."""

@@ -24,8 +24,6 @@ from helix_store.streams import sql
 from helix_store.streams.notifications import notify_after_commit
 from helix_store.streams.rules import WRITER_LOST, PruneRequest
 
-__all__ = ["prune", "prune_batches", "prune_streams", "would_empty"]
-
 _CHUNKS_PER_TRANSACTION: Final = 5_000
 
 _NOTHING: Final = PrunedStreams(streams=0, chunks=0, failed=0)

@@ -20,8 +20,6 @@ from helix_store.streams.rules import (
 )
 from helix_store.streams.watchers import Watch
 
-__all__ = ["ResumableReader", "StoredText"]
-
 
 class StoredText(NamedTuple):
     """A chunk in its encoded form."""

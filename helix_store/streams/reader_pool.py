@@ -15,8 +15,6 @@ from django.db import connections
 from helix_store.core.processes import PerProcess
 from helix_store.engine.connections import keep_open, return_to_pool
 
-__all__ = ["LINGER_SECONDS", "ReaderPool", "reader_pool"]
-
 R = TypeVar("R")
 
 _THREADS: Final = 4

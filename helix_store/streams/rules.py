@@ -22,27 +22,6 @@ from helix_store.exceptions import (
     StreamTruncated,
 )
 
-__all__ = [
-    "FIRST_PAGE_LENGTH",
-    "HEAD_COLUMNS",
-    "LARGEST_SEQUENCE",
-    "TERMINAL_STATUSES",
-    "WRITER_LOST",
-    "NewWriter",
-    "PruneRequest",
-    "StatusChange",
-    "StreamHead",
-    "StreamSlice",
-    "changes_status",
-    "duration_ms",
-    "encode_chunks",
-    "info_of",
-    "next_page_length",
-    "position",
-    "require_same_stream",
-    "seconds",
-]
-
 LARGEST_SEQUENCE: Final = MAX_BIGINT
 FIRST_PAGE_LENGTH: Final = 20
 """The number of chunks to read before their size is known."""

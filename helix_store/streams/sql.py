@@ -12,24 +12,6 @@ from helix_store.engine.clocks import CITUS, POSTGRESQL, SQLITE, Clock, with_clo
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Stream, StreamChunk
 
-__all__ = [
-    "ADVANCE",
-    "APPEND",
-    "COUNT_LOST",
-    "DELETE_CHUNKS",
-    "DELETE_STREAM",
-    "FAIL_LOST",
-    "INSERT_CHUNKS",
-    "OPEN",
-    "PAGE",
-    "RELEASE",
-    "RENEW",
-    "SEND_NOTIFICATIONS",
-    "SET_STATUS",
-    "STREAM_BY_ID",
-    "TENANTS_OF",
-]
-
 _STREAM: Final = table(Stream)
 _CHUNK: Final = table(StreamChunk)
 

@@ -5,8 +5,6 @@ from typing import Final
 from helix_store.catalogue import Table
 from helix_store.models import Stream, StreamChunk
 
-__all__ = ["TABLES"]
-
 TABLES: Final = (
     Table(
         Stream,

@@ -11,8 +11,6 @@ from helix_store.core.streams import StoredChunk, StreamInfo
 from helix_store.exceptions import StreamNotFound
 from helix_store.streams.manager import StreamManagerBase
 
-__all__ = ["StreamTail"]
-
 _CHECK_SECONDS: Final = 0.2
 """The longest time that a request to stop waits for the next chunk."""
 

@@ -32,8 +32,6 @@ from helix_store.streams.manager import DatabaseStreamManager
 from helix_store.streams.reader import ResumableReader, StoredText
 from helix_store.streams.rules import position
 
-__all__ = ["permitted_tenant", "stream_events"]
-
 _NO_PERMISSION: Final = (
     'HELIX_STORE["STREAM_PERMISSION"] is not set. Without a permission no stream can be read.'
 )

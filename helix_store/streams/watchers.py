@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from helix_store.streams.rules import StreamHead
 
-__all__ = ["Watch", "Watcher", "Watchers"]
-
 R = TypeVar("R")
 
 

@@ -24,8 +24,6 @@ from helix_store.streams.reader_pool import LINGER_SECONDS, reader_pool
 from helix_store.streams.rules import HEAD_COLUMNS, StreamHead
 from helix_store.streams.watchers import Watch, Watcher, Watchers
 
-__all__ = ["watch_stream"]
-
 R = TypeVar("R")
 
 _KEYS_PER_QUERY: Final = 500

@@ -20,8 +20,6 @@ from helix_store.exceptions import (
 from helix_store.streams.backend import StreamBackend
 from helix_store.streams.rules import NewWriter, encode_chunks
 
-__all__ = ["StreamWriter", "append_chunks"]
-
 _RENEWALS_PER_LEASE: Final = 3
 
 _logger = logging.getLogger(__name__)

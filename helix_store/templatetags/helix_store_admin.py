@@ -10,8 +10,6 @@ from django.contrib.admin.sites import all_sites, site
 from helix_store.admin.databases import DatabaseLink, database_links
 from helix_store.admin.start import Tile, start_tiles
 
-__all__ = ["helix_databases", "helix_start_tiles"]
-
 register = template.Library()
 
 

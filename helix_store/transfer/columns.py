@@ -24,8 +24,6 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload, LimitExceeded
 from helix_store.models import Item, Message, Post, Session, StagedChange, StreamChunk
 from helix_store.models.fields import CostField, IdentifierField, MomentField, PayloadField
 
-__all__ = ["Column", "RecordFormat", "Reference"]
-
 _Reader = Callable[[Any], Any]
 _Writer = Callable[[Any], Any] | None
 _COST: Final = re.compile(r"-?\d{1,7}\.\d{12}")

@@ -24,8 +24,6 @@ from helix_store.transfer.pages import Pace
 from helix_store.transfer.records import Counts, Problem, Record, Unit
 from helix_store.transfer.sql import filled_parts
 
-__all__ = ["DatabaseSource"]
-
 _MOST_UNITS: Final = 100
 _MOST_ROWS: Final = 1_000
 

@@ -19,28 +19,6 @@ from helix_store.engine.moved_tenants import digest_of_names, trigger_name
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Session, Stream
 
-__all__ = [
-    "ADD",
-    "ADVANCE",
-    "COPYING",
-    "CREATE_FENCES",
-    "CREATE_LOG",
-    "FENCE",
-    "FENCED",
-    "FENCES",
-    "FORGET",
-    "FORGET_MARKED",
-    "LOGGED",
-    "MARK",
-    "OPEN",
-    "REMOVE",
-    "RIGHTS",
-    "creation",
-    "fenced_tables",
-    "sqlite_removal",
-    "unfenced",
-]
-
 FENCES: Final = table_name("moved_tenant")
 _FENCES: Final = f'"{FENCES}"'
 _LOG: Final = f'"{table_name("moved_change")}"'

@@ -29,8 +29,6 @@ from helix_store.transfer.records import (
     named,
 )
 
-__all__ = ["ExportFile", "NotAnExport", "write_export"]
-
 _FORMAT: Final = "helix_store.export"
 _VERSION: Final = 1
 _IN_MEMORY: Final = 4_000_000

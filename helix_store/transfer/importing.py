@@ -26,8 +26,6 @@ from helix_store.transfer.layout import format_of, formats
 from helix_store.transfer.merging import merge_rows
 from helix_store.transfer.records import Counts, ImportSummary, Problem, Record, Unit, digest_of
 
-__all__ = ["import_units"]
-
 _BASE_KINDS: Final = frozenset({CheckpointKind.BASE.value, CheckpointKind.STEP.value})
 _BUDGETS: Final = "budget"
 _COUNTERS: Final = "budget_counter"

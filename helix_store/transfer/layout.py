@@ -11,15 +11,6 @@ from helix_store.catalogue import Part, Table, declared, tables
 from helix_store.models import Lock, UsageEntry
 from helix_store.transfer.columns import RecordFormat
 
-__all__ = [
-    "ExportedPart",
-    "UnitLayout",
-    "format_of",
-    "formats",
-    "parts_of",
-    "units",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedPart:

@@ -15,8 +15,6 @@ from helix_store.transfer.columns import RecordFormat
 from helix_store.transfer.layout import format_of
 from helix_store.transfer.records import Record, Unit
 
-__all__ = ["at_places", "merge_rows"]
-
 _Place = tuple[Any, ...]
 
 

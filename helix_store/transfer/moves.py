@@ -73,8 +73,6 @@ from helix_store.transfer.importing import import_units
 from helix_store.transfer.merging import at_places
 from helix_store.transfer.records import ExportSummary, ImportSummary, Unit
 
-__all__ = ["MoveSummary", "TenantMove", "find_move"]
-
 _ROWS: Final = 100
 _ATTEMPTS: Final = 5
 _IN_TARGET: Final = (ARRIVING, RETURNING)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-__all__ = ["Pace"]
-
 _CHARACTERS: Final = 4_000_000
 _FIRST_AVERAGE: Final = 32_000
 _LONG: Final = (str, bytes, memoryview)

@@ -13,19 +13,6 @@ from typing import Any, Final, Protocol
 from helix_store.core.serialization import Serializable
 from helix_store.exceptions import shown_id
 
-__all__ = [
-    "Counts",
-    "ExportSummary",
-    "ImportSummary",
-    "Problem",
-    "Record",
-    "Source",
-    "Unit",
-    "digest_of",
-    "line_of",
-    "named",
-]
-
 Record = dict[str, Any]
 """A JSON object; ``record`` is the name of its kind and comes first."""
 

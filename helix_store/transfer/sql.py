@@ -10,8 +10,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Lock
 from helix_store.transfer.layout import ExportedPart
 
-__all__ = ["RAISE_TOKEN", "TOKEN", "filled_parts"]
-
 _LOCK: Final = table(Lock)
 _RAISE: Final = f"""
     INSERT INTO {_LOCK} (tenant, name, token) VALUES (%(tenant)s, %(name)s, %(token)s)

@@ -49,8 +49,6 @@ from helix_store.usage.rules import (
     time_series,
 )
 
-__all__ = ["DatabaseUsage"]
-
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _TOKEN_SUMS: Final = {name: ExactSum(f"{name}_tokens") for name in _TOKENS}
 _GROUP_COLUMNS: Final = {

@@ -29,16 +29,6 @@ from helix_store.core.usage import (
 )
 from helix_store.exceptions import InvalidPayload
 
-__all__ = [
-    "MAX_AMOUNT",
-    "MAX_EXACT_AMOUNT",
-    "checked_cost",
-    "checked_entry",
-    "plain_amount",
-    "priced",
-    "token_cost",
-]
-
 MAX_AMOUNT: Final = 1e300
 """The largest custom amount: the sum of a hundred million such amounts is still a finite float."""
 

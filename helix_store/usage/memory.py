@@ -30,8 +30,6 @@ from helix_store.usage.rules import (
     time_series,
 )
 
-__all__ = ["MemoryUsage", "StoredEntry", "UsageLedger"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:

@@ -28,8 +28,6 @@ from helix_store.exceptions import InvalidQuery
 from helix_store.models import UsageEntry
 from helix_store.usage import sql
 
-__all__ = ["SessionTotal", "csv_rows", "session_totals", "time_zone", "unpriced_entries", "usage_report"]
-
 _TOKENS: Final = ("prompt", "completion", "reasoning", "cached", "total")
 _FORMULA_STARTS: Final = ("=", "+", "-", "@")
 

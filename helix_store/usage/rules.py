@@ -24,17 +24,6 @@ from helix_store.core.usage import (
 )
 from helix_store.usage.entries import plain_amount
 
-__all__ = [
-    "EntryFilter",
-    "PlacedEntry",
-    "UsageQuery",
-    "UsageSum",
-    "bucket_start",
-    "rollup",
-    "sum_of",
-    "time_series",
-]
-
 
 class PlacedEntry(NamedTuple):
     """An entry and its recording number, which orders entries with the same timestamp."""

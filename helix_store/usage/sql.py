@@ -17,23 +17,6 @@ from helix_store.models import Session
 from helix_store.models import UsageEntry as UsageRow
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = [
-    "COLUMNS",
-    "KEEP_SESSIONS",
-    "REPORTED",
-    "REPORT_FILTERS",
-    "ROWS_PER_STATEMENT",
-    "SESSION_COLUMNS",
-    "SUMMED",
-    "SUMS_OF_KEPT",
-    "SUMS_OF_SESSION",
-    "SUMS_OF_SESSIONS",
-    "insert_entries",
-    "insert_entry",
-    "report",
-    "totals_of_sessions",
-]
-
 _TYPES: Final = {
     "BigIntegerField": "bigint",
     "BooleanField": "boolean",

@@ -30,8 +30,6 @@ from helix_store.usage.entries import checked_entry, priced
 from helix_store.usage.memory import MemoryUsage, UsageLedger
 from helix_store.usage.rules import EntryFilter, UsageQuery
 
-__all__ = ["DatabaseUsageStore", "InMemoryUsageStore", "UsageStoreBase"]
-
 Kinds = UsageKind | str | Collection[UsageKind | str]
 
 

@@ -5,8 +5,6 @@ from typing import Final
 from helix_store.catalogue import Part, Table
 from helix_store.models import UsageEntry
 
-__all__ = ["TABLES"]
-
 # An entry outlives its session, so entries are ordered within their tenant.
 TABLES: Final = (
     Table(

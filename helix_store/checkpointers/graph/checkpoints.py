@@ -33,8 +33,6 @@ from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 
-__all__ = ["GraphCheckpoints", "latest_checkpoint"]
-
 _COLUMNS: Final = (
     "pk",
     "checkpoint_id",

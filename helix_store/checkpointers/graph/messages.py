@@ -25,8 +25,6 @@ from helix_store.sessions.database.locking import advance, lock_session, session
 from helix_store.sessions.database.rows import first_row, pk_of, session_with_id
 from helix_store.sessions.requests import EncodedMessage
 
-__all__ = ["MESSAGE_COLUMNS", "GraphMessages", "message_from", "newest_messages"]
-
 MESSAGE_COLUMNS: Final = ("id", "role", "payload", "created_at")
 
 _ROWS_PER_STATEMENT: Final = 1_000

@@ -29,18 +29,6 @@ from helix_store.exceptions import IntegrityFault, InvalidPayload
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import EncodedMessage, NewSession
 
-__all__ = [
-    "created_session",
-    "encode_checkpoint",
-    "encode_message",
-    "encode_messages",
-    "encode_metadata",
-    "new_session",
-    "read_checkpoint",
-    "read_message",
-    "read_session",
-]
-
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "tool_results", "tokens_in", "tokens_out")
 _CHECKPOINT_FIELDS: Final = ("node_results", "pending_nodes", "cycle_state")
 _PENDING_KINDS: Final = (list, tuple, set, frozenset)

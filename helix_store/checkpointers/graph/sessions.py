@@ -40,8 +40,6 @@ from helix_store.sessions.database.rows import first_row, session_with_id
 from helix_store.sessions.database.sessions import insert_session
 from helix_store.sessions.database.trees import delete_tree
 
-__all__ = ["GraphSessions"]
-
 Listed = TypeVar("Listed", GraphSession, GraphSessionSummary)
 
 _COLUMNS: Final = (

@@ -8,8 +8,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Message, Session
 from helix_store.sessions.sql import session_by_id
 
-__all__ = ["COPY_CHECKPOINT", "COPY_HISTORY", "COPY_MESSAGES"]
-
 _TARGET: Final = f"(SELECT id FROM {table(Session)} WHERE {session_by_id(session_id='target')})"
 
 COPY_MESSAGES: Final = Statement(f"""

@@ -10,8 +10,6 @@ from helix_store.core import validation
 from helix_store.core.limits import Limits
 from helix_store.engine.database import Database
 
-__all__ = ["GraphCheckpointStore"]
-
 
 class GraphCheckpointStore(GraphSessions, GraphMessages, GraphCheckpoints):
     """Sessions, messages and checkpoints of graph runtimes in a Django database, with a checkpoint per wave

@@ -32,8 +32,6 @@ from helix_store.sessions.database.rows import sessions_with_ids
 from helix_store.sessions.database.sessions import lock_or_insert_session
 from helix_store.sessions.database.trees import delete_tree
 
-__all__ = ["DatabaseSnapshots"]
-
 _UNGUARDED: Final = Guard()
 
 

@@ -25,8 +25,6 @@ from helix_store.sessions.memory.records import SessionRecord
 from helix_store.sessions.memory.scope import TenantScope
 from helix_store.sessions.memory.sessions import with_descendants
 
-__all__ = ["MemorySnapshots", "StoredSnapshot"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:

@@ -15,16 +15,6 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.sessions.layout import encode_state
 from helix_store.sessions.requests import NewSession
 
-__all__ = [
-    "SNAPSHOT_AGENT_TYPE",
-    "CheckpointMeta",
-    "ClaimTerm",
-    "EncodedSnapshot",
-    "encode_snapshot",
-    "new_thread",
-    "optional_count",
-]
-
 SNAPSHOT_AGENT_TYPE: Final = "snapshot"
 """The agent type of the session that the first snapshot of an unknown thread creates."""
 

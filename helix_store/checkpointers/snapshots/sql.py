@@ -13,23 +13,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Checkpoint, Session
 from helix_store.sessions.sql import session_by_id
 
-__all__ = [
-    "ADD",
-    "CLAIM_NEWEST",
-    "CLAIM_ONE",
-    "FINISH_CLAIM",
-    "LIST",
-    "LIST_BEFORE",
-    "NEWEST",
-    "ONE",
-    "PUT",
-    "PUT_AND_TRIM",
-    "REFRESH_CLAIM",
-    "RELEASE_CLAIM",
-    "TRIM",
-    "VERSION",
-]
-
 _CHECKPOINT: Final = table(Checkpoint)
 _SESSION: Final = table(Session)
 _IS_THREAD: Final = session_by_id(session_id="thread_id")

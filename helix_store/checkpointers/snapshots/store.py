@@ -27,8 +27,6 @@ from helix_store.exceptions import LockLostError
 from helix_store.locks.rules import ttl_milliseconds
 from helix_store.sessions.memory.scope import TenantScope
 
-__all__ = ["Claim", "InMemorySnapshotCheckpointer", "SnapshotCheckpointer", "SnapshotCheckpointerBase"]
-
 SnapshotBackend = DatabaseSnapshots | MemorySnapshots
 
 

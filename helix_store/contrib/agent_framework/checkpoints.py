@@ -16,8 +16,6 @@ from helix_store.core.types import UserId
 from helix_store.exceptions import SessionNotFound
 from helix_store.models import Item
 
-__all__ = ["DjangoCheckpointStorage"]
-
 
 class DjangoCheckpointStorage(CheckpointStorage):
     """The checkpoints of workflow runs as items of one session, in the database ``using`` and one tenant.

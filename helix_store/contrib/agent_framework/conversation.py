@@ -9,8 +9,6 @@ from helix_store.contrib.agent_framework.lanes import MESSAGES
 from helix_store.core.transcript import CutText, Part, parts_of, role_of
 from helix_store.reports import ItemConversation, Said
 
-__all__ = ["CONVERSATION"]
-
 _FILES: Final = frozenset({"data", "uri", "hosted_file", "hosted_vector_store"})
 
 

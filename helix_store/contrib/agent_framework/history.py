@@ -21,8 +21,6 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.items import ItemLog
 from helix_store.items.rules import lane_name
 
-__all__ = ["DjangoHistoryProvider"]
-
 _saved: Final[ContextVar[tuple[AgentResponse[Any], str] | None]] = ContextVar(
     "helix_store_saved", default=None
 )

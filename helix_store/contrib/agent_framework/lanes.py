@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["CHECKPOINTS", "CHECKPOINT_HEADS", "MESSAGES", "SESSION"]
-
 MESSAGES: Final = "agent_framework/messages/"
 """The beginning of the lane of messages, which ends with the ``source_id`` of the history provider."""
 

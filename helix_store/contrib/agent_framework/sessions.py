@@ -13,8 +13,6 @@ from helix_store.core.ids import new_id
 from helix_store.core.types import UserId
 from helix_store.exceptions import ConflictError, InvalidPayload
 
-__all__ = ["DjangoSessionStore"]
-
 _MARKER: Final = "_helix_store_marker"
 """The attribute of an `AgentSession` that identifies the stored snapshot from which it was read."""
 

@@ -16,8 +16,6 @@ from helix_store.core.payloads import size_of
 from helix_store.core.validation import milliseconds_to_datetime
 from helix_store.reports.payloads import payload_of
 
-__all__ = ["ClaudeSessionAdmin"]
-
 
 @admin.register(ClaudeSession)
 class ClaudeSessionAdmin(SessionChildAdmin):

@@ -11,8 +11,6 @@ from helix_store.contrib.claude_agent.models import ClaudeSession
 from helix_store.core.transcript import Part, parts_of, role_of
 from helix_store.reports import ItemConversation, Said
 
-__all__ = ["CONVERSATION"]
-
 
 def _says(entry: dict[str, Any]) -> Said:
     message, kind = entry.get("message"), str(entry.get("type", "entry"))

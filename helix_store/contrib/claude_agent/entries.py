@@ -16,8 +16,6 @@ from helix_store.engine.expressions import tenant_parameter
 from helix_store.exceptions import HelixStoreError, InvalidPayload
 from helix_store.models import UsageEntry as UsageRow
 
-__all__ = ["key_of", "record_largest", "usage_of"]
-
 
 def key_of(entry: Mapping[str, Any]) -> str | None:
     """Return the key that makes an entry unique, or ``None`` for an entry that is always added."""

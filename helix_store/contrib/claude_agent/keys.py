@@ -12,8 +12,6 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload
 from helix_store.items.rules import item_key
 
-__all__ = ["MAIN", "TranscriptKey", "faults"]
-
 MAIN: Final = ""
 """The lane of the main transcript. The lane of a sub-agent is its ``subpath``."""
 

@@ -10,8 +10,6 @@ from helix_store.core.limits import MAX_LANE_BYTES
 from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, PayloadField
 
-__all__ = ["ClaudeSession"]
-
 
 class ClaudeSession(models.Model):
     """The SDK's name of a session, and the summary of its main transcript.

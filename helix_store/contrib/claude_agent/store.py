@@ -29,8 +29,6 @@ from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 from helix_store.items.rules import item_key
 
-__all__ = ["DjangoSessionStore"]
-
 _logger = logging.getLogger(__name__)
 
 

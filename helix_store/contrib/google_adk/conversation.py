@@ -11,8 +11,6 @@ from helix_store.contrib.google_adk.lanes import EVENTS
 from helix_store.core.transcript import Part, parts_of
 from helix_store.reports import ItemConversation, Said
 
-__all__ = ["CONVERSATION"]
-
 
 def _says(event: dict[str, Any]) -> Said:
     """Return the content of an event. The role is the event's author: the user, or the name of an agent."""

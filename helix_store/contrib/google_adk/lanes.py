@@ -6,8 +6,6 @@ from typing import Final
 
 from helix_store.adapters import session_id_for
 
-__all__ = ["APP", "EVENTS", "SESSION", "USER", "session_id_of", "shared_id_of"]
-
 EVENTS: Final = "google_adk/events/"
 """The beginning of the lane of events, which ends with the name of the app."""
 

@@ -28,8 +28,6 @@ from helix_store.core.payloads import decode
 from helix_store.engine.async_twins import in_thread, in_thread_to_the_end
 from helix_store.exceptions import SessionNotFound
 
-__all__ = ["DjangoSessionService"]
-
 _ROWS_PER_PAGE: Final = 1_000
 
 

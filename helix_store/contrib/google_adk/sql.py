@@ -8,8 +8,6 @@ from helix_store.contrib.google_adk.lanes import APP, SESSION, USER
 from helix_store.engine.statement import Statement, table
 from helix_store.models import Item, Session
 
-__all__ = ["LISTED", "LISTED_OF_USER", "SESSION_WITH_EVENTS"]
-
 _ITEM: Final = table(Item)
 _SESSION: Final = table(Session)
 

@@ -8,8 +8,6 @@ from helix_store.adapters import session_id_for
 from helix_store.contrib.usage import count_of, response_entry
 from helix_store.core.usage import UsageEntry
 
-__all__ = ["usage_of"]
-
 
 def usage_of(event: Event, *, session_id: str, model: str) -> UsageEntry | None:
     """Return the ledger's entry for a model's response, or ``None`` for an event without usage. It has the id

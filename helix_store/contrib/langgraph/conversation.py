@@ -19,8 +19,6 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 
-__all__ = ["CONVERSATION"]
-
 _CHANNEL: Final = "messages"
 _LARGEST_VALUE: Final = 16 * 1024 * 1024
 """The number of bytes of a value that a page reads, because a value is one row."""

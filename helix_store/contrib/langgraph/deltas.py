@@ -21,8 +21,6 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import list_parameter
 from helix_store.exceptions import IntegrityFault, shown_id
 
-__all__ = ["ancestors_needed", "history"]
-
 _PAGE: Final = 64
 
 

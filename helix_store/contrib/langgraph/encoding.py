@@ -28,23 +28,6 @@ from helix_store.core.payload_faults import TOO_LONG_INTEGER
 from helix_store.core.payloads import check_call_bytes, size_of
 from helix_store.exceptions import InvalidPayload, InvalidQuery, LimitExceeded
 
-__all__ = [
-    "Body",
-    "CheckpointRow",
-    "Place",
-    "ValueRow",
-    "WriteRow",
-    "about_checkpoint",
-    "checkpoint_tuple",
-    "encoded_checkpoint",
-    "encoded_writes",
-    "is_small",
-    "long_id",
-    "read_body",
-    "searchable",
-    "searchable_filter",
-]
-
 _MAX_THREAD_ID_BYTES: Final = 4_096
 _LONGEST_INLINE_TEXT: Final = 100
 _INLINE_TYPES: Final = frozenset({type(None), bool, int, float})

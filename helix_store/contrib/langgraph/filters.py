@@ -12,8 +12,6 @@ from django.db.models import Q
 from helix_store.core.payloads import encode, is_plain_json
 from helix_store.exceptions import HelixStoreError, InvalidQuery
 
-__all__ = ["checked_filter", "is_match", "narrowed"]
-
 _MOST_BYTES: Final = 64 * 1024
 # SQLite refuses a pattern of LIKE that is longer than 50,000 bytes.
 _LONGEST_PATTERN: Final = 1_000

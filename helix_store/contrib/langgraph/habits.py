@@ -8,8 +8,6 @@ from typing import Any, NoReturn, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
-__all__ = ["OpenedByHabit"]
-
 
 class _Nothing:
     """The result of `setup`, which async code awaits and sync code ignores."""

@@ -23,8 +23,6 @@ from helix_store.exceptions import IntegrityFault, shown_id
 if TYPE_CHECKING:
     from helix_store.contrib.langgraph.vectors.index import Index
 
-__all__ = ["Address", "Memories", "NewMemory", "StoredMemory", "delete_namespace", "sweep"]
-
 _logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 200

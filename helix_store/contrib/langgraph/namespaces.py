@@ -10,8 +10,6 @@ from django.db.models import Q
 from helix_store.core import validation
 from helix_store.core.limits import MAX_NAMESPACE_BYTES
 
-__all__ = ["end_of", "is_under", "labels_of", "matches", "namespace_text"]
-
 _WILDCARD = "*"
 
 

@@ -27,8 +27,6 @@ from helix_store.core.limits import MAX_BIGINT, MAX_LONG_ID_BYTES
 from helix_store.engine.database import Database, Rows
 from helix_store.exceptions import IntegrityFault
 
-__all__ = ["every", "one"]
-
 _logger = logging.getLogger(__name__)
 
 _CHECKPOINT, _VALUE, _WRITE = 0, 1, 2

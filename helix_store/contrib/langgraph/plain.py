@@ -8,8 +8,6 @@ import json
 from base64 import b64encode
 from typing import Any, Final
 
-__all__ = ["HEADER_BYTES", "items_of", "length_of"]
-
 HEADER_BYTES: Final = 11
 """The number of bytes at the start of a value from which `length_of` reads its length."""
 

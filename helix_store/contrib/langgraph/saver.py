@@ -34,8 +34,6 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.locks.database import hold_fence
 from helix_store.locks.manager import DatabaseLockManager
 
-__all__ = ["DjangoSaver"]
-
 
 class _Owned(NamedTuple):
     """The thread that a saver owns, and the fencing token of its term."""

@@ -12,8 +12,6 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from helix_store.contrib.langgraph.types import PLAIN_TYPES
 from helix_store.exceptions import IntegrityFault, InvalidPayload, shown_id
 
-__all__ = ["StrictSerializer", "dumped", "read_from"]
-
 # Graphs pass the types of their schemas to their saver only if this is set. LangGraph sets it if the variable
 # LANGGRAPH_STRICT_MSGPACK was set when it was imported. It makes no other saver strict: a serializer that
 # builds all objects ignores the types.

@@ -18,25 +18,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = [
-    "CHAIN",
-    "COPY",
-    "COPY_PARTS",
-    "DELETE_CHECKPOINTS",
-    "DELETE_FREE_VALUES",
-    "DELETE_WRITES",
-    "HISTORY",
-    "INSERT_CHECKPOINT",
-    "INSERT_VALUE",
-    "INSERT_WRITE",
-    "LOST_VALUES",
-    "NEWEST_ID",
-    "PUT",
-    "PUT_WRITES",
-    "UNLINK_PARENTS",
-    "select",
-]
-
 _SESSION: Final = table(Session)
 _CHECKPOINT: Final = table(LangGraphCheckpoint)
 _VALUE: Final = table(LangGraphValue)

@@ -44,8 +44,6 @@ from helix_store.engine.async_twins import async_twin, in_thread_to_the_end
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, InvalidQuery
 
-__all__ = ["DjangoStore"]
-
 _logger = logging.getLogger(__name__)
 
 _MOST_CONDITIONS: Final = 100

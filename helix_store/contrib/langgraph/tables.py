@@ -24,8 +24,6 @@ from helix_store.engine.expressions import list_parameter
 from helix_store.engine.statement import Statement
 from helix_store.exceptions import InvalidPayload, shown_id
 
-__all__ = ["register_tables"]
-
 
 def register_tables() -> None:
     copy_checkpoints, copy_values, copy_writes = (partial(_copy_to_branch, each) for each in sql.COPY_PARTS)

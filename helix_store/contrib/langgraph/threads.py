@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from helix_store.core import validation
 
-__all__ = ["AGENT_TYPE", "about_thread"]
-
 AGENT_TYPE: Final = "langgraph"
 
 

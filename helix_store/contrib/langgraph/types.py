@@ -7,8 +7,6 @@ from typing import Any, Final
 from helix_store.core import validation
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["PLAIN_TYPES", "importable_type", "register_types"]
-
 PLAIN_TYPES: Final = frozenset({"bytearray", "bytes", "msgpack", "null"})
 """The types that the default serializer writes. Reading them never builds an object that the bytes name."""
 

@@ -23,8 +23,6 @@ from helix_store.core import validation
 from helix_store.engine.expressions import list_parameter
 from helix_store.exceptions import IntegrityFault, InvalidPayload, SessionNotFound
 
-__all__ = ["copy_thread", "delete_for_runs", "prune"]
-
 _STRATEGIES: Final = ("keep_latest", "delete")
 _AT_ONCE: Final = 500
 

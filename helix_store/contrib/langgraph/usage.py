@@ -21,8 +21,6 @@ from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.exceptions import SessionNotFound
 from helix_store.stores import DatabaseUsageStore
 
-__all__ = ["UsageRecorder"]
-
 _UNKNOWN: Final = "unknown"
 _MODEL_NAMES: Final = ("model_name", "model", "model_id")
 

@@ -15,8 +15,6 @@ from helix_store.admin.elements import identifier
 from helix_store.admin.times import stamp
 from helix_store.contrib.openai_agents.models import OpenAIRunState
 
-__all__ = ["RunStateAdmin"]
-
 
 @admin.register(OpenAIRunState)
 class RunStateAdmin(SessionChildAdmin):

@@ -8,8 +8,6 @@ from typing import Any
 from helix_store.core.transcript import Part, parts_of
 from helix_store.reports import ItemConversation, Said
 
-__all__ = ["CONVERSATION"]
-
 
 def _says(item: dict[str, Any]) -> Said:
     kind = str(item.get("type", "message"))

@@ -9,8 +9,6 @@ from helix_store.conf import constraint_name, table_name
 from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
-__all__ = ["OpenAIRunState"]
-
 
 class OpenAIRunState(models.Model):
     """The text of a ``RunState``, who may answer it and until when, and who resumes it.

@@ -31,8 +31,6 @@ from helix_store.locks.rules import ttl_milliseconds
 if TYPE_CHECKING:
     from agents import RunState
 
-__all__ = ["RunStateClaim", "RunStateStore", "StoredRunState"]
-
 _TTL_MS: Final = 60_000
 _LISTED: Final = 200
 _MOMENTS: Final = ("deadline", "claim_expires_at", "resumed_at", "created_at")

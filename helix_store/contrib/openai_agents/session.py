@@ -22,8 +22,6 @@ from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload
 from helix_store.items import ItemLog, StoredItem
 from helix_store.items.rules import item_key, lane_name
 
-__all__ = ["DjangoSession"]
-
 AGENT_TYPE: Final = "openai_agents"
 _MAIN: Final = "main"
 _PREVIEW: Final = 100

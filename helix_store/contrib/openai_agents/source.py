@@ -18,8 +18,6 @@ from helix_store.transfer.sources import ForeignSource, Origin
 from helix_store.transfer.sources.readers import SqliteReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
 
-__all__ = ["SQLiteSessionSource"]
-
 _AGENT_TYPE: Final = "openai_agents"
 
 _OF_ONE_BRANCH: Final = """

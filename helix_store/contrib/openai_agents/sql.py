@@ -10,8 +10,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = ["CLAIM", "DELETE", "FINISH", "HEAD_COLUMNS", "LOAD", "REFRESH", "RELEASE", "SAVE", "WAITING"]
-
 _STATE: Final = table(OpenAIRunState)
 _OF_SESSION: Final = f"session_id = (SELECT id FROM {table(Session)} WHERE {SESSION_BY_ID})"
 _ONE: Final = "session_id = %(session)s AND state_id = %(state_id)s"

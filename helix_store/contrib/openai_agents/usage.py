@@ -18,8 +18,6 @@ from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 from helix_store.engine.async_twins import async_twin
 from helix_store.stores import DatabaseUsageStore
 
-__all__ = ["TurnUsage"]
-
 
 class TurnUsage:
     """Records and sums the requests of one session."""

@@ -20,8 +20,6 @@ from helix_store.contrib.pydantic_ai.models import Conversation, ConversationEnt
 from helix_store.reports.payloads import payload_of
 from helix_store.reports.previews import PREVIEW_SOURCE, payload_start
 
-__all__ = ["ConversationAdmin", "ConversationEntryAdmin"]
-
 _PREVIEW_LENGTH: Final = 180
 
 

@@ -18,8 +18,6 @@ from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 from helix_store.reports.previews import PREVIEW_SOURCE, read_start, start_text
 
-__all__ = ["CONVERSATION", "entry_message"]
-
 _MOST_COUNTED: Final = 100
 """The maximum number of entries of a conversation that a list of sessions reads."""
 

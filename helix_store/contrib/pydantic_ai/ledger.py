@@ -14,8 +14,6 @@ from helix_store.core import validation
 from helix_store.core.types import UsageKind
 from helix_store.core.usage import TokenCounts, UsageEntry, UsageSource
 
-__all__ = ["usage_of_save"]
-
 _UNKNOWN_MODEL: Final = "unknown"
 _COUNTED: Final = ("requests", "tool_calls")
 """Counts of a run other than tokens, which become custom entries."""

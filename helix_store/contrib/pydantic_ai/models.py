@@ -9,8 +9,6 @@ from helix_store.conf import constraint_name, table_name
 from helix_store.models import Session
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
-__all__ = ["Conversation", "ConversationEntry", "ConversationFamily"]
-
 
 class ConversationFamily(models.Model):
     """The conversations that may share entries: one and its forks.

@@ -15,14 +15,6 @@ from helix_store.engine.database import Database
 from helix_store.engine.expressions import is_in_list, list_parameter
 from helix_store.engine.statement import Statement, table
 
-__all__ = [
-    "entries_of_sessions",
-    "families_of_sessions",
-    "faults_of_conversations",
-    "faults_of_entries",
-    "release_entries",
-]
-
 _FAMILY: Final = table(ConversationFamily)
 _CONVERSATION: Final = table(Conversation)
 _ENTRY: Final = table(ConversationEntry)

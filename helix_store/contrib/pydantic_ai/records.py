@@ -16,8 +16,6 @@ from helix_store.core.limits import Limits
 from helix_store.core.payloads import decode_all, encode, encode_all
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 
-__all__ = ["entries_from", "entry_rows", "record_from", "record_row", "scope_name"]
-
 # As a list, because a dataclass takes the encoding of bytes from its container.
 _RECORDS: Final = TypeAdapter(
     list[ConversationRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")

@@ -11,17 +11,6 @@ from helix_store.engine.statement import Statement, table
 from helix_store.models import Session
 from helix_store.sessions.sql import SESSION_BY_ID
 
-__all__ = [
-    "CONVERSATIONS",
-    "CONVERSATION_OF_SESSION",
-    "CONVERSATION_TO_WRITE",
-    "ENTRY",
-    "FAMILIES_OF_ENTRIES",
-    "HISTORY",
-    "HOLD_FAMILY",
-    "SCOPED_CONVERSATIONS",
-]
-
 _FAMILY: Final = table(ConversationFamily)
 _CONVERSATION: Final = table(Conversation)
 _ENTRY: Final = table(ConversationEntry)

@@ -34,8 +34,6 @@ from helix_store.engine.statement import Statement
 from helix_store.exceptions import IntegrityFault, SessionNotFound
 from helix_store.usage.store import DatabaseUsageStore
 
-__all__ = ["DjangoConversationStore"]
-
 _logger = logging.getLogger(__name__)
 
 

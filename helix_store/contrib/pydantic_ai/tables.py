@@ -17,8 +17,6 @@ from helix_store.core import moments
 from helix_store.core.ids import new_id
 from helix_store.core.payloads import decode_object, encode
 
-__all__ = ["fork_to_branch", "register_tables"]
-
 
 def register_tables() -> None:
     """Register the three tables. An entry is exported once, however many conversations share it."""

@@ -22,8 +22,6 @@ from helix_store.engine.expressions import list_parameter
 from helix_store.engine.rows import insert_row, insert_rows, update_row
 from helix_store.exceptions import IntegrityFault, InvalidPayload
 
-__all__ = ["Changed", "EntryRow", "RecordRow", "StoredRecord", "stored_record", "write_record"]
-
 _ROWS_PER_STATEMENT: Final = 500
 
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 from helix_store.core.transcript import parts_of, role_of
 from helix_store.reports import ItemConversation, Said
 
-__all__ = ["CONVERSATION"]
-
 _FILES: Final = ("image", "document", "video")
 
 

@@ -29,8 +29,6 @@ from helix_store.models import Session as StoredSession
 if TYPE_CHECKING:
     from strands.multiagent import MultiAgentBase
 
-__all__ = ["DjangoSessionRepository"]
-
 Built = TypeVar("Built", Session, SessionAgent, SessionMessage)
 
 _SESSION: Final = "session"

@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 
 from helix_store.core.processes import PerProcess
 
-__all__ = ["beside_the_loop"]
-
 R = TypeVar("R")
 
 _threads: Final = PerProcess(lambda: ThreadPoolExecutor(thread_name_prefix="helix_store_strands"))

@@ -10,8 +10,6 @@ from helix_store.core import validation
 from helix_store.core.usage import UsageEntry
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["messages_of", "usage_of"]
-
 
 def messages_of(multi_agent: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the messages with an id from the agents of a graph or swarm, including nested ones.

@@ -18,8 +18,6 @@ from helix_store.management.base import StoreCommand, WrongUsage, at_least
 from helix_store.management.output import Column
 from helix_store.sessions.approvals import default_answer
 
-__all__ = ["Command"]
-
 _LONGEST_AGE_DAYS = 100_000
 
 

@@ -28,8 +28,6 @@ from helix_store.reports.comparison import changes_between, comparable, shown_st
 from helix_store.reports.times import moment
 from helix_store.stores.directory import PruneSummary
 
-__all__ = ["Command"]
-
 _STYLES: Final[dict[str, Style]] = {"+": "green", "-": "red", "@": "cyan"}
 
 

@@ -13,8 +13,6 @@ from helix_store.management.base import StoreCommand
 from helix_store.management.output import Column, ProgressBar, Style, pairs
 from helix_store.management.text import visible
 
-__all__ = ["Command"]
-
 _STYLES: dict[str, Style] = {"error": "red", "warning": "yellow", "info": "cyan"}
 _COLUMNS = (
     Column("severity", attrgetter("severity.value"), cut="never", style=_STYLES.get),

@@ -13,8 +13,6 @@ from helix_store.exceptions import InvalidPayload
 from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.output import Column, cell
 
-__all__ = ["Command"]
-
 _SUBJECTS = ("user", "session", "tenant")
 _COLUMNS = (Column("table"), Column("change"), Column("rows", right=True))
 _FLAGS = ("keep_branches", "leave_snapshots", "force")

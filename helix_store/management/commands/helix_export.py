@@ -17,8 +17,6 @@ from helix_store.management.base import StoreCommand, WrongUsage
 from helix_store.management.session_argument import whole_id
 from helix_store.transfer import DatabaseSource, ExportSummary, write_export
 
-__all__ = ["Command"]
-
 
 class Command(StoreCommand):
     help = (

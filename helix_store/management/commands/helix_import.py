@@ -16,8 +16,6 @@ from helix_store.transfer import ExportFile, ImportSummary, import_units
 from helix_store.transfer.records import Counts, Unit
 from helix_store.transfer.sources import SOURCES, Origin
 
-__all__ = ["Command"]
-
 _OF_A_STORE: Final = ("schema", "table", "only_whole", "leave_tables", "dry_run")
 
 

@@ -10,8 +10,6 @@ from helix_store.exceptions import InvalidQuery
 from helix_store.management.base import StoreCommand, add_format_argument
 from helix_store.transfer.moves import MoveSummary, TenantMove, find_move
 
-__all__ = ["Command"]
-
 _NEXT: Final = {
     "copying": "Run it again to continue, or with --abort to return.",
     "fenced": "Writers are refused. Run it again to continue, or with --abort to return.",

@@ -11,8 +11,6 @@ from helix_store.cleanup.retention import Retention, RetentionSummary
 from helix_store.management.base import StoreCommand, at_least
 from helix_store.management.output import Column
 
-__all__ = ["Command"]
-
 _RULES: Final = {
     "sessions": "delete idle sessions",
     "checkpoints": "delete checkpoints",

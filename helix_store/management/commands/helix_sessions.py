@@ -45,8 +45,6 @@ from helix_store.reports.tree import nodes_of, session_tree
 from helix_store.sessions.database.posts import announce_due_posts
 from helix_store.stores import DatabaseStateStore
 
-__all__ = ["Command"]
-
 _STATUSES = [status.value for status in SessionStatus]
 _POST_STATES: Final = get_args(PostState)
 _POSTS_AT_ONCE: Final = 200

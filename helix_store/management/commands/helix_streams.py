@@ -33,8 +33,6 @@ from helix_store.streams.pruning import prune_batches
 from helix_store.streams.rules import PruneRequest
 from helix_store.streams.tail import StreamTail
 
-__all__ = ["Command"]
-
 _LONGEST_PAGE: Final = 200
 _COLUMNS: Final = (
     Column("tenant", attrgetter("tenant"), cut="middle"),

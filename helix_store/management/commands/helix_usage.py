@@ -21,9 +21,6 @@ from helix_store.management.times import moment_of, project_zone, time_or_age
 from helix_store.reports.budgets import all_reports
 from helix_store.usage.reports import csv_rows, time_zone, usage_report
 
-__all__ = ["Command"]
-
-
 _NOT_FOR_BUDGETS: Final = ("since", "until", "zone", "agent_type", "user", "model", "limit", "csv")
 _STOPPED: Final = "Stopped before the usage was added up; nothing was changed."
 

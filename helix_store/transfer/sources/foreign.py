@@ -16,9 +16,6 @@ from helix_store.transfer.records import Counts, Problem, Unit
 from helix_store.transfer.sources.readers import Reader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, Tally
 
-__all__ = ["ForeignSource", "Origin", "Reader"]
-
-
 _NAMES: Final = dict.fromkeys(("schema", "table"), validation.optional_identifier)
 
 

@@ -19,8 +19,6 @@ from helix_store.core.payload_faults import join_path
 from helix_store.core.typed_json import MAX_EQUAL_HASHES
 from helix_store.exceptions import InvalidPayload
 
-__all__ = ["revive"]
-
 _TYPE: Final = "__type"
 _VALUE: Final = "value"
 # A date without a time means midnight UTC, as in JavaScript. A time without a zone would depend on the

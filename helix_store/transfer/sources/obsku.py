@@ -26,8 +26,6 @@ from helix_store.transfer.sources.jsonplus import revive
 from helix_store.transfer.sources.readers import PostgresReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, moment
 
-__all__ = ["ObskuSource"]
-
 _MESSAGES: Final = """
     SELECT id, created_at, role, content, tool_calls, tool_results, tokens_in, tokens_out
     FROM messages WHERE session_id = %s ORDER BY created_at, id"""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.sql import Composed
 
-__all__ = ["PostgresReader", "Reader", "SourceUnreadable", "SqliteReader"]
-
 _Row = tuple[Any, ...]
 
 _MOST_ROWS: Final = 500

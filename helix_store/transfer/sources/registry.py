@@ -9,8 +9,6 @@ from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.obsku import ObskuSource
 from helix_store.transfer.sources.ziro import ZiroSource
 
-__all__ = ["SOURCES", "register_source"]
-
 SOURCES: Final[dict[str, Callable[[Origin], ForeignSource]]] = {
     "obsku": ObskuSource,
     "ziro": ZiroSource,

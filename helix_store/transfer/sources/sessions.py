@@ -26,8 +26,6 @@ from helix_store.sessions.requests import NewSession
 from helix_store.transfer.layout import format_of
 from helix_store.transfer.records import Counts, Problem, Record, line_of
 
-__all__ = ["ForeignSession", "Head", "Tally", "moment", "new_session", "session_of"]
-
 S = TypeVar("S", bound="ForeignSession")
 
 _FIRST_VERSION: Final = 1

@@ -17,8 +17,6 @@ from helix_store.transfer.sources.foreign import ForeignSource, Origin
 from helix_store.transfer.sources.readers import PostgresReader
 from helix_store.transfer.sources.sessions import ForeignSession, Head
 
-__all__ = ["ZiroSource"]
-
 _SCHEMA: Final = "public"
 _TABLE: Final = "ziro_checkpoints"
 

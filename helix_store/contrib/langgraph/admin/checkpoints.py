@@ -19,8 +19,6 @@ from helix_store.admin.times import stamp
 from helix_store.contrib.langgraph.models import LangGraphCheckpoint, LangGraphValue, LangGraphWrite
 from helix_store.contrib.langgraph.types import PLAIN_TYPES
 
-__all__ = ["CheckpointAdmin", "ValueAdmin", "WriteAdmin"]
-
 _LARGEST_PREVIEW: Final = 262_144
 _LONGEST_PREVIEW: Final = 20_000
 

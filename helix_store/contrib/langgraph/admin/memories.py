@@ -20,8 +20,6 @@ from helix_store.contrib.langgraph.models import LangGraphMemory
 from helix_store.core import moments
 from helix_store.reports.payloads import payload_of
 
-__all__ = ["MemoryAdmin"]
-
 _LARGEST_PREVIEW: Final = 262_144
 
 

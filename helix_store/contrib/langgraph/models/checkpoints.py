@@ -14,8 +14,6 @@ from helix_store.conf import constraint_name, table_name
 from helix_store.models import Session
 from helix_store.models.fields import LongIdentifierField, MomentField
 
-__all__ = ["LangGraphCheckpoint", "LangGraphValue", "LangGraphWrite"]
-
 
 def _session(related_name: str) -> models.ForeignKey[Session, Session]:
     """Return the key of the thread's session. The unique constraint of each table serves as its index."""

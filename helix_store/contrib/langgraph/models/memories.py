@@ -10,8 +10,6 @@ from helix_store.conf import constraint_name, table_name
 from helix_store.core.limits import MAX_ID_BYTES, MAX_NAMESPACE_BYTES
 from helix_store.models.fields import IdentifierField, MomentField, PayloadField
 
-__all__ = ["LangGraphMemory"]
-
 
 class LangGraphMemory(models.Model):
     """A value that a graph has put into `DjangoStore`. It belongs to a tenant, not to a session.

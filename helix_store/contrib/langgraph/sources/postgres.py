@@ -18,8 +18,6 @@ from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import Origin
 from helix_store.transfer.sources.readers import PostgresReader
 
-__all__ = ["PostgresSaverSource"]
-
 _THREADS: Final = """
     SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM checkpoint_writes
     UNION SELECT thread_id FROM checkpoint_blobs WHERE type <> 'empty' """

@@ -24,8 +24,6 @@ from helix_store.transfer.records import Counts, Problem
 from helix_store.transfer.sources.foreign import Origin
 from helix_store.transfer.sources.readers import SqliteReader
 
-__all__ = ["SqliteSaverSource"]
-
 _SORTED_VALUES: Final = """
     CREATE TABLE v (ns, channel, version, type, blob, PRIMARY KEY (ns, channel, version)) WITHOUT ROWID"""
 _THREADS: Final = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM writes"

@@ -18,17 +18,9 @@ from helix_store.contrib.langgraph.types import importable_type
 from helix_store.core import validation
 from helix_store.core.limits import MAX_METADATA_BYTES
 from helix_store.exceptions import InvalidPayload, InvalidQuery
-from helix_store.transfer.sources.foreign import ForeignSource, Origin, Reader
+from helix_store.transfer.sources.foreign import ForeignSource, Origin
+from helix_store.transfer.sources.readers import Reader
 from helix_store.transfer.sources.sessions import ForeignSession, Head, new_session, session_of
-
-__all__ = [
-    "Channel",
-    "ForeignCheckpoint",
-    "ThreadSession",
-    "ThreadSource",
-    "checked_checkpoint",
-    "json_object",
-]
 
 _NO_TIME: Final = datetime.max.replace(tzinfo=UTC)
 _OLDEST_FORMAT: Final = 4

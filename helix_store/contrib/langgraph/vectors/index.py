@@ -16,8 +16,6 @@ from helix_store.core.limits import MAX_ID_BYTES
 from helix_store.engine.database import Database
 from helix_store.exceptions import InvalidPayload, NotSupportedOnBackend
 
-__all__ = ["Embedded", "Index"]
-
 _APP: Final = "helix_store.contrib.langgraph.vectors"
 _KEYS: Final = frozenset({"dims", "embed", "fields", "distance_type", "ann_index_config"})
 _DISTANCES: Final = frozenset({"cosine", "l2", "inner_product"})

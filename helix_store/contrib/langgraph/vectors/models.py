@@ -11,8 +11,6 @@ from helix_store.conf import constraint_name, table_name
 from helix_store.core.limits import MAX_ID_BYTES, MAX_NAMESPACE_BYTES
 from helix_store.models.fields import IdentifierField, LongIdentifierField, MomentField
 
-__all__ = ["LangGraphVector", "VectorField"]
-
 
 class VectorField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at run time
     """A vector of any number of dimensions, as the text ``[0.5,1]``. Only PostgreSQL can compare vectors."""

@@ -13,8 +13,6 @@ from helix_store.contrib.langgraph.vectors.index import Index
 from helix_store.contrib.langgraph.vectors.models import LangGraphVector, VectorField
 from helix_store.engine.database import Database
 
-__all__ = ["delete_vectors", "insert_vectors", "with_distance"]
-
 _AT_ONCE: Final = 200
 _OPERATORS: Final = {"cosine": "<=>", "l2": "<->", "inner_product": "<#>"}
 
