@@ -38,12 +38,12 @@ __all__ = ["BOUNDS", "Trace", "traced"]
 
 BOUNDS = {
     "fast path": (13, 74),
-    "portable": (21, 126),
-    "SQLite": (20, 108),
+    "portable": (20, 124),
+    "SQLite": (20, 106),
     "handle": (18, 87),
     "handle, staging": (19, 123),
     "turn": (30, 331),
-    "answer": (28, 184),
+    "answer": (25, 168),
 }
 """The most files and changes of file of a step, by the end of the call's name: what a step takes today.
 

@@ -390,9 +390,9 @@ class SubmissionOutcome(StrEnum):
     ALREADY_COMPLETED = "already_completed"
     UNKNOWN_TOOL_CALL = "unknown_tool_call"
 
-    @property
-    def is_stored(self) -> bool:
-        return self in (self.ACCEPTED, self.RECORDED)
+
+STORED_ANSWERS: Final = frozenset({SubmissionOutcome.ACCEPTED, SubmissionOutcome.RECORDED})
+"""The outcomes of answers that changed the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from helix_store.engine.database import Database
 from helix_store.models import Budget, Checkpoint, CheckpointKind, Lock, Message, Session, Stream, UsageEntry
 from helix_store.sessions.database.current_state import drop_unneeded_bases
 from helix_store.sessions.database.locking import touch
-from helix_store.sessions.layout import earliest_deadline
 from helix_store.sessions.post_sql import SET_NEXT_POST
+from helix_store.sessions.tool_calls import earliest_deadline
 from helix_store.streams.notifications import notify_after_commit
 
 Fix = Callable[[Database, Any], None]

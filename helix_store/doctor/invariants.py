@@ -20,8 +20,7 @@ from helix_store.doctor.findings import Fault
 from helix_store.engine.database import Database
 from helix_store.exceptions import IntegrityFault
 from helix_store.models import Budget, Lock, Session, Stream, UsageEntry
-from helix_store.sessions.layout import earliest_deadline
-from helix_store.sessions.tool_calls import tree_of
+from helix_store.sessions.tool_calls import earliest_deadline, tree_of
 
 # --- Sessions ----------------------------------------------------------------------------------------
 

@@ -36,6 +36,11 @@ _FAILED_BY_DEFAULT: Final = {
     "code": _DEADLINE_PASSED,
     "message": "Nobody answered before the deadline.",
 }
+_RULES: Final[dict[str, validation.Rule]] = {
+    "approval_id": validation.optional_identifier,
+    "digest": validation.optional_identifier,
+    "reason": validation.reason,
+}
 _EXPIRED: Final[dict[str, dict[str, Any]]] = {
     "fail": {"error": _FAILED_BY_DEFAULT},
     "reject": {"approved": False, "reason": _DEADLINE_PASSED},
@@ -197,14 +202,14 @@ def checked_answer(
 
     Raises `InvalidPayload`, and `LimitExceeded` if the answer is larger than ``max_message_bytes``.
     """
-    validation.optional_identifier(approval_id, "approval_id")
+    validation.arguments(_RULES, approval_id=approval_id, digest=digest, reason=reason)
     fields: dict[str, Any]
     if approved is not None:
         if type(approved) is not bool:
             raise InvalidPayload(path="approved", reason="expected True or False")
         if result is not None or error is not None:
             raise InvalidPayload(path="approved", reason="a decision comes without a result or an error")
-        fields = {"approved": approved, "reason": validation.reason(reason)}
+        fields = {"approved": approved, "reason": reason}
     elif reason is not None:
         raise InvalidPayload(path="reason", reason="a reason belongs to a decision")
     elif error is None:
@@ -219,8 +224,8 @@ def checked_answer(
             raise InvalidPayload(path="input", reason="only an approval changes the input")
         texts["input"] = input
     for name, value in texts.items():
-        encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
-    validation.optional_identifier(digest, "digest")
+        if value is not None and value is not approved:
+            encode(value, limit=limits.max_message_bytes, name="max_message_bytes", path=f"/{name}")
     return Answer(fields, approval_id, checked_actor(actor), digest, input)
 
 
@@ -234,6 +239,20 @@ def default_answer(call: PendingToolCall) -> dict[str, Any] | None:
     if type(default) is dict and "result" in default:
         return {"result": default["result"]}
     return None
+
+
+def answered(tool_call_id: str, entry: Mapping[str, Any], answer: Answer) -> dict[str, Any] | None:
+    """Return the content of an open call that the answer is for, or ``None`` if the content has changed.
+
+    Raises `NotPermitted` and `InvalidPayload`.
+    """
+    call = current_call(entry)
+    if not answer.is_default:
+        require_permitted(tool_call_id, call, answer.actor)
+    if answer.digest not in (None, call["digest"]):
+        return None
+    answer.require_fit(call)
+    return call if answer.input is UNSET else edited(call, answer.input)
 
 
 # --- Approved calls -------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from helix_store.sessions.deltas import (
     encode_changed,
     encode_payload,
 )
+from helix_store.sessions.tool_calls import earliest_deadline
 
 STORE_OWNED: Final = frozenset({"session_id", "version", "message_count", "created_at", "updated_at"})
 
@@ -205,7 +205,8 @@ def _columns(head: dict[str, Any], texts: Mapping[str, str], state: SessionState
         columns["expires_at"] = validation.milliseconds_to_datetime(head["expires_at"])
     for name in JSON_COLUMNS:
         columns[name] = texts.get(name)
-    columns["pending_deadline"] = earliest_deadline(state.pending_client_tool_calls)
+    pending = state.pending_client_tool_calls
+    columns["pending_deadline"] = earliest_deadline(pending) if pending else None
     return columns
 
 
@@ -269,17 +270,6 @@ _STORED_HEAD_RULES: Final[dict[str, validation.Rule]] = {
     # The session is already stored, and text lengths were not always limited.
     **dict.fromkeys(("title", "directory", "tags", "metadata"), lambda value, _: value),
 }
-
-
-def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
-    """Return the deadline of the first unanswered call; entries without a usable deadline wait forever."""
-    deadlines = [
-        entry["deadline"]
-        for entry in pending.values()
-        if type(entry) is dict and "submitted_at" not in entry and type(entry.get("deadline")) is int
-    ]
-    usable = [deadline for deadline in deadlines if 0 <= deadline <= validation.MAX_EPOCH_MILLISECONDS]
-    return validation.milliseconds_to_datetime(min(usable)) if usable else None
 
 
 def settled_mode(stored: str | None, given: str | None) -> str | None:

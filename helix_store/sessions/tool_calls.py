@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from helix_store.core import validation
@@ -26,7 +26,6 @@ from helix_store.core.payloads import (
 )
 from helix_store.core.types import (
     TERMINAL_STATUSES,
-    UNSET,
     PendingToolCall,
     SubmissionOutcome,
 )
@@ -34,16 +33,13 @@ from helix_store.exceptions import ConflictError, IntegrityFault, InvalidPayload
 from helix_store.sessions.approvals import (
     EDITED_FROM,
     Answer,
+    answered,
     approved_call,
     approved_calls,
     check_demands,
-    current_call,
-    edited,
     encoded_approvals,
     number_of_approvals,
-    require_permitted,
 )
-from helix_store.sessions.layout import earliest_deadline
 
 _logger = logging.getLogger(__name__)
 
@@ -189,14 +185,10 @@ class ToolCalls:
             return SubmissionOutcome.ALREADY_COMPLETED
         if not entry or status in TERMINAL_STATUSES:
             return SubmissionOutcome.UNKNOWN_TOOL_CALL
-        call, actor = current_call(entry), answer.actor.id
-        if not answer.is_default:
-            require_permitted(tool_call_id, call, answer.actor)
-        if answer.digest not in (None, call["digest"]):
+        call = answered(tool_call_id, entry, answer)
+        if call is None:
             return SubmissionOutcome.CHANGED
-        answer.require_fit(call)
-        if answer.input is not UNSET:
-            call = edited(call, answer.input)
+        actor = answer.actor.id
         actors = [] if actor is None else [actor]
         if answer.fields.get("approved") is True:
             earlier = call.get("approved_by", [])
@@ -306,6 +298,17 @@ def _taken(tool_call_id: str, reason: str) -> ConflictError:
         f"The tool call id {shown_id(tool_call_id)} {reason}; give the call another id.",
         tool_call_id=tool_call_id,
     )
+
+
+def earliest_deadline(pending: Mapping[str, Any]) -> datetime | None:
+    """Return the deadline of the first unanswered call; entries without a usable deadline wait forever."""
+    deadlines = [
+        entry["deadline"]
+        for entry in pending.values()
+        if type(entry) is dict and "submitted_at" not in entry and type(entry.get("deadline")) is int
+    ]
+    usable = [deadline for deadline in deadlines if 0 <= deadline <= validation.MAX_EPOCH_MILLISECONDS]
+    return validation.milliseconds_to_datetime(min(usable)) if usable else None
 
 
 def due_calls(session_id: str, pending: str | None, now: int) -> list[PendingToolCall]:

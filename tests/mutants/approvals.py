@@ -34,9 +34,9 @@ APPROVALS: Final = (
     Mutant("approval", _RULES, 'approval is not None and "used_by" in approval', "False", _USED),
     Mutant("approval", _RULES, '"submitted_at" not in entry:\n        raise', "False:\n        raise", _USED),
     Mutant("approval", _RULES, 'entry.get("approved") is False or "error" in entry', "False", _USED),
-    Mutant("approval", _CALLS, 'answer.digest not in (None, call["digest"])', "False", _CONTENT),
+    Mutant("approval", _RULES, 'answer.digest not in (None, call["digest"])', "False", _CONTENT),
     Mutant("approval", _CALLS, "if actor in earlier:", "if False:", _COUNTED),
-    Mutant("approval", _CALLS, "if not answer.is_default:", "if True:", _RACED),
+    Mutant("approval", _RULES, "if not answer.is_default:", "if True:", _RACED),
     Mutant(
         "approval",
         _CALLS,

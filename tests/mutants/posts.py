@@ -58,7 +58,7 @@ POSTS: Final = (
     Mutant("post", _STEP, "(s.next_post_at IS NULL OR s.next_post_at > {POSTGRESQL.now})", "true", _GOES_ON),
     Mutant("post", _STEPS, "Q(next_post_at__lte=Now())", "Q(next_post_at__isnull=False)", _NOT_DUE),
     Mutant("post", _STEPS, "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
-    Mutant("post", "stores/handle.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
+    Mutant("post", "stores/bound.py", "if has_open_calls(", "if False and has_open_calls(", _OPEN_CALLS),
     Mutant(
         "post",
         "sessions/requests.py",

@@ -105,7 +105,7 @@ UPKEEP: Final = (
     Mutant(
         "cleanup",
         "sessions/tool_calls.py",
-        "not entry or SessionStatus(status).is_terminal",
+        "not entry or status in TERMINAL_STATUSES",
         "not entry",
         state("has_ended_waits_for_nobody"),
     ),

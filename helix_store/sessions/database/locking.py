@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from helix_store.core import moments
 from helix_store.core.guards import Guard
-from helix_store.core.moments import as_utc
 from helix_store.core.types import TERMINAL_STATUSES
 from helix_store.engine.database import Database
 from helix_store.engine.moved_tenants import refuse_moved
@@ -42,7 +41,6 @@ _LOCKED_COLUMNS = (
     "message_count",
     "mode",
     "root_session_id",
-    "created_at",
     "current_id",
     "current_is_checkpoint",
     "base_key",
@@ -78,9 +76,8 @@ def lock_known_session(
     if row is None:
         return None
     head = Session.from_db(db.alias, names, row)
-    # SQLite has neither booleans nor time zones.
+    # SQLite has no booleans.
     head.current_is_checkpoint = bool(head.current_is_checkpoint)
-    head.created_at = as_utc(head.created_at)
     if guard is not None:
         check_guard(db, head, guard)
     return head

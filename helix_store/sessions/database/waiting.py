@@ -11,6 +11,7 @@ from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
+    STORED_ANSWERS,
     PendingToolCall,
     RunStatus,
     SessionState,
@@ -103,7 +104,7 @@ class DatabaseWaiting(DatabaseOperations):
         )
         outcome = calls.answer(tool_call_id, answer, submitted_at=submitted_at, status=owner.status)
         version = None
-        if outcome.is_stored:
+        if outcome in STORED_ANSWERS:
             version = advance(self.db, owner, **calls.columns(self.db.limits))
             if calls.is_answered:
                 announce(self.db, owner_id, [session_answered])

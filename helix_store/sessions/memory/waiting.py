@@ -12,6 +12,7 @@ from helix_store.core import moments
 from helix_store.core.approvals import ApprovedCall
 from helix_store.core.guards import Guard
 from helix_store.core.types import (
+    STORED_ANSWERS,
     PendingToolCall,
     RunStatus,
     SessionState,
@@ -71,7 +72,7 @@ class MemoryWaiting(MemoryOperations):
                     tool_call_id, answer, submitted_at=submitted_at, status=owner.columns["status"]
                 )
                 version = None
-                if outcome.is_stored:
+                if outcome in STORED_ANSWERS:
                     version = owner.write(**calls.columns(self._scope.limits))
         if version is not None and calls.is_answered:
             self._scope.announce(owner_id, [session_answered])
