@@ -77,7 +77,7 @@ def _drive(store: Store, session_id: str, begun: threading.Event) -> None:
         while _take_turn(store, store.session(session_id), begun):
             pass
     except SessionBusy:
-        _logger.info("Another thread drives the chat %r, and looks for posts after its turn.", session_id)
+        _logger.info("Another thread drives the chat %r, and looks for more after its turn.", session_id)
     except Exception:
         _logger.exception("The turn of chat %r failed.", session_id)
     finally:
@@ -87,7 +87,7 @@ def _drive(store: Store, session_id: str, begun: threading.Event) -> None:
 
 
 def _take_turn(store: Store, session: SessionHandle, begun: threading.Event) -> bool:
-    """Answer what is open, and return whether a message arrived between the last commit and the release."""
+    """Answer what is open, and return whether more arrived between the last commit and the release."""
     is_over = False
     with session.turn(ttl=TERM) as turn:
         begun.set()
@@ -95,7 +95,14 @@ def _take_turn(store: Store, session: SessionHandle, begun: threading.Event) -> 
             _answer(store, turn)
         # Not after a stop, which leaves the block: then posts wait for the next turn.
         is_over = turn.run is not None
-    return is_over and any(post.not_before is None for post in session.posts().items)
+    return is_over and _has_arrived(session)
+
+
+def _has_arrived(session: SessionHandle) -> bool:
+    """Return whether a message waits, or all decisions have been made."""
+    calls = session.load().pending_client_tool_calls.values()
+    is_decided = bool(calls) and all("submitted_at" in call for call in calls)
+    return is_decided or any(post.not_before is None for post in session.posts().items)
 
 
 def _answer(store: Store, turn: Turn) -> None:

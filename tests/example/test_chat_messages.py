@@ -15,7 +15,7 @@ from example_project.chat.allowance import BUDGET
 from example_project.chat.driver import drive, say
 from example_project.chat.guide import GUIDE
 from example_project.chat.transcript import is_answered
-from helix_store import Message, SessionStatus, Store
+from helix_store import Message, SessionStatus, Store, Turn
 from helix_store.core.ids import new_id
 from helix_store.streams.listing import list_streams
 from tests.admin.conftest import Browser, browser_on
@@ -192,6 +192,27 @@ def test_a_message_between_the_last_look_of_a_turn_and_its_end_is_answered(
     session = store.session(session_id)
     assert session.posts().items == []
     assert [message["role"] for message in session.messages()] == ["user", "assistant"] * 2
+
+
+def test_a_decision_between_the_last_commit_of_a_turn_and_its_end_is_carried_out(
+    committed_db: CommittedDatabase, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, session_id = Store(committed_db.alias, tenant=committed_db.tenant), f"chat-{uuid.uuid4()}"
+    answer = driver._answer
+
+    def answer_and_decide(store: Store, turn: Turn) -> None:
+        answer(store, turn)
+        for call_id, call in turn.state.pending_client_tool_calls.items():
+            store.sessions.submit_tool_result(
+                session_id, call_id, approved=True, approval_id=call["approval_id"]
+            )
+            drive(session_id=session_id, using=store.alias, tenant=store.tenant)
+
+    monkeypatch.setattr(driver, "_answer", answer_and_decide)
+    say(store, session_id, "Please book it.", key="0")
+    drive(session_id=session_id, using=store.alias, tenant=store.tenant)
+    _until_nobody_drives(session_id)
+    assert "It is booked" in store.session(session_id).messages(last=1)[0]["content"]
 
 
 def test_the_stream_of_a_quiet_chat_is_not_taken_for_that_of_a_dead_writer(
