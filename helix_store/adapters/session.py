@@ -108,7 +108,8 @@ class SessionAdapter:
         validation.identifier(session_id, "session_id")
         conditions = guard(fencing_token=fencing_token)
         user_id = validation.user_id(user_id)
-        new = self._new_session(session_id, user_id=user_id, title=title)
+        # Also checked if the session exists.
+        new = self._new_session(session_id, user_id=user_id, title=validation.title(title))
         columns = user_columns(user_id)
 
         def locked() -> R:
