@@ -155,7 +155,7 @@ def as_payload(document: Any) -> Any:
 
 
 def with_numbers_as_text(document: Any) -> Any:
-    """Return a document as text in a payload, or unchanged if text would change it."""
+    """Return a payload that holds the document as text, or the document itself if that would change it."""
     try:
         text = json.dumps(document)
         return {_AS_TEXT: text} if repr(json.loads(text)) == repr(document) else document

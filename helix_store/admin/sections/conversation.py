@@ -143,7 +143,7 @@ class Conversation(Section):
 def _finder(
     steps: list[dict[str, Any]],
 ) -> Callable[[ConversationMessage], tuple[Any, dict[str, Any]] | None]:
-    """Return a function that returns the step of a message, for the messages in order."""
+    """Return a function that is called with the messages in order, and finds the step of each."""
     ahead = iter(steps)
     step = next(ahead, None)
 
